@@ -1,0 +1,8 @@
+//! PostgreSQL's write-ahead log: bytes in, records out; the table of resource managers, and what each record says.
+//!
+//! This crate never touches a file, socket, clock or thread: whoever has the bytes hands them in.
+
+pub mod image;
+pub mod record;
+pub mod records;
+pub mod rmgr;
