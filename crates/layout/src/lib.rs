@@ -5,6 +5,7 @@
 
 pub mod bytes;
 pub mod checksum;
+pub mod control;
 pub mod page;
 pub mod wal;
 
