@@ -2,7 +2,10 @@
 //!
 //! This crate never touches a file, socket, clock or thread: whoever has the bytes hands them in.
 
+pub mod decode;
 pub mod image;
 pub mod record;
 pub mod records;
 pub mod rmgr;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

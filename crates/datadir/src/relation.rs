@@ -1,0 +1,290 @@
+//! Relation files: where they are, reading and writing runs of pages, extension, truncation, removal
+//! (`storage/smgr/md.c`, `common/relpath.c`, PostgreSQL 18).
+//!
+//! A fork is one sequence of blocks, in segment files of 1 GB. Paths are relative to the data directory.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use walrider_layout::{
+    BLCKSZ, BlockNumber, DEFAULT_TABLESPACE_OID, ForkNumber, GLOBAL_TABLESPACE_OID, Oid, RELSEG_SIZE, RelFileLocator,
+};
+
+use crate::DataDirError;
+
+/// Open files that are kept, so that a run of pages costs one system call; far below the usual limit of 1,024.
+const OPEN_FILES: usize = 400;
+/// Pages in one system call (`IOV_MAX` is 1,024).
+pub const MAX_RUN: usize = 256;
+
+/// A segment file of a fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentFile {
+    /// The relation.
+    pub rel: RelFileLocator,
+    /// The fork.
+    pub fork: ForkNumber,
+    /// Number of the segment, from 0.
+    pub segment: u32,
+}
+
+/// The directory of a database within a tablespace (`GetDatabasePath`); `version_dir` is the name of the directory
+/// that PostgreSQL makes in each tablespace, as in `PG_18_202506291`.
+///
+/// ```
+/// use walrider_datadir::relation::database_dir;
+/// assert_eq!(database_dir(1663, 5, "PG_18_202506291").to_str(), Some("base/5"));
+/// assert_eq!(database_dir(1664, 0, "PG_18_202506291").to_str(), Some("global"));
+/// assert_eq!(database_dir(20000, 5, "PG_18_202506291").to_str(), Some("pg_tblspc/20000/PG_18_202506291/5"));
+/// ```
+pub fn database_dir(tablespace: Oid, database: Oid, version_dir: &str) -> PathBuf {
+    match tablespace {
+        GLOBAL_TABLESPACE_OID => PathBuf::from("global"),
+        DEFAULT_TABLESPACE_OID => PathBuf::from(format!("base/{database}")),
+        _ => PathBuf::from(format!("pg_tblspc/{tablespace}/{version_dir}/{database}")),
+    }
+}
+
+/// The relation files of a data directory. Shared by all threads.
+pub struct RelationFiles {
+    root: PathBuf,
+    version_dir: String,
+    /// Mode of new files: 0600, or 0640 where the group may read the directory.
+    file_mode: u32,
+    dir_mode: u32,
+    open: Mutex<HashMap<SegmentFile, Arc<File>>>,
+    /// Written or made since the last [`RelationFiles::take_unsynced`].
+    unsynced: Mutex<HashSet<SegmentFile>>,
+}
+
+impl RelationFiles {
+    /// The relation files under the data directory `root`. `group_access`: the group may read what is made.
+    pub fn new(root: &Path, version_dir: &str, group_access: bool) -> RelationFiles {
+        let (file_mode, dir_mode) = if group_access { (0o640, 0o750) } else { (0o600, 0o700) };
+        RelationFiles {
+            root: root.to_owned(),
+            version_dir: version_dir.to_owned(),
+            file_mode,
+            dir_mode,
+            open: Mutex::default(),
+            unsynced: Mutex::default(),
+        }
+    }
+
+    /// Path of a segment file below the data directory (`relpath`, `_mdfd_segpath`).
+    pub fn relative_path(&self, file: SegmentFile) -> PathBuf {
+        let mut name = format!("{}{}", file.rel.relation, file.fork.suffix());
+        if file.segment > 0 {
+            name = format!("{name}.{}", file.segment);
+        }
+        database_dir(file.rel.tablespace, file.rel.database, &self.version_dir).join(name)
+    }
+
+    fn path(&self, file: SegmentFile) -> PathBuf {
+        self.root.join(self.relative_path(file))
+    }
+
+    fn error(&self, operation: &'static str, file: SegmentFile, source: io::Error) -> DataDirError {
+        DataDirError::io(operation, self.path(file), source)
+    }
+
+    /// Opens a segment file; `None` if it does not exist and is not to be created.
+    fn open(&self, file: SegmentFile, create: bool) -> Result<Option<Arc<File>>, DataDirError> {
+        if let Some(open) = self.open.lock().expect("no panic while locked").get(&file) {
+            return Ok(Some(open.clone()));
+        }
+        let path = self.path(file);
+        let open = || OpenOptions::new().read(true).write(true).create(create).mode(self.file_mode).open(&path);
+        let opened = match open() {
+            // The directory of a database that a later record drops may be gone (TablespaceCreateDbspace).
+            Err(error) if error.kind() == ErrorKind::NotFound && create => {
+                let dir = path.parent().expect("a file below the data directory");
+                fs::DirBuilder::new().recursive(true).mode(self.dir_mode).create(dir).and_then(|()| open())
+            }
+            other => other,
+        };
+        let opened = match opened {
+            Ok(opened) => Arc::new(opened),
+            Err(error) if error.kind() == ErrorKind::NotFound && !create => return Ok(None),
+            Err(error) => return Err(self.error("open", file, error)),
+        };
+        let mut cache = self.open.lock().expect("no panic while locked");
+        if cache.len() >= OPEN_FILES {
+            cache.clear();
+        }
+        cache.insert(file, opened.clone());
+        Ok(Some(opened))
+    }
+
+    fn mark_unsynced(&self, file: SegmentFile) {
+        self.unsynced.lock().expect("no panic while locked").insert(file);
+    }
+
+    /// Length of a fork in blocks, `None` if it has no file (`mdnblocks`: a segment file that is not full is the
+    /// last one; part of a page at the end does not count).
+    pub fn blocks(&self, rel: RelFileLocator, fork: ForkNumber) -> Result<Option<BlockNumber>, DataDirError> {
+        let mut segment = 0;
+        loop {
+            let file = SegmentFile { rel, fork, segment };
+            let Some(open) = self.open(file, false)? else {
+                return Ok((segment > 0).then(|| segment * RELSEG_SIZE));
+            };
+            let len = open.metadata().map_err(|error| self.error("stat", file, error))?.len();
+            let blocks = (len / BLCKSZ as u64).min(u64::from(RELSEG_SIZE)) as u32;
+            if blocks < RELSEG_SIZE || segment == u32::MAX / RELSEG_SIZE {
+                return Ok(Some((segment * RELSEG_SIZE).saturating_add(blocks)));
+            }
+            segment += 1;
+        }
+    }
+
+    /// Creates an empty fork if it has no file (`mdcreate` in recovery).
+    pub fn create(&self, rel: RelFileLocator, fork: ForkNumber) -> Result<(), DataDirError> {
+        let file = SegmentFile { rel, fork, segment: 0 };
+        if self.open(file, false)?.is_none() {
+            self.open(file, true)?;
+            self.mark_unsynced(file);
+        }
+        Ok(())
+    }
+
+    /// Reads pages from `block` on, one per buffer, at most [`MAX_RUN`] and all in one segment file.
+    ///
+    /// # Errors
+    /// Also when the file ends before the last of them.
+    pub fn read(
+        &self,
+        rel: RelFileLocator,
+        fork: ForkNumber,
+        block: BlockNumber,
+        buffers: &mut [IoSliceMut<'_>],
+    ) -> Result<(), DataDirError> {
+        let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
+        let missing = || io::Error::new(ErrorKind::NotFound, "the file does not exist");
+        let open = self.open(file, false)?.ok_or_else(|| self.error("read", file, missing()))?;
+        let mut offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
+        let mut rest = buffers;
+        while !rest.is_empty() {
+            let got = match rustix::io::preadv(&open, rest, offset) {
+                Err(rustix::io::Errno::INTR) => continue,
+                other => other.map_err(|error| self.error("read", file, error.into()))?,
+            };
+            if got == 0 {
+                let short = format!("the file ends within or before block {}", offset / BLCKSZ as u64);
+                return Err(self.error("read", file, io::Error::new(ErrorKind::UnexpectedEof, short)));
+            }
+            offset += got as u64;
+            IoSliceMut::advance_slices(&mut rest, got);
+        }
+        Ok(())
+    }
+
+    /// Writes pages from `block` on, all in one segment file, at most [`MAX_RUN`].
+    pub fn write(
+        &self,
+        rel: RelFileLocator,
+        fork: ForkNumber,
+        block: BlockNumber,
+        buffers: &mut [IoSlice<'_>],
+    ) -> Result<(), DataDirError> {
+        let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
+        let open = self.open(file, true)?.expect("created");
+        self.mark_unsynced(file);
+        let mut offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
+        let mut rest = buffers;
+        while !rest.is_empty() {
+            match rustix::io::pwritev(&open, rest, offset) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(self.error("write", file, error.into())),
+                Ok(0) => {
+                    return Err(self.error("write", file, io::Error::new(ErrorKind::StorageFull, "no space left")));
+                }
+                Ok(put) => {
+                    offset += put as u64;
+                    IoSlice::advance_slices(&mut rest, put);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a fork at least `blocks` long; new pages read as zeros.
+    pub fn extend(&self, rel: RelFileLocator, fork: ForkNumber, blocks: BlockNumber) -> Result<(), DataDirError> {
+        let last = blocks.saturating_sub(1) / RELSEG_SIZE;
+        for segment in 0..=last {
+            let file = SegmentFile { rel, fork, segment };
+            let wanted = if segment < last { RELSEG_SIZE } else { blocks - segment * RELSEG_SIZE };
+            let wanted = u64::from(wanted) * BLCKSZ as u64;
+            let open = self.open(file, true)?.expect("created");
+            let len = open.metadata().map_err(|error| self.error("stat", file, error))?.len();
+            if len < wanted {
+                open.set_len(wanted).map_err(|error| self.error("extend", file, error))?;
+                self.mark_unsynced(file);
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts a fork to `blocks`. Segment files behind stay, empty, as in PostgreSQL (`mdtruncate`: other processes
+    /// might have them open).
+    pub fn truncate(&self, rel: RelFileLocator, fork: ForkNumber, blocks: BlockNumber) -> Result<(), DataDirError> {
+        for segment in 0.. {
+            let file = SegmentFile { rel, fork, segment };
+            let Some(open) = self.open(file, false)? else { break };
+            let keep = blocks.saturating_sub(segment * RELSEG_SIZE).min(RELSEG_SIZE);
+            let len = open.metadata().map_err(|error| self.error("stat", file, error))?.len();
+            let keep = u64::from(keep) * BLCKSZ as u64;
+            if len > keep {
+                open.set_len(keep).map_err(|error| self.error("truncate", file, error))?;
+                self.mark_unsynced(file);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all files of a relation (`mdunlink` in recovery; the first segment goes first).
+    pub fn unlink(&self, rel: RelFileLocator) -> Result<(), DataDirError> {
+        self.forget(|file| file.rel == rel);
+        for fork in ForkNumber::ALL {
+            for segment in 0.. {
+                let file = SegmentFile { rel, fork, segment };
+                match fs::remove_file(self.path(file)) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == ErrorKind::NotFound => break,
+                    Err(error) => return Err(self.error("remove", file, error)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the files that `which` picks and forgets that they want to be synced, because they were removed.
+    pub fn forget(&self, which: impl Fn(&SegmentFile) -> bool) {
+        self.open.lock().expect("no panic while locked").retain(|file, _| !which(file));
+        self.unsynced.lock().expect("no panic while locked").retain(|file| !which(file));
+    }
+
+    /// The files that were written or made and not synced, in order; they count as synced from now on.
+    pub fn take_unsynced(&self) -> Vec<SegmentFile> {
+        let mut files: Vec<_> = self.unsynced.lock().expect("no panic while locked").drain().collect();
+        files.sort_unstable();
+        files
+    }
+
+    /// Makes a file durable, and its directory's entry for it; one that is gone by now needs nothing.
+    pub fn sync(&self, file: SegmentFile) -> Result<(), DataDirError> {
+        match self.open(file, false)? {
+            Some(open) => open.sync_all().map_err(|error| self.error("fsync", file, error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Absolute path of the directory that holds a file.
+    pub fn directory(&self, file: SegmentFile) -> PathBuf {
+        self.path(file).parent().expect("a file below the data directory").to_owned()
+    }
+}
