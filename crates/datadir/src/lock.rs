@@ -1,0 +1,231 @@
+//! The interlock between servers on one data directory: `postmaster.pid`, as PostgreSQL keeps it
+//! (`CreateLockFile`, `checkDataDir`; `utils/init/miscinit.c`; line numbers: `utils/pidfile.h`).
+//!
+//! A stock server refuses to start while the process whose id stands there lives; so do we.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::process::{Pid, geteuid, getpid, getppid, test_kill_process};
+
+use crate::durable::{read_file, unlink_if_there};
+use crate::error::{DataDirError, IoContext, Result};
+
+/// Bound of the retries against others that create the file at the same moment.
+const MAX_TRIES: u32 = 100;
+
+/// Refuses to go on where PostgreSQL would: as root, as another user than the owner, and in a directory that
+/// others may enter (`checkDataDir`). Sets the process's umask to what the directory's mode allows, so that
+/// new files get PostgreSQL's modes: 0600 and 0700, or 0640 and 0750.
+pub fn check_ownership(data_dir: &Path) -> Result<()> {
+    let shown = data_dir.display();
+    let found = fs::metadata(data_dir).context("stat data directory", data_dir)?;
+    if !found.is_dir() {
+        return Err(DataDirError::Refused(format!("\"{shown}\" is not a directory: name a PostgreSQL data directory")));
+    }
+    if geteuid().is_root() {
+        return Err(DataDirError::Refused(
+            "cannot be run as root: run as the user that owns the data directory (for instance with \"sudo -u \
+             postgres\")"
+                .to_owned(),
+        ));
+    }
+    if found.uid() != geteuid().as_raw() {
+        return Err(DataDirError::Refused(format!(
+            "data directory \"{shown}\" belongs to user id {}, but this process runs as {}: run as the owner",
+            found.uid(),
+            geteuid().as_raw()
+        )));
+    }
+    if found.mode() & 0o027 != 0 {
+        return Err(DataDirError::Refused(format!(
+            "data directory \"{shown}\" has mode {:04o}, which PostgreSQL refuses: make it 0700 or 0750",
+            found.mode() & 0o7777
+        )));
+    }
+    let group_may_read = found.mode() & 0o050 == 0o050;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(if group_may_read { 0o027 } else { 0o077 }));
+    Ok(())
+}
+
+/// Our `postmaster.pid`; removed when dropped.
+#[derive(Debug)]
+pub struct DataDirLock {
+    path: PathBuf,
+}
+
+impl DataDirLock {
+    /// Takes the directory: refuses if a live process has it, replaces the file of a dead one.
+    ///
+    /// The process id is written negative, as a stand-alone backend does, so that `pg_ctl stop` and the like do not
+    /// take us for a postmaster.
+    pub fn acquire(data_dir: &Path) -> Result<DataDirLock> {
+        let path = data_dir.join("postmaster.pid");
+        for _ in 0..MAX_TRIES {
+            match OpenOptions::new().write(true).create_new(true).mode(0o640).open(&path) {
+                Ok(file) => {
+                    // From here on the file is ours, and goes if it cannot be filled.
+                    let lock = DataDirLock { path };
+                    lock.fill(file, data_dir)?;
+                    return Ok(lock);
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).context("create lock file", &path),
+            }
+            // It may be gone by now: then try again.
+            if let Some(contents) = read_file(&path, 1 << 16)? {
+                refuse_if_in_use(&path, &contents, data_dir)?;
+                unlink_if_there(&path)?;
+            }
+        }
+        Err(DataDirError::Refused(format!(
+            "lock file \"{}\" comes back each time it is removed: stop what else is being started on this directory",
+            path.display()
+        )))
+    }
+
+    fn fill(&self, mut file: fs::File, data_dir: &Path) -> Result<()> {
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let full_path = fs::canonicalize(data_dir).context("resolve", data_dir)?;
+        // Process id, directory, start time, port, socket directory, listen address.
+        let lines = format!("-{}\n{}\n{started}\n0\n\n\n", getpid().as_raw_pid(), full_path.display());
+        file.write_all(lines.as_bytes()).context("write lock file", &self.path)?;
+        file.sync_all().context("fsync lock file", &self.path)
+    }
+}
+
+impl Drop for DataDirLock {
+    fn drop(&mut self) {
+        // Nobody else replaces the file while we live; and there is nobody to tell about a failure: the next
+        // one to start finds a dead process.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Errors unless the owner of an existing lock file is dead.
+fn refuse_if_in_use(path: &Path, contents: &[u8], data_dir: &Path) -> Result<()> {
+    let shown = path.display();
+    let text = String::from_utf8_lossy(contents);
+    let mut lines = text.lines();
+    if contents.is_empty() {
+        return Err(DataDirError::Refused(format!(
+            "lock file \"{shown}\" is empty: another server is starting, or crashed while starting; if none is \
+             running, remove the file"
+        )));
+    }
+    let stated = lines.next().and_then(|line| line.trim().parse::<i32>().ok());
+    let Some(pid) = stated.and_then(i32::checked_abs).and_then(Pid::from_raw) else {
+        return Err(DataDirError::corrupt(path, "its first line is not a process id; if no server runs, remove it"));
+    };
+    // Our own id, or that of the shell that started us, can only be an accident after a reboot.
+    if pid != getpid() && Some(pid) != getppid() {
+        match test_kill_process(pid) {
+            // No such process, or one of another user, who cannot have made a file in this directory.
+            Err(rustix::io::Errno::SRCH | rustix::io::Errno::PERM) => {}
+            _ => {
+                return Err(DataDirError::Refused(format!(
+                    "data directory \"{}\" is in use by process {pid} (lock file \"{shown}\"): stop that server \
+                     first, for instance with pg_ctl stop",
+                    data_dir.display(),
+                    pid = pid.as_raw_pid()
+                )));
+            }
+        }
+    }
+    // Line 7. A postmaster that was killed may have left backends behind that still write.
+    let Some((key, id)) = lines.nth(5).and_then(shared_memory_id) else { return Ok(()) };
+    if shared_memory_in_use(key, id) {
+        return Err(DataDirError::Refused(format!(
+            "processes of a crashed server still use data directory \"{}\" (shared memory key {key}, id {id}): end \
+             them first",
+            data_dir.display()
+        )));
+    }
+    Ok(())
+}
+
+fn shared_memory_id(line: &str) -> Option<(u64, u64)> {
+    let mut words = line.split_ascii_whitespace().map(|word| word.parse().ok());
+    Some((words.next()??, words.next()??))
+}
+
+/// Whether a System V segment has processes attached (`PGSharedMemoryIsInUse`). Without Linux's list of segments
+/// we cannot tell, and say yes: what is at stake is two writers on one directory.
+fn shared_memory_in_use(key: u64, id: u64) -> bool {
+    match fs::read_to_string("/proc/sysvipc/shm") {
+        Ok(list) => list.lines().skip(1).any(|line| segment_is_attached(line, key, id)),
+        Err(_) => true,
+    }
+}
+
+/// Columns: key, shmid, perms, size, cpid, lpid, nattch, … The key is printed signed.
+fn segment_is_attached(line: &str, key: u64, id: u64) -> bool {
+    let column: Vec<&str> = line.split_ascii_whitespace().collect();
+    let number = |at: usize| column.get(at).and_then(|text| text.parse::<i64>().ok());
+    let same_key = number(0).is_some_and(|found| found as u32 == key as u32);
+    same_key && number(1) == i64::try_from(id).ok() && number(6).is_some_and(|attached| attached > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn acquire_with(contents: &str) -> (tempfile::TempDir, Result<DataDirLock>) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("postmaster.pid"), contents).unwrap();
+        let lock = DataDirLock::acquire(dir.path());
+        (dir, lock)
+    }
+
+    #[test]
+    fn it_is_written_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("postmaster.pid");
+        let lock = DataDirLock::acquire(dir.path()).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with(&format!("-{}\n", std::process::id())), "{text}");
+        assert_eq!(text.lines().count(), 6);
+        drop(lock);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_dead_process_is_replaced() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let (_dir, lock) = acquire_with(&format!("{}\n/data\n1\n5432\n/tmp\n*\n", child.id()));
+        lock.unwrap();
+    }
+
+    #[test]
+    fn a_live_process_is_respected() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        for sign in ["", "-"] {
+            let (dir, lock) = acquire_with(&format!("{sign}{}\n", child.id()));
+            let text = lock.unwrap_err().to_string();
+            assert!(text.contains(&format!("process {}", child.id())), "{text}");
+            assert!(dir.path().join("postmaster.pid").exists());
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn nonsense_is_not_removed() {
+        for contents in ["", "abc\n", "0\n", "-2147483648\n", "99999999999999\n"] {
+            assert!(acquire_with(contents).1.is_err(), "{contents:?}");
+        }
+    }
+
+    #[test]
+    fn attached_segments_are_seen() {
+        let line = "  -12345          7   600    56  100  100      2  1000  1000  1000  1000  1 1 1 0 0";
+        assert!(segment_is_attached(line, u64::from(-12345_i32 as u32), 7));
+        assert!(!segment_is_attached(line, u64::from(-12345_i32 as u32), 8));
+        assert!(!segment_is_attached(&line.replace("  2  ", "  0  "), u64::from(-12345_i32 as u32), 7));
+        assert_eq!(shared_memory_id("  5432001    163840"), Some((5_432_001, 163_840)));
+    }
+}
