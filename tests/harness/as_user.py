@@ -1,0 +1,155 @@
+"""Run a command as an unprivileged user when root calls; PostgreSQL and Walrider refuse root.
+
+    python3 -m tests.harness.as_user [--writable DIR]... -- COMMAND ...
+
+The command runs in the checkout, or in a copy of the needed parts where that user cannot read the
+checkout, with TMPDIR set to a new directory of its own that is removed afterwards.  COMMAND
+`python3` means an interpreter which that user can run.
+"""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGED = ["tests", "bench", ".pg/18", ".pg/python", "target/release/walrider"]
+USER = "walrider-test"
+
+
+def find_user():
+    """The passwd entry of `walrider-test`, made if need be; else of `nobody`."""
+    try:
+        return pwd.getpwnam(USER)
+    except KeyError:
+        pass
+    useradd = shutil.which("useradd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if useradd:
+        made = subprocess.run(
+            [useradd, "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", USER],
+            capture_output=True)
+        if made.returncode == 0:
+            return pwd.getpwnam(USER)
+    return pwd.getpwnam("nobody")
+
+
+def become(user):
+    """Give up root for good: groups first, the user id last."""
+    os.setgroups([])
+    os.setgid(user.pw_gid)
+    os.setuid(user.pw_uid)
+
+
+def _succeeds(user, argv, cwd="/"):
+    """Whether `argv` runs as `user`."""
+    try:
+        return subprocess.run(argv, cwd=cwd, capture_output=True, user=user.pw_uid, group=user.pw_gid,
+                              extra_groups=[], env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
+                              ).returncode == 0
+    except OSError:
+        return False
+
+
+def find_python(user):
+    """An interpreter that `user` can run: this one, or the system's."""
+    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        if _succeeds(user, [python, "-c", "import encodings, subprocess, sys; assert sys.version_info >= (3, 9)"]):
+            return python
+    raise SystemExit(f"error: no python3 that user {user.pw_name} can run; install the system's python3")
+
+
+def stage(user, scratch):
+    """The directory to run in: the checkout if `user` can read it, else a copy of what is needed."""
+    needed = [ROOT / part for part in STAGED if (ROOT / part).exists()]
+    if all(_succeeds(user, ["test", "-r", str(path)]) for path in needed):
+        return ROOT
+    copy = Path(scratch) / "checkout"
+    for path in needed:
+        target = copy / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, target, symlinks=True)
+        else:
+            shutil.copy2(path, target)
+    subprocess.run(["chown", "-R", f"{user.pw_uid}:{user.pw_gid}", str(copy)], check=True)
+    return copy
+
+
+def environment(base, scratch, cwd):
+    """The child's environment: nothing of the caller's PostgreSQL settings, its own TMPDIR."""
+    env = {key: value for key, value in base.items() if not key.startswith("PG") or key == "PG_CONFIG"}
+    python_path = [str(cwd), str(cwd / ".pg" / "python")]
+    env.update(TMPDIR=str(scratch), PYTHONDONTWRITEBYTECODE="1", PYTHONPATH=":".join(python_path),
+               LC_ALL="C.UTF-8", TZ="UTC")
+    return env
+
+
+def scratch_parent(user):
+    """TMPDIR where `user` may write below it, else the system's."""
+    wanted = tempfile.gettempdir()
+    if user is None or _succeeds(user, ["test", "-x", wanted]):
+        return wanted
+    return "/tmp"
+
+
+def run(command, writable=()):
+    """Run `command` unprivileged and return its exit status; signals are passed on."""
+    root = os.geteuid() == 0
+    user = find_user() if root else None
+    scratch = tempfile.mkdtemp(prefix="walrider-", dir=scratch_parent(user))
+    cwd = ROOT
+    credentials = {}
+    if root:
+        os.chmod(scratch, 0o755)
+        os.chown(scratch, user.pw_uid, user.pw_gid)
+        cwd = stage(user, scratch)
+        credentials = dict(user=user.pw_uid, group=user.pw_gid, extra_groups=[])
+    if command[0] == "python3":
+        command = [find_python(user) if root else sys.executable, *command[1:]]
+    env = environment(os.environ, scratch, cwd)
+    if root:
+        env.update(HOME=scratch, USER=user.pw_name, LOGNAME=user.pw_name)
+    for directory in writable:
+        path = Path(directory).resolve()
+        path.mkdir(parents=True, exist_ok=True)
+        if root:
+            os.chown(path, user.pw_uid, user.pw_gid)
+            if not _succeeds(user, ["test", "-w", str(path)]):  # below a directory it cannot enter
+                mirror = Path(scratch) / path.name
+                mirror.mkdir()
+                os.chown(mirror, user.pw_uid, user.pw_gid)
+                command = [str(mirror) if part == directory else part for part in command]
+    try:
+        child = subprocess.Popen(command, cwd=cwd, env=env, **credentials)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda received, _frame: child.send_signal(received))
+        status = child.wait()
+        for directory in writable:
+            mirror = Path(scratch) / Path(directory).name
+            if mirror.is_dir():
+                shutil.copytree(mirror, directory, dirs_exist_ok=True)
+    finally:
+        if os.environ.get("WALRIDER_KEEP") == "1":
+            print(f"kept: {scratch}", file=sys.stderr)
+        else:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return status if status >= 0 else 128 - status
+
+
+def main(argv):
+    """Parse by hand: everything after `--` belongs to the command."""
+    writable = []
+    while argv and argv[0] == "--writable":
+        writable.append(argv[1])
+        argv = argv[2:]
+    if not argv or argv[0] != "--" or len(argv) < 2:
+        raise SystemExit(__doc__)
+    return run(argv[1:], writable)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
