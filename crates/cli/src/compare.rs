@@ -1,0 +1,380 @@
+//! `walrider compare`: two stopped data directories, relations page by page under PostgreSQL's masks, the rest by what
+//! it is. `docs/compare.md` says what is compared, and why what may differ may.
+//!
+//! Reads only. Nothing that recovery writes is passed over: whatever PostgreSQL itself does not keep equal is counted
+//! in a named class of [`classes`].
+
+mod classes;
+mod files;
+mod kind;
+mod relation;
+mod report;
+mod slru;
+mod tally;
+mod walk;
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+
+use walrider_layout::ForkNumber;
+use walrider_layout::control::{ControlError, ControlFile, DbState};
+
+use classes::Class;
+use relation::Rules;
+use report::Report;
+use tally::{Place, ReadError, Tally};
+use walk::{Entry, Inventory, RelationFile, Role, Slru};
+
+/// Threads at most: two files each, so that a disk still reads in long runs.
+const MAX_JOBS: usize = 8;
+
+/// Compares two stopped data directories, page by page.
+///
+/// Exit code 0: equal; 1: different, or a file could not be read; 2: not two stopped data directories; 4: a damaged
+/// control file.
+#[derive(clap::Args, Clone, Debug)]
+pub struct CompareArgs {
+    /// The first data directory
+    dir_a: PathBuf,
+    /// The second data directory
+    dir_b: PathBuf,
+    /// No masks: LSNs, checksums, hint bits and unused space count, too
+    #[arg(long)]
+    strict: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Show this many differences in full
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    first: usize,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+enum CompareError {
+    #[error("{} is not a data directory: it has no readable global/pg_control ({source})", dir.display())]
+    NotADataDirectory { dir: PathBuf, source: std::io::Error },
+    #[error("{} is in use by process {pid}: stop that server first", dir.display())]
+    Running { dir: PathBuf, pid: u64 },
+    #[error("{}: {source}", dir.display())]
+    Control { dir: PathBuf, source: ControlError },
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+impl CompareError {
+    fn exit_code(&self) -> ExitCode {
+        use ControlError as C;
+        match self {
+            CompareError::Control { source: C::TooShort { .. } | C::Checksum { .. } | C::State { .. }, .. } => 4,
+            CompareError::NotADataDirectory { .. } | CompareError::Running { .. } | CompareError::Control { .. } => 2,
+            CompareError::Read(_) => 1,
+        }
+        .into()
+    }
+}
+
+/// Runs the command.
+pub fn run(args: CompareArgs) -> ExitCode {
+    match compare(&args) {
+        Ok(report) => {
+            report.print(args.json);
+            ExitCode::from(u8::from(report.tally.differences() > 0))
+        }
+        Err(error) => {
+            eprintln!("walrider compare: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+/// One side of the comparison.
+struct Side<'a> {
+    root: &'a Path,
+    control: ControlFile,
+    entries: Inventory,
+}
+
+impl<'a> Side<'a> {
+    fn open(dir: &'a Path) -> Result<Side<'a>, CompareError> {
+        let bytes = fs::read(dir.join("global/pg_control"))
+            .map_err(|source| CompareError::NotADataDirectory { dir: dir.to_owned(), source })?;
+        if let Some(pid) = running_server(dir) {
+            return Err(CompareError::Running { dir: dir.to_owned(), pid });
+        }
+        let control =
+            ControlFile::parse(&bytes).map_err(|source| CompareError::Control { dir: dir.to_owned(), source })?;
+        let entries = walk::inventory(dir).map_err(|(path, source)| ReadError { path, source })?;
+        Ok(Side { root: dir, control, entries })
+    }
+
+    /// The file of this name, if it is here.
+    fn file(&self, name: &str) -> Option<PathBuf> {
+        matches!(self.entries.get(name), Some(Entry::File(_))).then(|| self.root.join(name))
+    }
+
+    fn bytes_of(&self, name: &str) -> u64 {
+        match self.entries.get(name) {
+            Some(Entry::File(bytes)) => *bytes,
+            _ => 0,
+        }
+    }
+
+    /// Whether recovery was the last to write here: pages have not been changed since without WAL.
+    fn left_by_recovery(&self) -> bool {
+        matches!(
+            self.control.state,
+            DbState::ShutDownInRecovery | DbState::InArchiveRecovery | DbState::InCrashRecovery
+        )
+    }
+
+    /// Whether dropped relations may still have an empty first segment: a server of its own removes those at its next
+    /// checkpoint (`mdunlink`), recovery at once.
+    fn may_have_tombstones(&self) -> bool {
+        matches!(self.control.state, DbState::InProduction | DbState::ShuttingDown)
+    }
+}
+
+/// The process that runs on a data directory, from `postmaster.pid` (`CreateLockFile`): a negative number is one that is
+/// not a postmaster, such as `walrider replay`. That another program has a dead postmaster's number is told by its
+/// working directory, where that can be seen: a postmaster's is the data directory.
+fn running_server(dir: &Path) -> Option<u64> {
+    let text = fs::read_to_string(dir.join("postmaster.pid")).ok()?;
+    let stated: i64 = text.lines().next()?.trim().parse().ok()?;
+    let pid = stated.unsigned_abs();
+    let process = Path::new("/proc").join(pid.to_string());
+    if !process.exists() || pid == u64::from(std::process::id()) {
+        return None;
+    }
+    match (fs::read_link(process.join("cwd")), fs::canonicalize(dir)) {
+        (Ok(cwd), Ok(dir)) if stated > 0 && cwd != dir => None,
+        _ => Some(pid),
+    }
+}
+
+/// Something for one thread.
+struct Task {
+    name: String,
+    bytes: u64,
+    work: Work,
+}
+
+enum Work {
+    Relation(RelationFile),
+    Slru(Slru, u64),
+}
+
+fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
+    let sides = [Side::open(&args.dir_a)?, Side::open(&args.dir_b)?];
+    let hints_logged = sides.iter().any(|side| side.control.data_checksums() || side.control.wal_log_hints);
+    let rules = Rules {
+        strict: args.strict,
+        checksums: [0, 1].map(|side| sides[side].control.data_checksums()),
+        fsm_may_differ: hints_logged || !sides.iter().all(Side::left_by_recovery),
+    };
+    // Findings by name, so that the order does not depend on the threads.
+    let mut findings: BTreeMap<String, Tally> = BTreeMap::new();
+    let mut tasks = Vec::new();
+    let mut relations = HashSet::new();
+    let unlogged = unlogged_relations(&sides);
+
+    let names: std::collections::BTreeSet<&String> = sides[0].entries.keys().chain(sides[1].entries.keys()).collect();
+    for name in names {
+        let entries = [0, 1].map(|side| sides[side].entries.get(name));
+        let mut tally = Tally::new(args.strict, args.first);
+        let roles = entries.map(|entry| entry.map(|entry| walk::role(name, entry)));
+        let role = match roles {
+            [Some(a), Some(b)] if a != b => {
+                // A file here, a directory there.
+                let show = |entry: &Entry| format!("{entry:?}");
+                let place = Place { field: "kind of entry".into(), ..Place::default() };
+                tally.find(
+                    Class::Directory,
+                    name,
+                    place,
+                    entries[0].map_or(String::new(), show),
+                    entries[1].map_or(String::new(), show),
+                );
+                findings.insert(name.clone(), tally);
+                continue;
+            }
+            [Some(role), _] | [_, Some(role)] => role,
+            [None, None] => continue,
+        };
+        match role {
+            Role::Relation(file) => {
+                if file.fork != ForkNumber::Init && unlogged.contains(&(file.directory.clone(), file.relation)) {
+                    tally.count(Class::Unlogged);
+                } else {
+                    relations.insert((file.directory.clone(), file.relation));
+                    tally.files += 1;
+                    if presence(&sides, name, &file, &mut tally) {
+                        let bytes = sides[0].bytes_of(name) + sides[1].bytes_of(name);
+                        tasks.push(Task { name: name.clone(), bytes, work: Work::Relation(file) });
+                    }
+                }
+            }
+            Role::Slru(which, number) => {
+                tally.files += 1;
+                if both(&sides, name, &mut tally).is_some() {
+                    let bytes = sides[0].bytes_of(name) + sides[1].bytes_of(name);
+                    tasks.push(Task { name: name.clone(), bytes, work: Work::Slru(which, number) });
+                }
+            }
+            Role::Control => {
+                tally.files += 1;
+                files::compare_control(name, &sides[0].control, &sides[1].control, &mut tally);
+            }
+            Role::Origins => {
+                tally.files += 1;
+                let paths = [0, 1].map(|side| sides[side].file(name));
+                files::compare_origins(name, [paths[0].as_deref(), paths[1].as_deref()], &mut tally)?;
+            }
+            Role::Bytes => {
+                tally.files += 1;
+                if let Some([a, b]) = both(&sides, name, &mut tally) {
+                    files::compare_bytes(name, [&a, &b], &mut tally)?;
+                }
+            }
+            Role::Directory | Role::Tablespace => directory(entries, name, &mut tally),
+            Role::Counted(class) => tally.count(class),
+            Role::Plain => {}
+        }
+        findings.insert(name.clone(), tally);
+    }
+
+    for (name, tally) in work_off(tasks, &sides, rules, args)? {
+        findings.get_mut(&name).expect("made above").append(tally);
+    }
+    let mut total = Tally::new(args.strict, args.first);
+    for tally in findings.into_values() {
+        total.append(tally);
+    }
+    Ok(Report { strict: args.strict, relations: relations.len() as u64, tally: total })
+}
+
+/// Relations that have an init fork, in either directory.
+fn unlogged_relations(sides: &[Side<'_>; 2]) -> HashSet<(String, u32)> {
+    let entries = sides.iter().flat_map(|side| &side.entries);
+    let inits = entries.filter(|(name, _)| name.ends_with(ForkNumber::Init.suffix()));
+    inits
+        .filter_map(|(name, entry)| match walk::role(name, entry) {
+            Role::Relation(file) => Some((file.directory, file.relation)),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Both files, if both are there; else the finding.
+fn both(sides: &[Side<'_>; 2], name: &str, tally: &mut Tally) -> Option<[PathBuf; 2]> {
+    let paths = [0, 1].map(|side| sides[side].file(name));
+    match paths {
+        [Some(a), Some(b)] => Some([a, b]),
+        paths => {
+            missing(Class::MissingFile, sides, name, paths, tally);
+            None
+        }
+    }
+}
+
+fn missing(class: Class, sides: &[Side<'_>; 2], name: &str, paths: [Option<PathBuf>; 2], tally: &mut Tally) {
+    let show = |side: usize| match paths[side] {
+        Some(_) => format!("{} bytes", sides[side].bytes_of(name)),
+        None => "absent".to_owned(),
+    };
+    tally.find(class, name, Place::default(), show(0), show(1));
+}
+
+/// Decides on a relation file that only one directory has; whether its pages are to be compared.
+///
+/// A further segment (`mdtruncate` leaves an empty one, PostgreSQL does not miss it) and a map (read as if it were
+/// zero) may be absent where the other is empty. The first segment of the data and of an init fork may not: it is what
+/// says that the relation exists.
+fn presence(sides: &[Side<'_>; 2], name: &str, file: &RelationFile, tally: &mut Tally) -> bool {
+    let paths = [0, 1].map(|side| sides[side].file(name));
+    let present = match paths {
+        [Some(_), Some(_)] => return true,
+        [Some(_), None] => 0,
+        _ => 1,
+    };
+    let is_empty = sides[present].bytes_of(name) == 0;
+    let is_map = matches!(file.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap);
+    let is_tombstone = file.fork == ForkNumber::Main && is_empty && sides[present].may_have_tombstones();
+    if !is_map && file.segment == 0 && !is_tombstone {
+        missing(Class::MissingFile, sides, name, paths, tally);
+        return false;
+    }
+    if is_empty {
+        missing(Class::EmptyFile, sides, name, paths, tally);
+    }
+    !is_empty
+}
+
+/// Compares directories and the links of tablespaces, by themselves.
+fn directory(entries: [Option<&Entry>; 2], name: &str, tally: &mut Tally) {
+    let show = |entry: Option<&Entry>| match entry {
+        None => "absent".to_owned(),
+        Some(Entry::Link(target)) => format!("link to {}", target.display()),
+        Some(Entry::Special) => "link to nothing".to_owned(),
+        Some(_) => "directory".to_owned(),
+    };
+    let class = match entries {
+        [Some(a), Some(b)] if a == b => return,
+        [Some(Entry::Link(_) | Entry::Directory), Some(Entry::Link(_) | Entry::Directory)] => Class::TablespaceTarget,
+        _ => Class::Directory,
+    };
+    tally.find(class, name, Place::default(), show(entries[0]), show(entries[1]));
+}
+
+/// Works the tasks off on all cores, the largest first; findings by name.
+fn work_off(
+    mut tasks: Vec<Task>,
+    sides: &[Side<'_>; 2],
+    rules: Rules,
+    args: &CompareArgs,
+) -> Result<Vec<(String, Tally)>, ReadError> {
+    tasks.sort_by_key(|task| std::cmp::Reverse(task.bytes));
+    let total_bytes = tasks.iter().map(|task| task.bytes).sum();
+    let (next, done_bytes, finished) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let results = Mutex::new(Ok(Vec::with_capacity(tasks.len())));
+    let work = || {
+        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut tally = Tally::new(args.strict, args.first);
+            let paths = [0, 1].map(|side| sides[side].file(&task.name));
+            let paths = [paths[0].as_deref(), paths[1].as_deref()];
+            let outcome = match &task.work {
+                Work::Relation(file) => {
+                    relation::compare_segment(rules, &task.name, file, paths, &mut tally, &done_bytes)
+                }
+                Work::Slru(which, number) => {
+                    slru::compare_slru(*which, *number, &task.name, paths, &mut tally, &done_bytes)
+                }
+            };
+            let mut results = results.lock().expect("no thread panicked");
+            match (&mut *results, outcome) {
+                (Ok(done), Ok(())) => done.push((task.name.clone(), tally)),
+                (Ok(_), Err(error)) => *results = Err(error),
+                (Err(_), _) => return,
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| report::show_progress(total_bytes, &done_bytes, &finished));
+        let jobs = thread::available_parallelism().map_or(1, usize::from).min(MAX_JOBS);
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            worker.join().expect("a worker does not panic");
+        }
+        finished.store(true, Ordering::Relaxed);
+    });
+    results.into_inner().expect("no thread panicked")
+}
+
+#[cfg(test)]
+#[path = "compare/tests.rs"]
+mod tests;
