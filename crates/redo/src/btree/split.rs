@@ -1,0 +1,126 @@
+//! Redo of page splits (`btree_xlog_split` in `access/nbtree/nbtxlog.c`, PostgreSQL 18).
+
+use walrider_layout::page::Page;
+use walrider_layout::{OffsetNumber, PageBytes, maxalign};
+use walrider_wal::records::btree::Split;
+
+use super::page::{self, BTP_INCOMPLETE_SPLIT, BTP_LEAF, Opaque, P_HIKEY, P_NONE, TID_SIZE, Tid};
+use super::{SHORT, add, change_opaque, init_page, needs_redo, posting};
+use crate::{BlockRedo, RedoError};
+
+fn parse(redo: &BlockRedo<'_, '_>) -> Result<Split, RedoError> {
+    Split::parse(redo.record.main_data).ok_or(SHORT)
+}
+
+/// The block number of another page of the record.
+fn block_number(redo: &BlockRedo<'_, '_>, id: u8) -> Result<u32, RedoError> {
+    Ok(redo.record.block(id).ok_or(RedoError::BlockReference(id))?.block)
+}
+
+/// Takes one tuple, with its padding, from the front of block data.
+fn take_tuple<'d>(data: &mut &'d [u8]) -> Result<&'d [u8], RedoError> {
+    let (tuple, rest) = data.split_at_checked(maxalign(page::tuple_size(data)?)).ok_or(SHORT)?;
+    *data = rest;
+    Ok(tuple)
+}
+
+/// The tuples of the left page, one behind the other.
+struct LeftPage<'r, 'p, 'x> {
+    redo: &'x mut BlockRedo<'r, 'p>,
+    next: OffsetNumber,
+}
+
+impl LeftPage<'_, '_, '_> {
+    fn push(&mut self, item: &[u8]) -> Result<(), RedoError> {
+        add(&mut self.redo.page, item, self.next)?;
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Where the last pushed item is.
+    fn last(&mut self) -> &mut [u8] {
+        let upper = self.redo.page.get().upper();
+        &mut self.redo.page.0[upper..]
+    }
+}
+
+/// Block 0: the page that was split keeps the items on the left, and perhaps the new one.
+///
+/// It is written anew, in the order of line pointers, as PostgreSQL does. If the new tuple's TID falls into a posting
+/// list, the list takes it and gives its last TID to the new tuple; that list is on the left, even where the new tuple
+/// goes right.
+pub fn left(redo: &mut BlockRedo<'_, '_>, new_item_on_left: bool) -> Result<(), RedoError> {
+    if !needs_redo(redo)? {
+        return Ok(());
+    }
+    let split = parse(redo)?;
+    let right = block_number(redo, 1)?;
+    let mut data = redo.block.data;
+    let has_new_item = new_item_on_left || split.posting != 0;
+    let new_item = if has_new_item { take_tuple(&mut data)? } else { &[] };
+    let high_key = take_tuple(&mut data)?;
+    if !data.is_empty() {
+        return Err(RedoError::DataLength("left page of a split"));
+    }
+
+    let mut opaque = Opaque::of(redo.page.get())?;
+    let old: PageBytes = *redo.page.0;
+    let old = Page(&old);
+    redo.page.init(Opaque::SIZE);
+    let mut left = LeftPage { redo, next: P_HIKEY };
+    left.push(high_key)?;
+    let replaced = if split.posting == 0 { 0 } else { split.new_item.wrapping_sub(1) };
+    let mut new_tid: Option<Tid> = None;
+    let mut number = opaque.first_data_key();
+    loop {
+        if new_item_on_left && number == split.new_item {
+            left.push(new_item)?;
+            if split.posting != 0 {
+                let tid = new_tid.ok_or(RedoError::CorruptRecord("posting list of a split is not on the left"))?;
+                left.last()[..TID_SIZE].copy_from_slice(&tid);
+            }
+        }
+        if number >= split.first_right {
+            break;
+        }
+        let item = page::item(old, number)?;
+        if number == replaced {
+            let size = maxalign(page::tuple_size(item)?);
+            left.push(item.get(..size).ok_or(RedoError::LinePointer(number))?)?;
+            new_tid = Some(posting::swap(&mut left.last()[..size], page::tid(new_item)?, split.posting)?);
+        } else {
+            left.push(item)?;
+        }
+        number += 1;
+    }
+    if split.posting != 0 && new_tid.is_none() {
+        return Err(RedoError::CorruptRecord("posting list of a split is not on the left"));
+    }
+    opaque.flags = BTP_INCOMPLETE_SPLIT | leaf_flag(&split);
+    opaque.next = right;
+    opaque.cycle_id = 0;
+    opaque.put(&mut redo.page);
+    redo.changed();
+    Ok(())
+}
+
+fn leaf_flag(split: &Split) -> u16 {
+    if split.level == 0 { BTP_LEAF } else { 0 }
+}
+
+/// Block 1: the new page on the right comes whole with the record.
+pub fn right(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let split = parse(redo)?;
+    let prev = block_number(redo, 0)?;
+    let next = redo.record.block(2).map_or(P_NONE, |block| block.block);
+    init_page(redo, Opaque { prev, next, level: split.level, flags: leaf_flag(&split), cycle_id: 0 })?;
+    page::restore_items(&mut redo.page, redo.block.data)?;
+    redo.changed();
+    Ok(())
+}
+
+/// Block 2: what was to the right of the old page has a new left sibling.
+pub fn next(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let right = block_number(redo, 1)?;
+    change_opaque(redo, |opaque| opaque.prev = right)
+}
