@@ -89,9 +89,9 @@ class MixedLoad:
         moment = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f+00")
         time.sleep(0.01)
         lsn = self.server.value(f"SELECT pg_create_restore_point('{name}')")
-        self.targets.append(dict(name=name, lsn=lsn, xid=int(xid) & 0xFFFFFFFF, time=moment,
-                                 timeline=2 if any(t["name"] == "promoted" for t in self.targets) or
-                                 name == "promoted" else 1, ledger=len(self.targets) + 1))
+        committed = self.server.value(f"SELECT pg_xact_commit_timestamp('{xid}'::xid)")
+        self.targets.append(dict(name=name, lsn=lsn, xid=int(xid), time=moment, commit_time=committed,
+                                 ledger=len(self.targets) + 1))
 
     # The whole of it
 

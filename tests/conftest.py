@@ -1,0 +1,131 @@
+"""Fixtures shared by the end-to-end tests: loads, and the stock recovery that is their reference."""
+
+import json
+import os
+import random
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.harness import install, load, load_server, recovery
+from tests.harness.cluster import PgCluster
+from tests.harness.walrider import binary
+
+SEED = int(os.environ.get("WALRIDER_SEED") or time.time_ns() % 1_000_000)
+
+
+@dataclass
+class Fixture:
+    """A load on disk and the directory stock PostgreSQL made of it."""
+
+    directory: Path
+    info: dict
+    stock: Path = None
+
+    @property
+    def backup(self):
+        return self.directory / "backup"
+
+    @property
+    def archive(self):
+        return self.directory / "archive"
+
+    def copy(self, data_dir):
+        """A copy of the backup to recover, its tablespaces its own."""
+        recovery.copy_backup(self.backup, data_dir)
+        self.point(data_dir)
+        return data_dir
+
+    def point(self, data_dir):
+        """Make the WAL's tablespace locations those of this directory."""
+        recovery.tablespace_links(self.directory, data_dir)
+
+    def target(self, name):
+        """One of the marked places."""
+        return next(target for target in self.info["targets"] if target["name"] == name)
+
+    def segments(self):
+        """The archived segments in order."""
+        return sorted(file for file in self.archive.iterdir() if len(file.name) == 24)
+
+
+def pytest_report_header(config):
+    return [f"seed: {SEED} (WALRIDER_SEED={SEED} repeats the random choices)",
+            f"PostgreSQL: {install.version()}", f"walrider: {binary()}"]
+
+
+def pytest_sessionstart(session):
+    if not Path(binary()).exists():
+        pytest.exit(f"{binary()} does not exist: run `make build`", returncode=2)
+
+
+@pytest.fixture(scope="session")
+def rng():
+    """One source of random choices."""
+    return random.Random(SEED)
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory):
+    """A directory for the session."""
+    return tmp_path_factory.mktemp("walrider")
+
+
+@pytest.fixture
+def work(tmp_path):
+    """A directory for one test, removed with what it holds: data directories are large."""
+    yield tmp_path
+    if os.environ.get("WALRIDER_KEEP") != "1":
+        shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def make(directory, **options):
+    """Run a mixed load and the stock recovery of it."""
+    directory.mkdir()
+    info = load.MixedLoad(directory, seed=SEED, quiet=True, **options).run()
+    fixture = Fixture(directory, info, directory / "stock")
+    recovery.stock_replay(fixture.backup, fixture.archive, fixture.stock, info["final_checkpoint"], fixture=directory)
+    if os.environ.get("WALRIDER_KEEP") != "1":
+        shutil.rmtree(directory / "primary")
+    return fixture
+
+
+@pytest.fixture(scope="session")
+def mixed(scratch):
+    """The mixed load with every page image in the WAL."""
+    return make(scratch / "mixed", rows=4000, seconds=3, settings="wal_consistency_checking = all\n")
+
+
+@pytest.fixture(scope="session")
+def mixed_small(scratch):
+    """The mixed load without consistency images, in pglz, on 1 MB segments and no checksums."""
+    return make(scratch / "mixed_small", rows=3000, seconds=2, settings="wal_compression = pglz\n", checksums=False,
+                wal_segsize_mb=1)
+
+
+@pytest.fixture(scope="session")
+def plain(scratch):
+    """The mixed load as a default server writes it; quick to replay many times."""
+    return make(scratch / "plain", rows=3000, seconds=2)
+
+
+@pytest.fixture(params=["mixed", "mixed_small", "plain"])
+def variant(request):
+    """Each of the loads in turn."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def small_primary(work):
+    """A little primary with an archive, for tests that need a server of a particular kind."""
+    with PgCluster.init(work / "small", work / "small_archive",
+                        conf=load_server.SETTINGS.replace("wal_keep_size = 4GB", "wal_keep_size = 0")) as server:
+        yield server
+
+
+def dump_json(value):
+    """For assertion messages."""
+    return json.dumps(value, indent=1, default=str)[:4000]

@@ -1,0 +1,78 @@
+"""Running the binary."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .install import ROOT
+
+DONE, FAILED, USAGE, UNSUPPORTED, CORRUPT = 0, 1, 2, 3, 4
+
+
+def binary():
+    """The binary under test."""
+    return os.environ.get("WALRIDER", str(ROOT / "target" / "release" / "walrider"))
+
+
+@dataclass
+class Result:
+    """How a run ended."""
+
+    command: list
+    code: int
+    json: dict
+    stderr: str
+    seconds: float
+    stdout: str = field(repr=False, default="")
+
+    def expect(self, code=DONE):
+        """Raise unless it ended with this exit code."""
+        if self.code != code:
+            raise AssertionError(f"{' '.join(self.command)}\nexit {self.code}, expected {code}\n"
+                                 f"{self.stdout[-2000:]}\n{self.stderr[-4000:]}")
+        return self
+
+
+def walrider(*args, env=None, file_size_limit=None, timeout=900):
+    """Run with `--json` where the subcommand has it, and parse what it prints."""
+    command = [binary(), *map(str, args)]
+    if "--json" not in command and args and args[0] in ("replay", "compare", "wal"):
+        command.append("--json")
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)   # the write then fails with EFBIG
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_limit, file_size_limit))
+
+    begun = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, errors="replace",
+                          env=dict(os.environ, **(env or {})), restore_signals=file_size_limit is None,
+                          preexec_fn=limit if file_size_limit is not None else None)
+    try:
+        parsed = json.loads(done.stdout)
+    except ValueError:
+        parsed = {}
+    return Result(command, done.returncode, parsed, done.stderr, time.monotonic() - begun, done.stdout)
+
+
+def start(*args):
+    """Start without waiting, for runs that are killed or followed."""
+    return subprocess.Popen([binary(), *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def replay(data_dir, wal, *args, **kwargs):
+    """`walrider replay` of one directory."""
+    return walrider("replay", "--data-dir", data_dir, "--wal", wal, *args, **kwargs)
+
+
+def compare(ours, theirs, *args):
+    """`walrider compare`; raises with the first differences."""
+    result = walrider("compare", Path(ours), Path(theirs), *args)
+    if result.code != DONE:
+        raise AssertionError(f"{ours} and {theirs} differ\n{json.dumps(result.json, indent=1)[:4000]}\n{result.stderr}")
+    assert result.json["pages"] > 0 and result.json["differences"] == 0, result.json
+    return result.json

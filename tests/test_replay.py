@@ -1,0 +1,169 @@
+"""Walrider's directory is stock PostgreSQL's directory, and PostgreSQL takes it over."""
+
+import pytest
+
+from tests.harness import install, load, records, recovery
+from tests.harness.cluster import PgCluster, run
+from tests.harness.walrider import compare, replay, walrider
+
+
+def finish_and_open(data_dir, archive):
+    """Start stock PostgreSQL on a replayed directory, promoted at the end of WAL."""
+    server = PgCluster(data_dir)
+    server.configure(recovery.restore_settings(archive), "postgresql.auto.conf")
+    server.configure("archive_mode = off", "postgresql.auto.conf")
+    (data_dir / "standby.signal").unlink(missing_ok=True)
+    (data_dir / "recovery.signal").touch()
+    recovery.recover_and_promote(server)
+    return server
+
+
+def waldump_types(fixture):
+    """What pg_waldump counts, over each timeline's segments."""
+    totals = {}
+    names = [segment.name for segment in fixture.segments()]
+    for timeline in sorted({name[:8] for name in names}):
+        mine = [name for name in names if name.startswith(timeline)]
+        out = run([install.program("pg_waldump"), "-p", fixture.archive, "--stats=record", mine[0], mine[-1]],
+                  check=False).stdout
+        for entry in records.waldump_types(out):
+            total = totals.setdefault((entry["rmgr"], entry["type"]), dict.fromkeys(entry, 0))
+            for key in ("count", "record_bytes", "fpi_bytes", "total_bytes"):
+                total[key] += entry[key]
+    return totals
+
+
+def test_every_record_type_is_made(mixed):
+    """The load holds each type of records.py, and no other resource manager's."""
+    types = walrider("wal", "stats", mixed.archive).expect().json["types"]
+    assert records.missing(types) == []
+    assert records.foreign(types) == []
+
+
+def test_stats_are_those_of_pg_waldump(variant):
+    """Counts and bytes of each type, over both timelines."""
+    ours = {(entry["rmgr"], entry["type"]): entry
+            for entry in walrider("wal", "stats", variant.archive).expect().json["types"] if entry["count"]}
+    theirs = waldump_types(variant)
+    assert sorted(ours) == sorted(theirs)
+    for key, entry in theirs.items():
+        for field in ("count", "record_bytes", "fpi_bytes", "total_bytes"):
+            assert ours[key][field] == entry[field], (key, field)
+
+
+def test_replay_equals_stock(variant, work):
+    """Page by page, to the end of the WAL."""
+    ours = variant.copy(work / "ours")
+    result = replay(ours, variant.archive).expect()
+    recovery.pin_tablespaces(ours)
+    assert result.json["end_reason"] == "end_of_wal"
+    assert result.json["checkpoint_lsn"] == variant.info["final_checkpoint"]
+    assert result.json["timeline"] == variant.info["timeline"]
+    compare(ours, variant.stock)
+
+
+@pytest.mark.parametrize("options", [("--jobs", "1"), ("--jobs", "5"), ("--memory", "64MB")], ids=" ".join)
+def test_options_change_nothing(mixed, work, options):
+    """However many workers and however little memory."""
+    ours = mixed.copy(work / "ours")
+    replay(ours, mixed.archive, *options).expect()
+    recovery.pin_tablespaces(ours)
+    compare(ours, mixed.stock)
+
+
+def test_every_image_is_ours(mixed, work):
+    """wal_consistency_checking's images are the pages we make."""
+    result = replay(mixed.copy(work / "ours"), mixed.archive, "--verify-images").expect()
+    assert result.json["images_verified"] > 10000
+    assert result.json["image_differences"] == 0
+
+
+def test_postgresql_takes_over(variant, work):
+    """Contents, prepared transactions, indexes and checksums as on the primary."""
+    ours = variant.copy(work / "ours")
+    replay(ours, variant.archive).expect()
+    if variant.info["options"]["checksums"]:
+        run([install.program("pg_checksums"), "--check", "-D", ours])
+    with finish_and_open(ours, variant.archive) as server:
+        assert load.contents(server) == variant.info["expected"]
+        open_now = sorted(row[0] for row in server.psql("SELECT gid FROM pg_prepared_xacts"))
+        assert open_now == sorted(variant.info["left_open"])
+        run([install.program("pg_amcheck"), "--all", "--heapallindexed", "--no-dependent-toast",
+             "--install-missing"], env=server.environment())
+        server.psql(f"COMMIT PREPARED '{open_now[0]}'; ROLLBACK PREPARED '{open_now[1]}'")
+        assert [int(server.value(f"SELECT count(*) FROM pending_{name}")) for name in ("early", "late")] == [51, 0]
+        bad = server.psql("SELECT c.oid::regclass, x.* FROM pg_class c, pg_check_visible(c.oid) x "
+                          "WHERE c.relkind IN ('r', 'm', 't') AND c.relpersistence = 'p'")
+        assert bad == []
+        assert server.value("SELECT count(*) FROM unlogged_late") == "0"
+        server.psql("INSERT INTO base VALUES (-9999, 1, 'written after the hand-over'); VACUUM; CHECKPOINT")
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_continue_a_standby(plain, work, mode):
+    """A stock standby stopped half-way, cleanly or not, and continued by us."""
+    partial = work / "partial"
+    partial.mkdir()
+    segments = plain.segments()
+    for segment in segments[: len(segments) // 2]:
+        (partial / segment.name).symlink_to(segment)
+    ours = work / "ours"
+    server = recovery.prepare(plain.backup, partial, ours, plain.directory, signal="standby.signal")
+    with server:
+        server.launch(hot_standby="off", log_min_messages="debug1")
+        last = segments[len(segments) // 2 - 1].name
+        while f'restored log file "{last}"' not in server.log_tail(2000):
+            assert server.process.poll() is None, server.log_tail()
+        server.stop(mode)
+    assert not (ours / "postmaster.pid").exists() or mode == "immediate"
+    plain.point(ours)
+    replay(ours, plain.archive).expect()
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)
+
+
+def test_configuration_of_the_directory(plain, work):
+    """Without options: restore_command and standby.signal as a backup tool left them."""
+    ours = plain.copy(work / "ours")
+    (ours / "postgresql.auto.conf").open("a").write(recovery.restore_settings(plain.archive) + "\n")
+    (ours / "standby.signal").touch()
+    walrider("replay", "--data-dir", ours).expect()
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)
+
+
+def test_wal_in_pg_wal(plain, work):
+    """A backup made with -X fetch needs nothing but itself."""
+    ours = plain.copy(work / "ours")
+    for file in plain.archive.iterdir():
+        if len(file.name) == 24 or file.name.endswith(".history"):
+            (ours / "pg_wal" / file.name).write_bytes(file.read_bytes())
+    replay(ours, ours / "pg_wal").expect()
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)
+
+
+def test_replaying_twice_changes_nothing(plain, work):
+    """The same command on its own result."""
+    ours = plain.copy(work / "ours")
+    replay(ours, plain.archive).expect()
+    again = replay(ours, plain.archive).expect()
+    assert again.json["checkpoint_lsn"] == plain.info["final_checkpoint"]
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)
+
+
+def test_stock_continues_where_we_stopped(plain, work):
+    """Half by us, half by stock: no difference."""
+    ours = plain.copy(work / "ours")
+    middle = plain.target("tablespaces")
+    replay(ours, plain.archive, "--target-lsn", middle["lsn"]).expect()
+    auto_conf = ours / "postgresql.auto.conf"
+    kept = [line for line in auto_conf.read_text().splitlines() if not line.startswith("recovery_target")]
+    auto_conf.write_text("\n".join(kept) + "\n")
+    server = PgCluster(ours)
+    server.configure(recovery.restore_settings(plain.archive, target=("lsn", plain.info["final_checkpoint"]),
+                                               action="shutdown"), "postgresql.auto.conf")
+    with server:
+        recovery.finish_stock(server, plain.info["final_checkpoint"])
+    compare(ours, plain.stock)
