@@ -1,1 +1,311 @@
-//! The free space map.
+//! The free space map: per heap block one byte of how much is free, in a tree of maxima
+//! (`storage/freespace/freespace.c`, `fsmpage.c`, PostgreSQL 18.6).
+//!
+//! A page is a binary tree in an array: node `i` has the children `2i+1` and `2i+2`, and holds the larger of their
+//! values; the last level are the slots. Pages form a tree of three levels: slots of the lowest level are heap blocks,
+//! slots above are pages, whose root's value they repeat. In the file the pages stand in depth-first order.
+//!
+//! Nothing here looks at page LSNs: the map is not logged, and stale values are repaired by its readers.
+
+use walrider_layout::bytes::put_u32;
+use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
+use walrider_layout::{BLCKSZ, BlockNumber, PageBytes};
+
+use crate::heap_tuple::MAX_TUPLE_SIZE;
+use crate::{Env, Target};
+
+/// `fp_next_slot`: where the next search begins.
+const NEXT_SLOT: usize = PAGE_HEADER_SIZE;
+/// `fp_nodes`.
+const NODES: usize = PAGE_HEADER_SIZE + 4;
+/// Nodes on a page (`NodesPerPage`).
+const NODES_PER_PAGE: usize = BLCKSZ - NODES;
+/// Nodes above the slots (`NonLeafNodesPerPage`).
+const INNER_NODES: usize = BLCKSZ / 2 - 1;
+/// Slots of a page (`SlotsPerFSMPage`).
+pub const SLOTS_PER_PAGE: usize = NODES_PER_PAGE - INNER_NODES;
+/// The level of the root page; the lowest is 0 (`FSM_ROOT_LEVEL`).
+const ROOT_LEVEL: u32 = 2;
+/// Bytes from one category to the next (`FSM_CAT_STEP`).
+const CATEGORY_STEP: usize = BLCKSZ / 256;
+
+/// A page by its level, and its number within that level (`FSMAddress`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Address {
+    level: u32,
+    number: u64,
+}
+
+const ROOT: Address = Address { level: ROOT_LEVEL, number: 0 };
+
+impl Address {
+    /// The page of the lowest level that has a heap block's slot, and the slot (`fsm_get_location`).
+    fn of_heap_block(heap_block: BlockNumber) -> (Address, usize) {
+        let number = u64::from(heap_block);
+        let slots = SLOTS_PER_PAGE as u64;
+        (Address { level: 0, number: number / slots }, (number % slots) as usize)
+    }
+
+    /// The page above, and the slot there (`fsm_get_parent`).
+    fn parent(self) -> (Address, usize) {
+        let slots = SLOTS_PER_PAGE as u64;
+        (Address { level: self.level + 1, number: self.number / slots }, (self.number % slots) as usize)
+    }
+
+    /// The page below that a slot stands for (`fsm_get_child`).
+    fn child(self, slot: usize) -> Address {
+        Address { level: self.level - 1, number: self.number * SLOTS_PER_PAGE as u64 + slot as u64 }
+    }
+
+    /// Where the page is in the file (`fsm_logical_to_physical`). `None` beyond the last block that a file can have;
+    /// no page that covers a heap block is there.
+    fn block(self) -> Option<BlockNumber> {
+        let slots = SLOTS_PER_PAGE as u64;
+        // In depth-first order, all pages of its levels up to the first lowest one below this page come before it.
+        let mut first_below = self.number * slots.pow(self.level);
+        let mut pages = 0;
+        for _ in 0..=ROOT_LEVEL {
+            pages += first_below + 1;
+            first_below /= slots;
+        }
+        BlockNumber::try_from(pages - u64::from(self.level) - 1).ok()
+    }
+}
+
+/// The block of the map, and the slot on it, of a heap block.
+pub fn location(heap_block: BlockNumber) -> (BlockNumber, u16) {
+    let (address, slot) = Address::of_heap_block(heap_block);
+    let block = address.block().expect("the map of the largest heap is far smaller than the largest file");
+    (block, slot as u16)
+}
+
+/// The category that the map stores for so many free bytes (`fsm_space_avail_to_cat`).
+#[inline]
+pub fn category(free_bytes: usize) -> u8 {
+    // The highest is reserved for pages that any tuple fits on.
+    if free_bytes >= MAX_TUPLE_SIZE { 255 } else { (free_bytes / CATEGORY_STEP).min(254) as u8 }
+}
+
+/// The value of a slot (`fsm_get_avail`); 0 for one that does not exist.
+pub fn get_avail(page: Page<'_>, slot: u16) -> u8 {
+    page.0.get(NODES + INNER_NODES + usize::from(slot)).copied().unwrap_or(0)
+}
+
+/// The largest value of all slots, as the root of the page's tree says (`fsm_get_max_avail`).
+pub fn max_avail(page: Page<'_>) -> u8 {
+    page.0[NODES]
+}
+
+fn nodes(page: &mut PageBytes) -> &mut [u8; NODES_PER_PAGE] {
+    page.last_chunk_mut().expect("the nodes are the end of a page")
+}
+
+/// The larger value of the children of a node that is not a leaf; nodes that do not exist have none.
+#[inline]
+fn of_children(nodes: &[u8; NODES_PER_PAGE], node: usize) -> u8 {
+    let child = |at: usize| nodes.get(at).copied().unwrap_or(0);
+    child(2 * node + 1).max(child(2 * node + 2))
+}
+
+/// Sets a slot's value and what follows from it further up; whether the page was changed (`fsm_set_avail`). A slot
+/// that does not exist is ignored.
+///
+/// A tree whose root then has a smaller value than the slot was corrupt, and is built anew.
+pub fn set_avail(page: &mut PageMut<'_>, slot: u16, value: u8) -> bool {
+    let nodes = nodes(page.0);
+    let mut node = INNER_NODES + usize::from(slot);
+    if node >= NODES_PER_PAGE || (nodes[node] == value && value <= nodes[0]) {
+        return false;
+    }
+    nodes[node] = value;
+    while node > 0 {
+        node = (node - 1) / 2;
+        let larger = of_children(nodes, node);
+        if nodes[node] == larger {
+            break;
+        }
+        nodes[node] = larger;
+    }
+    if value > nodes[0] {
+        rebuild(nodes);
+    }
+    true
+}
+
+/// Zeroes the slots from this one on; whether one had a value (`fsm_truncate_avail`).
+pub fn truncate_avail(page: &mut PageMut<'_>, first_slot: u16) -> bool {
+    let nodes = nodes(page.0);
+    let Some(tail) = nodes.get_mut(INNER_NODES + usize::from(first_slot)..) else { return false };
+    let changed = tail.iter().any(|&value| value != 0);
+    if changed {
+        tail.fill(0);
+        rebuild(nodes);
+    }
+    changed
+}
+
+/// Computes all nodes above the slots (`fsm_rebuild_page`).
+fn rebuild(nodes: &mut [u8; NODES_PER_PAGE]) {
+    for node in (0..INNER_NODES).rev() {
+        nodes[node] = of_children(nodes, node);
+    }
+}
+
+/// Stores what a heap block has free (`XLogRecordPageWithFreeSpace`); `target` and `slot` are from [`location`].
+///
+/// The change is a real one even where hint bits are logged, and must reach the disk: since 18 PostgreSQL does not use
+/// `MarkBufferDirtyHint` here, which would drop it during recovery. A page that did not exist comes into being as
+/// zeros, and is initialised no earlier than it gets a value: PostgreSQL does not write one that is merely initialised.
+pub fn record_free_space(target: &mut Target<'_>, slot: u16, category: u8) {
+    if !target.exists {
+        target.exists = true;
+        target.dirty = true;
+    }
+    let mut page = PageMut(target.bytes);
+    if page.get().is_new() {
+        if category == 0 {
+            return;
+        }
+        page.init(0);
+    }
+    if set_avail(&mut page, slot, category) {
+        target.dirty = true;
+    }
+}
+
+/// The free space map of one relation, while it is truncated.
+pub trait FsmFork {
+    /// Why a page cannot be had.
+    type Error;
+
+    /// How many blocks the fork has; 0 where it does not exist.
+    fn blocks(&mut self) -> Result<BlockNumber, Self::Error>;
+
+    /// Lets `change` look at a page that exists, and change it; `None` where the block is beyond the end.
+    ///
+    /// A change without [`Target::dirty`] may be lost, and PostgreSQL loses it too.
+    fn page<R>(
+        &mut self,
+        block: BlockNumber,
+        change: impl FnOnce(&mut Target<'_>) -> R,
+    ) -> Result<Option<R>, Self::Error>;
+}
+
+/// Zeroes the slots of removed heap blocks on the last page that stays; returns how many blocks of the map stay, or
+/// `None` where the map was smaller already and the truncation has nothing to do with it
+/// (`FreeSpaceMapPrepareTruncateRel`). `first_removed` is the heap's new size.
+///
+/// The caller then cuts off the rest of the file, and calls [`vacuum_range`] from `first_removed` on.
+///
+/// # Errors
+/// Those of the fork.
+pub fn prepare_truncate<F: FsmFork>(fork: &mut F, first_removed: BlockNumber) -> Result<Option<BlockNumber>, F::Error> {
+    let (block, slot) = location(first_removed);
+    if slot == 0 {
+        return Ok((fork.blocks()? > block).then_some(block));
+    }
+    let truncated = fork.page(block, |target| {
+        let mut page = PageMut(target.bytes);
+        if page.get().is_new() {
+            page.init(0);
+        }
+        truncate_avail(&mut page, slot);
+        // Written back even if no slot had a value, and even where hint bits are logged (MarkBufferDirty).
+        target.dirty = true;
+    })?;
+    Ok(truncated.map(|()| block + 1))
+}
+
+/// Brings the upper levels up to date for the heap blocks from `start` on, to `end` (exclusive; `BlockNumber::MAX`
+/// means all the rest), after the lowest level was changed (`FreeSpaceMapVacuumRange`).
+///
+/// Resets the next slot of every page that it comes across, without that being a reason to write the page; new values
+/// are one unless hint bits are logged (`MarkBufferDirtyHint` does nothing then during recovery). So where hint bits
+/// are logged, PostgreSQL writes new values of the upper levels only if the page was to be written anyhow.
+///
+/// # Errors
+/// Those of the fork.
+pub fn vacuum_range<F: FsmFork>(fork: &mut F, start: BlockNumber, end: BlockNumber, env: &Env) -> Result<(), F::Error> {
+    if end > start {
+        vacuum_page(fork, ROOT, start, end - 1, !env.hint_bits_are_logged)?;
+    }
+    Ok(())
+}
+
+/// Brings a page and those below it up to date for the heap blocks from `start` to `last`; returns its largest value,
+/// or `None` where the page does not exist (`fsm_vacuum_page`).
+fn vacuum_page<F: FsmFork>(
+    fork: &mut F,
+    address: Address,
+    start: BlockNumber,
+    last: BlockNumber,
+    dirties: bool,
+) -> Result<Option<u8>, F::Error> {
+    let Some(block) = address.block() else { return Ok(None) };
+    if fork.page(block, |_| ())?.is_none() {
+        return Ok(None);
+    }
+    if address.level > 0 {
+        let (first_slot, last_slot) = slots_of(address, start, last);
+        let mut slot = first_slot;
+        while slot <= last_slot {
+            let Some(value) = vacuum_page(fork, address.child(slot), start, last, dirties)? else { break };
+            set_slots(fork, block, slot, slot, value, dirties)?;
+            slot += 1;
+        }
+        // The first child that does not exist is the last one asked for: all slots from there on become 0.
+        if slot <= last_slot {
+            set_slots(fork, block, slot, last_slot, 0, dirties)?;
+        }
+    }
+    fork.page(block, |target| {
+        put_u32(target.bytes, NEXT_SLOT, 0);
+        max_avail(Page(target.bytes))
+    })
+}
+
+/// The slots of an upper page for the pages that cover the heap blocks from `start` to `last`; the first is greater than
+/// the last where there are none.
+fn slots_of(address: Address, start: BlockNumber, last: BlockNumber) -> (usize, usize) {
+    let at_level = |heap_block: BlockNumber| {
+        let (mut at, mut slot) = Address::of_heap_block(heap_block);
+        while at.level < address.level {
+            (at, slot) = at.parent();
+        }
+        (at.number, slot)
+    };
+    let (start_page, start_slot) = at_level(start);
+    let (last_page, last_slot) = at_level(last);
+    if start_page > address.number || last_page < address.number {
+        return (1, 0);
+    }
+    (
+        if start_page == address.number { start_slot } else { 0 },
+        if last_page == address.number { last_slot } else { SLOTS_PER_PAGE - 1 },
+    )
+}
+
+/// Gives slots of an upper page this value.
+fn set_slots<F: FsmFork>(
+    fork: &mut F,
+    block: BlockNumber,
+    first: usize,
+    last: usize,
+    value: u8,
+    dirties: bool,
+) -> Result<(), F::Error> {
+    fork.page(block, |target| {
+        let mut page = PageMut(target.bytes);
+        for slot in first as u16..=last as u16 {
+            if get_avail(page.get(), slot) == value {
+                continue;
+            }
+            if page.get().is_new() {
+                page.init(0);
+            }
+            set_avail(&mut page, slot, value);
+            target.dirty |= dirties;
+        }
+    })?;
+    Ok(())
+}

@@ -1,8 +1,375 @@
-//! Redo of this resource manager.
+//! Redo of the heap (`access/heap/heapam_xlog.c`, PostgreSQL 18.6).
 
-use crate::{BlockRedo, RedoError};
+use walrider_layout::page::{PD_ALL_VISIBLE, PageMut};
+use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, OffsetNumber, TransactionId};
+use walrider_wal::record::BlockRef;
+use walrider_wal::records::heap::*;
 
-/// Redoes one block.
+use crate::heap_tuple::{self, HeaderMut, MOVED_PARTITIONS, NewTuple, TUPLE_HEADER_SIZE, header_mut};
+use crate::items::{self, AtExisting, ItemsOf};
+use crate::{BlockRedo, FreeSpace, Outcome, RedoError, vm};
+
+/// Below this, the free space of a page that was inserted into is passed on to the free space map: a fifth of a page.
+const LOW_FREE_SPACE: usize = BLCKSZ / 5;
+
+/// Redoes one block (`heap_redo`).
+///
+/// # Errors
+/// When record or page do not make sense.
 pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    Err(RedoError::UnknownType(redo.info()))
+    match (redo.info() & XLOG_HEAP_OPMASK, redo.block.id) {
+        (XLOG_HEAP_INSERT, BLKREF_HEAP) => insert(redo),
+        (XLOG_HEAP_INSERT, BLKREF_VM) => {
+            let insert = Insert::parse(redo.record.main_data).ok_or(RedoError::DataLength("insert"))?;
+            clear_vm(redo, insert.flags & XLH_INSERT_ALL_VISIBLE_CLEARED != 0, vm::VALID_BITS)
+        }
+        (XLOG_HEAP_DELETE, BLKREF_HEAP) => delete(redo),
+        (XLOG_HEAP_DELETE, BLKREF_VM) => {
+            let delete = Delete::parse(redo.record.main_data).ok_or(RedoError::DataLength("delete"))?;
+            clear_vm(redo, delete.flags & XLH_DELETE_ALL_VISIBLE_CLEARED != 0, vm::VALID_BITS)
+        }
+        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_HEAP_NEW) => update_new_page(redo),
+        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_HEAP_OLD) => update_old_page(redo),
+        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_VM_NEW) => update_vm_of_new(redo),
+        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_VM_OLD) => update_vm_of_old(redo),
+        // What TRUNCATE does to files is in records of the storage manager.
+        (XLOG_HEAP_TRUNCATE, _) => Ok(()),
+        (XLOG_HEAP_CONFIRM, BLKREF_HEAP) => confirm(redo),
+        (XLOG_HEAP_LOCK, BLKREF_HEAP) => lock(redo),
+        (XLOG_HEAP_LOCK, BLKREF_VM) => {
+            let lock = Lock::parse(redo.record.main_data).ok_or(RedoError::DataLength("lock"))?;
+            clear_vm(redo, lock.flags & XLH_LOCK_ALL_FROZEN_CLEARED != 0, vm::ALL_FROZEN)
+        }
+        (XLOG_HEAP_INPLACE, BLKREF_HEAP) => inplace(redo),
+        (_, id) => Err(RedoError::BlockReference(id)),
+    }
 }
+
+/// A block that the record must refer to.
+#[inline]
+fn block_ref<'r>(redo: &BlockRedo<'r, '_>, id: u8) -> Result<&'r BlockRef<'r>, RedoError> {
+    redo.record.block(id).ok_or(RedoError::BlockReference(id))
+}
+
+/// Prepares a page that the record may initialise; both places where it says so must agree
+/// (`XLogReadBufferForRedoExtended`).
+#[inline]
+pub(crate) fn init_page(redo: &mut BlockRedo<'_, '_>, initialises: bool) -> Result<(), RedoError> {
+    if redo.block.will_init != initialises {
+        return Err(RedoError::WillInit);
+    }
+    if initialises && redo.outcome == Outcome::NeedsRedo {
+        redo.page.init(0);
+    }
+    Ok(())
+}
+
+/// `PageClearAllVisible`.
+#[inline]
+pub(crate) fn clear_all_visible(page: &mut PageMut<'_>) {
+    let flags = page.get().flags();
+    page.set_flags(flags & !PD_ALL_VISIBLE);
+}
+
+/// `PageSetAllVisible`.
+#[inline]
+pub(crate) fn set_all_visible(page: &mut PageMut<'_>) {
+    let flags = page.get().flags();
+    page.set_flags(flags | PD_ALL_VISIBLE);
+}
+
+/// Notes the oldest transaction whose end makes it worth to prune the page (`PageSetPrunable`).
+#[inline]
+fn set_prunable(page: &mut PageMut<'_>, xid: TransactionId) {
+    let oldest = page.get().prune_xid();
+    if oldest == 0 || precedes(xid, oldest) {
+        page.set_prune_xid(xid);
+    }
+}
+
+/// Whether a transaction id is older, as they wrap around; the first three are not part of the circle
+/// (`TransactionIdPrecedes`, `access/transam/transam.c`).
+#[inline]
+fn precedes(a: TransactionId, b: TransactionId) -> bool {
+    const FIRST_NORMAL: TransactionId = 3;
+    if a < FIRST_NORMAL || b < FIRST_NORMAL { a < b } else { (a.wrapping_sub(b) as i32) < 0 }
+}
+
+/// Adds a tuple to the page, at this line pointer.
+#[inline]
+pub(crate) fn add_tuple(page: &mut PageMut<'_>, tuple: &NewTuple, number: OffsetNumber) -> Result<(), RedoError> {
+    if number == 0 {
+        return Err(RedoError::LinePointer(number));
+    }
+    items::add_item(page, tuple.bytes(), number, AtExisting::Overwrite, ItemsOf::Heap)?;
+    Ok(())
+}
+
+/// Passes the page's free space on if it became low.
+#[inline]
+pub(crate) fn report_low_free_space(redo: &mut BlockRedo<'_, '_>) {
+    let free_bytes = items::heap_free_space(redo.page.get());
+    if free_bytes < LOW_FREE_SPACE {
+        report_free_space(redo, free_bytes);
+    }
+}
+
+/// Passes the page's free space on to the free space map (`XLogRecordPageWithFreeSpace`).
+#[inline]
+pub(crate) fn report_free_space(redo: &mut BlockRedo<'_, '_>, free_bytes: usize) {
+    redo.effects.free_space = Some(FreeSpace { rel: redo.block.rel, block: redo.block.block, free_bytes });
+}
+
+/// Clears bits of the record's heap block on the registered page of the visibility map (`heap_xlog_vm_clear`, where
+/// the page is registered; for where it is not, see [`vm::unregistered_clears`]).
+pub(crate) fn clear_vm(redo: &mut BlockRedo<'_, '_>, flagged: bool, bits: u8) -> Result<(), RedoError> {
+    let heap_block = block_ref(redo, BLKREF_HEAP)?.block;
+    if flagged && redo.outcome == Outcome::NeedsRedo && clear_on_vm_page(redo, heap_block, bits)? {
+        redo.changed();
+    }
+    Ok(())
+}
+
+/// Clears bits on the page of the visibility map being redone; whether one was set.
+fn clear_on_vm_page(redo: &mut BlockRedo<'_, '_>, heap_block: BlockNumber, bits: u8) -> Result<bool, RedoError> {
+    if redo.block.fork != ForkNumber::VisibilityMap || redo.block.block != vm::map_block(heap_block) {
+        return Err(RedoError::CorruptRecord("visibility map page is not that of the heap block"));
+    }
+    Ok(vm::clear_bits(&mut redo.page, heap_block, bits))
+}
+
+/// `heap_xlog_insert`.
+fn insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let record = redo.record;
+    let insert = Insert::parse(record.main_data).ok_or(RedoError::DataLength("insert"))?;
+    init_page(redo, record.info() & XLOG_HEAP_INIT_PAGE != 0)?;
+    if redo.outcome != Outcome::NeedsRedo {
+        return Ok(());
+    }
+    let (carried, data) = HeapHeader::split(redo.block.data).ok_or(RedoError::DataLength("inserted tuple"))?;
+    let mut tuple = NewTuple::new(&carried, record.xid(), 0, (redo.block.block, insert.number));
+    tuple.push(data)?;
+    add_tuple(&mut redo.page, &tuple, insert.number)?;
+    if insert.flags & XLH_INSERT_ALL_VISIBLE_CLEARED != 0 {
+        clear_all_visible(&mut redo.page);
+    }
+    redo.changed();
+    report_low_free_space(redo);
+    Ok(())
+}
+
+/// `heap_xlog_delete`.
+fn delete(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let record = redo.record;
+    let delete = Delete::parse(record.main_data).ok_or(RedoError::DataLength("delete"))?;
+    if redo.outcome != Outcome::NeedsRedo {
+        return Ok(());
+    }
+    let mut header = header_mut(&mut redo.page, delete.number)?;
+    header.set_infobits(delete.infobits);
+    header.set_hot_updated(false);
+    if delete.flags & XLH_DELETE_IS_SUPER == 0 {
+        header.set_xmax(delete.xmax);
+    } else {
+        header.set_xmin(0);
+    }
+    header.set_first_command();
+    let moved = delete.flags & XLH_DELETE_IS_PARTITION_MOVE != 0;
+    header.set_ctid(if moved { MOVED_PARTITIONS } else { (redo.block.block, delete.number) });
+    set_prunable(&mut redo.page, record.xid());
+    if delete.flags & XLH_DELETE_ALL_VISIBLE_CLEARED != 0 {
+        clear_all_visible(&mut redo.page);
+    }
+    redo.changed();
+    Ok(())
+}
+
+/// The page of the new tuple, and of the old one too unless the record refers to another (`heap_xlog_update`).
+fn update_new_page(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let record = redo.record;
+    let update = Update::parse(record.main_data).ok_or(RedoError::DataLength("update"))?;
+    let same_page = match record.block(UPDATE_BLKREF_HEAP_OLD) {
+        None => true,
+        Some(old) => old.block == redo.block.block,
+    };
+    init_page(redo, record.info() & XLOG_HEAP_INIT_PAGE != 0 && !same_page)?;
+    if redo.outcome != Outcome::NeedsRedo {
+        return Ok(());
+    }
+    if same_page {
+        update_old_tuple(redo, &update, redo.block.block)?;
+    }
+    let tuple = updated_tuple(redo, &update, same_page)?;
+    add_tuple(&mut redo.page, &tuple, update.new_number)?;
+    if update.flags & XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED != 0 {
+        clear_all_visible(&mut redo.page);
+    }
+    redo.changed();
+    // After a crash, either version of a HOT update is dead and soon pruned; the page then has as much free as before.
+    if record.info() & XLOG_HEAP_OPMASK != XLOG_HEAP_HOT_UPDATE {
+        report_low_free_space(redo);
+    }
+    Ok(())
+}
+
+/// The page of the old tuple, where that is not the new one's (`heap_xlog_update`).
+fn update_old_page(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let update = Update::parse(redo.record.main_data).ok_or(RedoError::DataLength("update"))?;
+    let new_block = block_ref(redo, UPDATE_BLKREF_HEAP_NEW)?.block;
+    init_page(redo, false)?;
+    // Both references to one block: the old tuple was changed together with the new one.
+    if redo.outcome != Outcome::NeedsRedo || new_block == redo.block.block {
+        return Ok(());
+    }
+    update_old_tuple(redo, &update, new_block)?;
+    redo.changed();
+    Ok(())
+}
+
+/// Ends the life of the old tuple, and links it to its successor.
+#[inline]
+fn update_old_tuple(redo: &mut BlockRedo<'_, '_>, update: &Update, new_block: BlockNumber) -> Result<(), RedoError> {
+    let mut header = header_mut(&mut redo.page, update.old_number)?;
+    header.set_infobits(update.old_infobits);
+    header.set_hot_updated(redo.record.info() & XLOG_HEAP_OPMASK == XLOG_HEAP_HOT_UPDATE);
+    header.set_xmax(update.old_xmax);
+    header.set_first_command();
+    header.set_ctid((new_block, update.new_number));
+    set_prunable(&mut redo.page, redo.record.xid());
+    if update.flags & XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED != 0 {
+        clear_all_visible(&mut redo.page);
+    }
+    Ok(())
+}
+
+/// Puts the new tuple together from the record and, where both are on one page, from the beginning and the end of the
+/// old tuple's data.
+#[inline]
+fn updated_tuple(redo: &mut BlockRedo<'_, '_>, update: &Update, same_page: bool) -> Result<NewTuple, RedoError> {
+    const SHORT: RedoError = RedoError::DataLength("updated tuple");
+    let mut data = redo.block.data;
+    let mut take_len = |flag: u8| -> Result<usize, RedoError> {
+        if update.flags & flag == 0 {
+            return Ok(0);
+        }
+        let (len, rest) = data.split_first_chunk().ok_or(SHORT)?;
+        data = rest;
+        Ok(usize::from(u16::from_le_bytes(*len)))
+    };
+    let prefix_len = take_len(XLH_UPDATE_PREFIX_FROM_OLD)?;
+    let suffix_len = take_len(XLH_UPDATE_SUFFIX_FROM_OLD)?;
+    let (carried, data) = HeapHeader::split(data).ok_or(SHORT)?;
+    let ctid = (redo.block.block, update.new_number);
+    let mut tuple = NewTuple::new(&carried, redo.record.xid(), update.new_xmax, ctid);
+    if prefix_len == 0 && suffix_len == 0 {
+        tuple.push(data)?;
+        return Ok(tuple);
+    }
+    if !same_page {
+        return Err(RedoError::CorruptRecord("new tuple needs bytes of an old one on another page"));
+    }
+    let old = &*heap_tuple::tuple_mut(&mut redo.page, update.old_number)?;
+    const BEYOND_OLD: RedoError = RedoError::CorruptRecord("new tuple needs more bytes than the old one has");
+    let suffix_at = old.len().checked_sub(suffix_len).ok_or(BEYOND_OLD)?;
+    if prefix_len > 0 {
+        // The null bitmap and its padding are before the prefix, and always in the record.
+        let bitmap_len = usize::from(carried.hoff).checked_sub(TUPLE_HEADER_SIZE).ok_or(SHORT)?;
+        let (bitmap, data) = data.split_at_checked(bitmap_len).ok_or(SHORT)?;
+        let old_data = heap_tuple::hoff(old);
+        tuple.push(bitmap)?;
+        tuple.push(old.get(old_data..old_data + prefix_len).ok_or(BEYOND_OLD)?)?;
+        tuple.push(data)?;
+    } else {
+        tuple.push(data)?;
+    }
+    tuple.push(&old[suffix_at..])?;
+    Ok(tuple)
+}
+
+/// The visibility map page of the new tuple's page; where the old one's bits are on it too, it stands for both
+/// (`heap_xlog_update`).
+fn update_vm_of_new(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let update = Update::parse(redo.record.main_data).ok_or(RedoError::DataLength("update"))?;
+    let cleared = XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED;
+    if redo.outcome != Outcome::NeedsRedo || update.flags & cleared == 0 {
+        return Ok(());
+    }
+    let new = block_ref(redo, UPDATE_BLKREF_HEAP_NEW)?;
+    let old = redo.record.block(UPDATE_BLKREF_HEAP_OLD).unwrap_or(new);
+    let mut changed = clear_on_vm_page(redo, new.block, vm::VALID_BITS)?;
+    // That no page is registered for the old bits does not mean that they are here: they may be on another page and
+    // have been clear.
+    if update.flags & XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED != 0 && vm::map_block(old.block) == redo.block.block {
+        changed |= clear_on_vm_page(redo, old.block, vm::VALID_BITS)?;
+    }
+    if changed {
+        redo.changed();
+    }
+    Ok(())
+}
+
+/// The visibility map page of the old tuple's page (`heap_xlog_update`).
+fn update_vm_of_old(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let update = Update::parse(redo.record.main_data).ok_or(RedoError::DataLength("update"))?;
+    let cleared = XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED;
+    if redo.outcome != Outcome::NeedsRedo || update.flags & cleared == 0 {
+        return Ok(());
+    }
+    let new = block_ref(redo, UPDATE_BLKREF_HEAP_NEW)?;
+    let old = redo.record.block(UPDATE_BLKREF_HEAP_OLD).unwrap_or(new);
+    if clear_on_vm_page(redo, old.block, vm::VALID_BITS)? {
+        redo.changed();
+    }
+    Ok(())
+}
+
+/// `heap_xlog_confirm`.
+fn confirm(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let confirm = Confirm::parse(redo.record.main_data).ok_or(RedoError::DataLength("confirm"))?;
+    if redo.outcome != Outcome::NeedsRedo {
+        return Ok(());
+    }
+    let own_ctid = (redo.block.block, confirm.number);
+    header_mut(&mut redo.page, confirm.number)?.set_ctid(own_ctid);
+    redo.changed();
+    Ok(())
+}
+
+/// `heap_xlog_lock`.
+fn lock(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let lock = Lock::parse(redo.record.main_data).ok_or(RedoError::DataLength("lock"))?;
+    if redo.outcome != Outcome::NeedsRedo {
+        return Ok(());
+    }
+    let mut header: HeaderMut<'_> = header_mut(&mut redo.page, lock.number)?;
+    header.set_infobits(lock.infobits);
+    // Where nobody updates the tuple, there is no next version.
+    if header.xmax_only_locks() {
+        header.set_hot_updated(false);
+        header.set_ctid((redo.block.block, lock.number));
+    }
+    header.set_xmax(lock.xmax);
+    header.set_first_command();
+    redo.changed();
+    Ok(())
+}
+
+/// `heap_xlog_inplace`, as far as the page goes; the invalidations mean nothing to a directory without a server.
+fn inplace(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
+    let inplace = Inplace::parse(redo.record.main_data).ok_or(RedoError::DataLength("inplace"))?;
+    if redo.outcome != Outcome::NeedsRedo {
+        return Ok(());
+    }
+    let data = redo.block.data;
+    let tuple = heap_tuple::tuple_mut(&mut redo.page, inplace.number)?;
+    let old_data = heap_tuple::hoff(tuple);
+    match tuple.get_mut(old_data..) {
+        Some(old) if old.len() == data.len() => old.copy_from_slice(data),
+        _ => return Err(RedoError::CorruptRecord("tuple to be overwritten has another length")),
+    }
+    redo.changed();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

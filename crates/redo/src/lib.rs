@@ -8,6 +8,7 @@ pub mod btree;
 pub mod fsm;
 pub mod heap;
 pub mod heap2;
+pub mod heap_tuple;
 pub mod items;
 pub mod mask;
 pub mod seq;

@@ -1,10 +1,24 @@
-//! The visibility map: two bits per heap block (`access/heap/visibilitymap.c`, PostgreSQL 18).
+//! The visibility map: two bits per heap block (`access/heap/visibilitymap.c`, PostgreSQL 18.6).
 
 use arrayvec::ArrayVec;
-use walrider_layout::{BlockNumber, RelFileLocator};
+use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
+use walrider_layout::{BLCKSZ, BlockNumber, RelFileLocator};
 use walrider_wal::record::Record;
+use walrider_wal::records::{heap, heap2};
+use walrider_wal::rmgr::RmgrId;
 
 use crate::{RedoError, Target};
+
+/// All tuples of the heap block are visible to everyone (`VISIBILITYMAP_ALL_VISIBLE`).
+pub const ALL_VISIBLE: u8 = 0x01;
+/// All tuples of the heap block are frozen (`VISIBILITYMAP_ALL_FROZEN`).
+pub const ALL_FROZEN: u8 = 0x02;
+/// Both bits (`VISIBILITYMAP_VALID_BITS`).
+pub const VALID_BITS: u8 = ALL_VISIBLE | ALL_FROZEN;
+
+const HEAP_BLOCKS_PER_BYTE: u32 = 4;
+/// Heap blocks whose bits one page of the map holds (`HEAPBLOCKS_PER_PAGE`).
+pub const HEAP_BLOCKS_PER_PAGE: u32 = (BLCKSZ - PAGE_HEADER_SIZE) as u32 * HEAP_BLOCKS_PER_BYTE;
 
 /// A bit to clear in the visibility map although the record registers no block of the map: the path that
 /// `heap_xlog_vm_clear` and `heap_xlog_update` keep for WAL of earlier minor versions, and for bits that were clear.
@@ -14,23 +28,156 @@ pub struct VmClear {
     pub rel: RelFileLocator,
     /// The heap block.
     pub heap_block: BlockNumber,
-    /// The bits (`VISIBILITYMAP_ALL_VISIBLE`, `VISIBILITYMAP_ALL_FROZEN`).
+    /// The bits ([`ALL_VISIBLE`], [`ALL_FROZEN`]).
     pub bits: u8,
 }
 
-/// What a record clears in the visibility map beyond its block references.
+/// What a record clears in the visibility map beyond its block references, in this order.
+///
+/// It is to be cleared at the record's place among the changes of the map's page, whatever becomes of the heap page
+/// and of its LSN.
 ///
 /// # Errors
-/// When the record's data is too short.
-pub fn unregistered_clears(_record: &Record<'_>) -> Result<ArrayVec<VmClear, 2>, RedoError> {
-    Ok(ArrayVec::new())
+/// When the record's data is too short, or it lacks the heap's block reference.
+#[inline]
+pub fn unregistered_clears(record: &Record<'_>) -> Result<ArrayVec<VmClear, 2>, RedoError> {
+    let operation = record.info() & heap::XLOG_HEAP_OPMASK;
+    // Where the flags are in the main data, and which of them clear bits. Nearly no record has them set.
+    let (flags_at, mask) = match (record.header.rmgr, operation) {
+        (RmgrId::HEAP, heap::XLOG_HEAP_INSERT) => (2, heap::XLH_INSERT_ALL_VISIBLE_CLEARED),
+        (RmgrId::HEAP, heap::XLOG_HEAP_DELETE) => (7, heap::XLH_DELETE_ALL_VISIBLE_CLEARED),
+        (RmgrId::HEAP, heap::XLOG_HEAP_UPDATE | heap::XLOG_HEAP_HOT_UPDATE) => {
+            (7, heap::XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | heap::XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED)
+        }
+        (RmgrId::HEAP, heap::XLOG_HEAP_LOCK) | (RmgrId::HEAP2, heap2::XLOG_HEAP2_LOCK_UPDATED) => {
+            (7, heap::XLH_LOCK_ALL_FROZEN_CLEARED)
+        }
+        (RmgrId::HEAP2, heap2::XLOG_HEAP2_MULTI_INSERT) => (0, heap::XLH_INSERT_ALL_VISIBLE_CLEARED),
+        _ => return Ok(ArrayVec::new()),
+    };
+    match record.main_data.get(flags_at) {
+        None => Err(RedoError::DataLength("heap record")),
+        Some(flags) if flags & mask == 0 => Ok(ArrayVec::new()),
+        Some(flags) => flagged_clears(record, operation, *flags),
+    }
+}
+
+/// A record says that bits were cleared: are they in a registered block?
+#[cold]
+fn flagged_clears(record: &Record<'_>, operation: u8, flags: u8) -> Result<ArrayVec<VmClear, 2>, RedoError> {
+    let mut clears = ArrayVec::new();
+    let of = |id: u8| record.block(id).ok_or(RedoError::BlockReference(id));
+    let heap = of(heap::BLKREF_HEAP)?;
+    let is_update =
+        record.header.rmgr == RmgrId::HEAP && matches!(operation, heap::XLOG_HEAP_UPDATE | heap::XLOG_HEAP_HOT_UPDATE);
+    if !is_update {
+        let is_lock = operation == heap::XLOG_HEAP_LOCK; // The same number as LOCK_UPDATED of the other manager.
+        let bits = if is_lock { ALL_FROZEN } else { VALID_BITS };
+        if record.block(heap::BLKREF_VM).is_none() {
+            clears.push(VmClear { rel: heap.rel, heap_block: heap.block, bits });
+        }
+        return Ok(clears);
+    }
+    // As soon as one map page is registered, the record is of a version that registers all whose bits were set.
+    if record.block(heap::UPDATE_BLKREF_VM_NEW).is_none() && record.block(heap::UPDATE_BLKREF_VM_OLD).is_none() {
+        if flags & heap::XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED != 0 {
+            let old = record.block(heap::UPDATE_BLKREF_HEAP_OLD).unwrap_or(heap);
+            clears.push(VmClear { rel: heap.rel, heap_block: old.block, bits: VALID_BITS });
+        }
+        if flags & heap::XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED != 0 {
+            clears.push(VmClear { rel: heap.rel, heap_block: heap.block, bits: VALID_BITS });
+        }
+    }
+    Ok(clears)
 }
 
 /// The block of the map that holds the bits of a heap block (`HEAPBLK_TO_MAPBLOCK`).
-pub fn map_block(_heap_block: BlockNumber) -> BlockNumber {
-    0
+#[inline]
+pub fn map_block(heap_block: BlockNumber) -> BlockNumber {
+    heap_block / HEAP_BLOCKS_PER_PAGE
 }
 
-/// Clears the bits of a heap block, without looking at or setting the page's LSN; a page that does not exist or
-/// is new comes into being (`visibilitymap_pin`, `visibilitymap_clear`).
-pub fn clear_unregistered(_target: &mut Target<'_>, _clear: &VmClear) {}
+/// Where on its page of the map the bits of a heap block are: byte of the page, and shift.
+#[inline]
+fn place(heap_block: BlockNumber) -> (usize, u32) {
+    let within = heap_block % HEAP_BLOCKS_PER_PAGE;
+    (PAGE_HEADER_SIZE + (within / HEAP_BLOCKS_PER_BYTE) as usize, within % HEAP_BLOCKS_PER_BYTE * 2)
+}
+
+/// The bits of a heap block, on its page of the map (`visibilitymap_get_status`).
+#[inline]
+pub fn bits(page: Page<'_>, heap_block: BlockNumber) -> u8 {
+    let (byte, shift) = place(heap_block);
+    page.0[byte] >> shift & VALID_BITS
+}
+
+/// Clears bits of a heap block on its page of the map; whether one was set (`visibilitymap_clear_locked`).
+#[inline]
+pub fn clear_bits(page: &mut PageMut<'_>, heap_block: BlockNumber, bits: u8) -> bool {
+    let (byte, shift) = place(heap_block);
+    let mask = (bits & VALID_BITS) << shift;
+    let was_set = page.0[byte] & mask != 0;
+    page.0[byte] &= !mask;
+    was_set
+}
+
+/// Adds bits of a heap block on its page of the map; false where exactly these were set, and the page counts as
+/// unchanged (`visibilitymap_set`).
+#[inline]
+pub fn set_bits(page: &mut PageMut<'_>, heap_block: BlockNumber, bits: u8) -> bool {
+    let (byte, shift) = place(heap_block);
+    let bits = bits & VALID_BITS;
+    if page.0[byte] >> shift & VALID_BITS == bits {
+        return false;
+    }
+    page.0[byte] |= bits << shift;
+    true
+}
+
+/// Clears the bits of a heap block, without looking at or setting the page's LSN (`visibilitymap_pin`,
+/// `visibilitymap_clear`).
+///
+/// A page that did not exist comes into being, as zeros: PostgreSQL extends the file with zeros, initialises the page
+/// in its buffer, but does not mark that as a change; and no bit can be set on it that would have to be cleared.
+pub fn clear_unregistered(target: &mut Target<'_>, clear: &VmClear) {
+    if !target.exists {
+        target.exists = true;
+        target.dirty = true;
+        return;
+    }
+    let mut page = PageMut(target.bytes);
+    if !page.get().is_new() && clear_bits(&mut page, clear.heap_block, clear.bits) {
+        target.dirty = true;
+    }
+}
+
+/// How many blocks of the map a truncated heap keeps; `first_removed` is its new size
+/// (`visibilitymap_truncation_length`). A map that is no longer than that is left as it is.
+pub fn blocks_kept(first_removed: BlockNumber) -> BlockNumber {
+    first_removed.div_ceil(HEAP_BLOCKS_PER_PAGE)
+}
+
+/// The block of the map that a truncation leaves with removed blocks' bits on it, to be handed to [`truncate_tail`].
+/// `None` where the heap's new end coincides with that of a page of the map.
+///
+/// Where this page does not exist, nothing is left to truncate either (`visibilitymap_prepare_truncate`).
+pub fn tail_block(first_removed: BlockNumber) -> Option<BlockNumber> {
+    (!first_removed.is_multiple_of(HEAP_BLOCKS_PER_PAGE)).then(|| map_block(first_removed))
+}
+
+/// Clears the bits of all heap blocks from `first_removed` on, on the page of the map that holds that block's bits
+/// (`visibilitymap_prepare_truncate`). Neither looks at the page's LSN nor sets it; the page is written back even if no
+/// bit was set, and is initialised if it is new. A page that does not exist is left alone.
+pub fn truncate_tail(target: &mut Target<'_>, first_removed: BlockNumber) {
+    if !target.exists {
+        return;
+    }
+    let mut page = PageMut(target.bytes);
+    if page.get().is_new() {
+        page.init(0);
+    }
+    let (byte, shift) = place(first_removed);
+    page.0[byte + 1..].fill(0);
+    page.0[byte] &= (1 << shift) - 1;
+    target.dirty = true;
+}

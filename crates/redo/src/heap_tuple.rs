@@ -1,0 +1,205 @@
+//! The header of a heap tuple (`HeapTupleHeaderData`, `access/htup_details.h`, PostgreSQL 18), and building tuples
+//! from what records carry of them.
+
+use arrayvec::ArrayVec;
+use walrider_layout::bytes::{put_u16, put_u32, u16_at};
+use walrider_layout::page::{ITEM_ID_SIZE, ItemState, PAGE_HEADER_SIZE, PageMut};
+use walrider_layout::{BLCKSZ, BlockNumber, OffsetNumber, TransactionId, maxalign};
+use walrider_wal::records::heap::{
+    HeapHeader, XLHL_KEYS_UPDATED, XLHL_XMAX_EXCL_LOCK, XLHL_XMAX_IS_MULTI, XLHL_XMAX_KEYSHR_LOCK, XLHL_XMAX_LOCK_ONLY,
+};
+
+use crate::RedoError;
+
+/// Bytes of the fixed header (`SizeofHeapTupleHeader`).
+pub const TUPLE_HEADER_SIZE: usize = 23;
+/// Longest tuple, header included (`MaxHeapTupleSize`).
+pub const MAX_TUPLE_SIZE: usize = BLCKSZ - maxalign(PAGE_HEADER_SIZE + ITEM_ID_SIZE);
+
+const T_XMIN: usize = 0;
+const T_XMAX: usize = 4;
+/// `t_cid`, or `t_xvac` of tuples that VACUUM FULL before 9.0 moved.
+const T_FIELD3: usize = 8;
+const T_CTID: usize = 12;
+const T_INFOMASK2: usize = 18;
+const T_INFOMASK: usize = 20;
+const T_HOFF: usize = 22;
+
+const HEAP_XMAX_KEYSHR_LOCK: u16 = 0x0010;
+const HEAP_COMBOCID: u16 = 0x0020;
+const HEAP_XMAX_EXCL_LOCK: u16 = 0x0040;
+const HEAP_XMAX_LOCK_ONLY: u16 = 0x0080;
+const HEAP_LOCK_MASK: u16 = HEAP_XMAX_EXCL_LOCK | HEAP_XMAX_KEYSHR_LOCK;
+const HEAP_XMAX_COMMITTED: u16 = 0x0400;
+const HEAP_XMAX_INVALID: u16 = 0x0800;
+const HEAP_XMAX_IS_MULTI: u16 = 0x1000;
+const HEAP_MOVED: u16 = 0x4000 | 0x8000;
+/// All that says what xmax means.
+const HEAP_XMAX_BITS: u16 =
+    HEAP_XMAX_COMMITTED | HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI | HEAP_LOCK_MASK | HEAP_XMAX_LOCK_ONLY;
+
+const HEAP_KEYS_UPDATED: u16 = 0x2000;
+const HEAP_HOT_UPDATED: u16 = 0x4000;
+
+/// `t_ctid` of a row that moved to another partition (`MovedPartitionsBlockNumber`, `MovedPartitionsOffsetNumber`).
+pub const MOVED_PARTITIONS: (BlockNumber, OffsetNumber) = (BlockNumber::MAX, 0xFFFD);
+
+/// The tuple that a line pointer leads to, header and data.
+///
+/// # Errors
+/// When there is no such line pointer, or it is not one to a tuple, or to one without room for a header.
+#[inline]
+pub fn tuple_mut<'p>(page: &'p mut PageMut<'_>, number: OffsetNumber) -> Result<&'p mut [u8], RedoError> {
+    match page.get().item_id(number) {
+        Some(id) if id.state() == ItemState::Normal && id.len() >= TUPLE_HEADER_SIZE => {
+            page.item_mut(id).ok_or(RedoError::CorruptPage("tuple leads outside the page"))
+        }
+        _ => Err(RedoError::LinePointer(number)),
+    }
+}
+
+/// The header of the tuple that a line pointer leads to.
+///
+/// # Errors
+/// As [`tuple_mut`].
+#[inline]
+pub fn header_mut<'p>(page: &'p mut PageMut<'_>, number: OffsetNumber) -> Result<HeaderMut<'p>, RedoError> {
+    let tuple = tuple_mut(page, number)?;
+    Ok(HeaderMut(tuple.first_chunk_mut().ok_or(RedoError::LinePointer(number))?))
+}
+
+/// Bytes from the beginning of a tuple to its data (`t_hoff`). The tuple has a header.
+#[inline]
+pub fn hoff(tuple: &[u8]) -> usize {
+    usize::from(tuple[T_HOFF])
+}
+
+/// Changes the header of a tuple.
+pub struct HeaderMut<'p>(&'p mut [u8; TUPLE_HEADER_SIZE]);
+
+impl HeaderMut<'_> {
+    /// `HeapTupleHeaderSetXmin`.
+    #[inline]
+    pub fn set_xmin(&mut self, xid: TransactionId) {
+        put_u32(self.0, T_XMIN, xid);
+    }
+
+    /// `HeapTupleHeaderSetXmax`.
+    #[inline]
+    pub fn set_xmax(&mut self, xid: TransactionId) {
+        put_u32(self.0, T_XMAX, xid);
+    }
+
+    /// `HeapTupleHeaderSetXvac`.
+    pub fn set_xvac(&mut self, xid: TransactionId) {
+        put_u32(self.0, T_FIELD3, xid);
+    }
+
+    /// Stores the command id that all redo stores (`HeapTupleHeaderSetCmax(tuple, FirstCommandId, false)`).
+    #[inline]
+    pub fn set_first_command(&mut self) {
+        put_u32(self.0, T_FIELD3, 0);
+        self.set_infomask(self.infomask() & !HEAP_COMBOCID);
+    }
+
+    /// `t_ctid`: the tuple itself, or its next version.
+    #[inline]
+    pub fn set_ctid(&mut self, (block, number): (BlockNumber, OffsetNumber)) {
+        put_ctid(self.0, block, number);
+    }
+
+    #[inline]
+    fn infomask(&self) -> u16 {
+        u16_at(self.0, T_INFOMASK)
+    }
+
+    /// Stores `t_infomask`.
+    #[inline]
+    pub fn set_infomask(&mut self, infomask: u16) {
+        put_u16(self.0, T_INFOMASK, infomask);
+    }
+
+    /// Stores `t_infomask2`.
+    #[inline]
+    pub fn set_infomask2(&mut self, infomask2: u16) {
+        put_u16(self.0, T_INFOMASK2, infomask2);
+    }
+
+    /// Replaces what the header says about the meaning of xmax (`HEAP_XMAX_BITS`, `HEAP_MOVED` and
+    /// `HEAP_KEYS_UPDATED` cleared, then `fix_infomask_from_infobits` of `access/heap/heapam_xlog.c`).
+    #[inline]
+    pub fn set_infobits(&mut self, infobits: u8) {
+        let bit = |set: u8, bit: u16| if infobits & set != 0 { bit } else { 0 };
+        let infomask = self.infomask() & !(HEAP_XMAX_BITS | HEAP_MOVED)
+            | bit(XLHL_XMAX_IS_MULTI, HEAP_XMAX_IS_MULTI)
+            | bit(XLHL_XMAX_LOCK_ONLY, HEAP_XMAX_LOCK_ONLY)
+            | bit(XLHL_XMAX_EXCL_LOCK, HEAP_XMAX_EXCL_LOCK)
+            | bit(XLHL_XMAX_KEYSHR_LOCK, HEAP_XMAX_KEYSHR_LOCK);
+        self.set_infomask(infomask);
+        let infomask2 = u16_at(self.0, T_INFOMASK2) & !HEAP_KEYS_UPDATED | bit(XLHL_KEYS_UPDATED, HEAP_KEYS_UPDATED);
+        self.set_infomask2(infomask2);
+    }
+
+    /// Says whether the next version is a heap-only tuple on the same page (`HEAP_HOT_UPDATED`).
+    #[inline]
+    pub fn set_hot_updated(&mut self, hot: bool) {
+        let infomask2 = u16_at(self.0, T_INFOMASK2) & !HEAP_HOT_UPDATED;
+        self.set_infomask2(if hot { infomask2 | HEAP_HOT_UPDATED } else { infomask2 });
+    }
+
+    /// Whether xmax only locks (`HEAP_XMAX_IS_LOCKED_ONLY`), by the mask alone.
+    #[inline]
+    pub fn xmax_only_locks(&self) -> bool {
+        let infomask = self.infomask();
+        infomask & HEAP_XMAX_LOCK_ONLY != 0 || infomask & (HEAP_XMAX_IS_MULTI | HEAP_LOCK_MASK) == HEAP_XMAX_EXCL_LOCK
+    }
+}
+
+/// A block number in a tuple identifier is stored as two halves, high first.
+#[inline]
+fn put_ctid(header: &mut [u8; TUPLE_HEADER_SIZE], block: BlockNumber, number: OffsetNumber) {
+    put_u16(header, T_CTID, (block >> 16) as u16);
+    put_u16(header, T_CTID + 2, block as u16);
+    put_u16(header, T_CTID + 4, number);
+}
+
+/// A tuple being put together, to be added to a page.
+pub struct NewTuple(ArrayVec<u8, MAX_TUPLE_SIZE>);
+
+impl NewTuple {
+    /// Begins with the header: what the record carries of it, and what follows from elsewhere in the record.
+    #[inline]
+    pub fn new(
+        carried: &HeapHeader,
+        xmin: TransactionId,
+        xmax: TransactionId,
+        ctid: (BlockNumber, OffsetNumber),
+    ) -> NewTuple {
+        let mut header = [0; TUPLE_HEADER_SIZE];
+        put_u32(&mut header, T_XMIN, xmin);
+        put_u32(&mut header, T_XMAX, xmax);
+        put_ctid(&mut header, ctid.0, ctid.1);
+        put_u16(&mut header, T_INFOMASK2, carried.infomask2);
+        put_u16(&mut header, T_INFOMASK, carried.infomask & !HEAP_COMBOCID);
+        header[T_HOFF] = carried.hoff;
+        let mut bytes = ArrayVec::new();
+        // Cannot fail: a tuple has room for its header.
+        let _ = bytes.try_extend_from_slice(&header);
+        NewTuple(bytes)
+    }
+
+    /// Appends bytes of the null bitmap, its padding, or data.
+    ///
+    /// # Errors
+    /// When the tuple becomes too long for a page.
+    #[inline]
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), RedoError> {
+        self.0.try_extend_from_slice(bytes).map_err(|_| RedoError::NoRoom(self.0.len() + bytes.len()))
+    }
+
+    /// The tuple so far.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
