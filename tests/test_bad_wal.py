@@ -1,0 +1,144 @@
+"""Damaged WAL: an error with LSN and file, a directory that both of us can continue from."""
+
+import re
+import shutil
+
+import pytest
+
+from tests.harness import recovery
+from tests.harness.cluster import PgCluster, run
+from tests.harness.install import program
+from tests.harness.walrider import CORRUPT, compare, replay
+
+LSN = re.compile(r"\b[0-9A-F]+/[0-9A-F]+\b")
+
+
+def damaged_archive(fixture, target):
+    """A copy of the archive whose files are links, to be replaced one by one."""
+    target.mkdir()
+    for file in fixture.archive.iterdir():
+        (target / file.name).symlink_to(file)
+    return target
+
+
+def own(path):
+    """Replace a link by a copy that may be damaged."""
+    source = path.resolve()
+    path.unlink()
+    shutil.copy(source, path)
+    path.chmod(0o600)
+    return path
+
+
+def middle_segment(fixture):
+    """A segment of timeline 1 in the middle of the load."""
+    names = [segment.name for segment in fixture.segments() if segment.name.startswith("00000001")]
+    return names[len(names) // 2]
+
+
+def record_in(archive, segment):
+    """(LSN, total length) of some large enough record that starts in a segment."""
+    out = run([program("pg_waldump"), "-p", archive, archive / segment], check=False).stdout
+    found = [(match[2], int(match[1])) for match in re.finditer(
+        r"len \(rec/tot\):\s+\d+/\s*(\d+), tx:\s+\d+, lsn: ([0-9A-F/]+)", out) if 60 < int(match[1]) < 6000]
+    assert found, segment
+    return found[len(found) // 2]
+
+
+def check_both_finish(fixture, work, ours):
+    """From what we left: the same command finishes, and so does stock."""
+    other = work / "finished_by_stock"
+    run(["cp", "-a", ours, other])
+    for link in (other / "pg_tblspc").iterdir():    # links of its own, with the state they have now
+        if link.is_symlink():
+            mine = work / "stock_spaces" / link.name
+            mine.parent.mkdir(exist_ok=True)
+            run(["cp", "-a", f"{link.resolve()}/.", mine] if mine.exists() else ["cp", "-a", link.resolve(), mine])
+            link.unlink()
+            link.symlink_to(mine)
+    replay(ours, fixture.archive).expect()
+    recovery.pin_tablespaces(ours)
+    compare(ours, fixture.stock)
+    (other / "postmaster.pid").unlink(missing_ok=True)
+    fixture.point(other)
+    server = PgCluster(other)
+    server.configure("archive_mode = off\n" + recovery.restore_settings(
+        fixture.archive, target=("lsn", fixture.info["final_checkpoint"]), action="shutdown"), "postgresql.auto.conf")
+    (other / "recovery.signal").touch()
+    with server:
+        recovery.finish_stock(server, fixture.info["final_checkpoint"])
+    compare(other, fixture.stock)
+
+
+def test_bit_flip(plain, work, rng):
+    """One flipped bit inside a record: its CRC tells, we name it."""
+    archive = damaged_archive(plain, work / "archive")
+    name = middle_segment(plain)
+    lsn, length = record_in(plain.archive, name)
+    path = own(archive / name)
+    data = bytearray(path.read_bytes())
+    offset = int(lsn.split("/")[1], 16) % len(data) + rng.randrange(24, length)
+    data[offset] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+    ours = plain.copy(work / "ours")
+    result = replay(ours, archive)
+    assert result.code == CORRUPT, (lsn, offset, result)
+    assert name in result.stderr and LSN.search(result.stderr), result.stderr
+    assert "panicked" not in result.stderr
+    check_both_finish(plain, work, ours)
+
+
+@pytest.mark.parametrize("kept", [0, 1000, 8192 * 3 + 5, 8192 * 700])
+def test_truncated_segment(plain, work, kept):
+    """A segment file that is too short, with more WAL behind it."""
+    archive = damaged_archive(plain, work / "archive")
+    name = middle_segment(plain)
+    with open(own(archive / name), "r+b") as file:
+        file.truncate(kept)
+    ours = plain.copy(work / "ours")
+    result = replay(ours, archive)
+    assert result.code == CORRUPT, result
+    assert name in result.stderr, result.stderr
+    assert "panicked" not in result.stderr
+    if kept == 1000:
+        check_both_finish(plain, work, ours)
+
+
+def test_missing_segment(plain, work):
+    """A gap: later segments are there, this one is not."""
+    archive = damaged_archive(plain, work / "archive")
+    name = middle_segment(plain)
+    (archive / name).unlink()
+    ours = plain.copy(work / "ours")
+    result = replay(ours, archive)
+    assert result.code in (1, CORRUPT), result
+    assert name in result.stderr, result.stderr
+    check_both_finish(plain, work, ours)
+
+
+@pytest.mark.parametrize("round_", range(8))
+def test_random_damage(plain, work, rng, round_):
+    """Bytes overwritten anywhere: an error or a clean end before them, never a panic, and the WAL replaced, the end."""
+    archive = damaged_archive(plain, work / "archive")
+    path = own(archive / rng.choice(plain.segments()).name)
+    data = bytearray(path.read_bytes())
+    for _ in range(rng.choice([1, 10, 1000])):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    path.write_bytes(data)
+    ours = plain.copy(work / "ours")
+    result = replay(ours, archive)
+    assert result.code in (0, 1, CORRUPT), result
+    assert "panicked" not in result.stderr, result.stderr
+    replay(ours, plain.archive).expect()
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)
+
+
+def test_missing_history(plain, work):
+    """Timeline 2 cannot be found without its history: we end on timeline 1 or say so."""
+    archive = damaged_archive(plain, work / "archive")
+    (archive / "00000002.history").unlink()
+    ours = plain.copy(work / "ours")
+    result = replay(ours, archive, "--target-timeline", "2")
+    assert result.code in (1, CORRUPT)
+    assert "00000002.history" in result.stderr

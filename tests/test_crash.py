@@ -1,0 +1,67 @@
+"""Killed at any moment, continued with the same command or by stock PostgreSQL: no difference."""
+
+import os
+import time
+
+from tests.harness import recovery
+from tests.harness.cluster import PgCluster
+from tests.harness.walrider import compare, replay, start
+
+ROUNDS = int(os.environ.get("WALRIDER_CRASH_ROUNDS", "20"))
+
+
+def kill_after(fixture, data_dir, seconds):
+    """SIGKILL a replay after some seconds; True if it was still at work."""
+    process = start("replay", "--data-dir", data_dir, "--wal", fixture.archive)
+    time.sleep(seconds)
+    alive = process.poll() is None
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    return alive
+
+
+def finish_with_stock(fixture, data_dir):
+    """What a user does who gives up on us: start PostgreSQL on the directory."""
+    (data_dir / "postmaster.pid").unlink(missing_ok=True)
+    (data_dir / "recovery.signal").touch()
+    server = PgCluster(data_dir)
+    server.configure("archive_mode = off\n" + recovery.restore_settings(
+        fixture.archive, target=("lsn", fixture.info["final_checkpoint"]), action="shutdown"), "postgresql.auto.conf")
+    with server:
+        recovery.finish_stock(server, fixture.info["final_checkpoint"])
+
+
+def test_killed_and_continued(plain, work, rng):
+    """Rounds of one to three kills at random moments; every fourth round is finished by stock."""
+    whole = plain.copy(work / "whole")
+    begun = time.monotonic()
+    replay(whole, plain.archive).expect()
+    full_seconds = time.monotonic() - begun
+    recovery.discard(whole)
+    at_work = 0
+    for number in range(ROUNDS):
+        ours = plain.copy(work / f"round{number}")
+        moments = [rng.uniform(0, full_seconds) for _ in range(rng.choice([1, 1, 2, 3]))]
+        killed = [kill_after(plain, ours, moment) for moment in moments]
+        at_work += sum(killed)
+        try:
+            if number % 4 == 3:
+                finish_with_stock(plain, ours)
+            else:
+                replay(ours, plain.archive).expect()
+                recovery.pin_tablespaces(ours)
+            compare(ours, plain.stock)
+        except Exception as error:
+            raise AssertionError(f"round {number}, killed after {moments} s of {full_seconds:.3f}: {error}") from error
+        recovery.discard(ours)
+    print(f"{ROUNDS} rounds, {at_work} kills at work, a whole run takes {full_seconds:.2f} s")
+    assert at_work >= ROUNDS // 2
+
+
+def test_a_killed_run_keeps_stock_away_or_consistent(plain, work):
+    """Straight after a kill, without our help: stock PostgreSQL reaches the end by itself."""
+    ours = plain.copy(work / "ours")
+    kill_after(plain, ours, 0.2)
+    finish_with_stock(plain, ours)
+    compare(ours, plain.stock)

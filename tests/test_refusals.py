@@ -1,0 +1,231 @@
+"""What Walrider refuses, and that it says what to do and changes nothing."""
+
+import subprocess
+
+import pytest
+
+from tests.harness import recovery
+from tests.harness.cluster import PgCluster
+from tests.harness.walrider import binary, compare, replay, walrider
+
+ROOT_SHIM = """
+#include <unistd.h>
+uid_t geteuid(void) { return 0; }
+uid_t getuid(void) { return 0; }
+"""
+
+
+def refused(result, *words, code=1):
+    """Exit code, and a message with these words."""
+    assert result.code == code, result
+    assert "panicked" not in result.stderr
+    for word in words:
+        assert word in result.stderr, result.stderr
+    return result
+
+
+def untouched(data_dir):
+    """The backup is still one: nothing was begun."""
+    assert (data_dir / "backup_label").exists()
+    assert not (data_dir / "backup_label.old").exists()
+    assert not (data_dir / "postmaster.pid").exists()
+
+
+def test_running_server(plain, work):
+    """A server is running on the directory."""
+    with PgCluster.init(work / "live") as server:
+        server.start()
+        pid = str(server.process.pid)
+        refused(replay(server.data_dir, plain.archive), "postmaster.pid", pid)
+        assert server.value("SELECT 1") == "1"
+        assert (server.data_dir / "postmaster.pid").read_text().startswith(pid)
+
+
+def test_stock_refuses_while_we_work(plain, work):
+    """Our lock file keeps PostgreSQL away."""
+    ours = plain.copy(work / "ours")
+    process = subprocess.Popen([binary(), "replay", "--data-dir", ours, "--wal", plain.archive, "--follow"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        while not (ours / "postmaster.pid").exists():
+            assert process.poll() is None, process.stderr.read()
+        server = PgCluster(ours)
+        server.launch()
+        assert server.wait_end(60) != 0
+        assert "postmaster.pid" in server.log_tail()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_incremental_backup(plain, work):
+    """Only pg_combinebackup can make it whole."""
+    ours = plain.copy(work / "ours")
+    label = ours / "backup_label"
+    label.write_text(label.read_text() + "INCREMENTAL FROM LSN: 0/2000028\nINCREMENTAL FROM TLI: 1\n")
+    refused(replay(ours, plain.archive), "incremental", "pg_combinebackup")
+    untouched(ours)
+
+
+def test_logical_slot(work):
+    """Conflicts would have to invalidate it."""
+    with PgCluster.init(work / "primary", work / "archive", conf="wal_level = logical\n") as server:
+        server.start()
+        server.psql("SELECT pg_create_logical_replication_slot('subscriber', 'pgoutput')")
+        server.stop()
+        server.complete_archive()
+        (server.data_dir / "standby.signal").touch()
+        refused(replay(server.data_dir, server.archive), "subscriber", "logical")
+
+
+@pytest.mark.parametrize("major", ["16", "99"])
+def test_version(plain, work, major):
+    """A directory of a major version we do not know."""
+    ours = plain.copy(work / "ours")
+    (ours / "PG_VERSION").write_text(major + "\n")
+    refused(replay(ours, plain.archive), major, "PG_VERSION")
+    untouched(ours)
+
+
+def test_not_a_data_directory(plain, work):
+    """No PG_VERSION at all, and no directory at all."""
+    (work / "empty").mkdir()
+    refused(replay(work / "empty", plain.archive), "PG_VERSION")
+    refused(replay(work / "nowhere", plain.archive), "nowhere")
+
+
+def test_system_identifier(plain, work):
+    """WAL of another cluster: the identifier stands in each segment's first page."""
+    ours, foreign = plain.copy(work / "ours"), work / "foreign"
+    foreign.mkdir()
+    for segment in plain.segments():
+        data = bytearray(segment.read_bytes())
+        data[24:32] = (int(plain.info["system_identifier"]) ^ 1).to_bytes(8, "little")
+        (foreign / segment.name).write_bytes(data)
+    result = replay(ours, foreign)
+    assert result.code in (1, 4)
+    assert plain.info["system_identifier"] in result.stderr
+    assert plain.segments()[0].name in result.stderr or "system identifier" in result.stderr
+    untouched(ours)
+
+
+def test_missing_wal(plain, work):
+    """The segment that the backup starts with is not there."""
+    ours, nothing = plain.copy(work / "ours"), work / "nothing"
+    nothing.mkdir()
+    first = next(line for line in (ours / "backup_label").read_text().splitlines() if line.startswith("START WAL"))
+    segment = first.split("file ")[1].rstrip(")")
+    result = replay(ours, nothing)
+    assert result.code in (1, 4)
+    assert segment in result.stderr
+    untouched(ours)
+    replay(ours, plain.archive).expect()
+
+
+def test_wal_ends_before_the_backup_does(plain, work):
+    """Not consistent: PostgreSQL would refuse to serve it, and so do we, until there is more WAL."""
+    ours, short = plain.copy(work / "ours"), work / "short"
+    short.mkdir()
+    label = (ours / "backup_label").read_text()
+    start = label.split("file ")[1][:24]
+    data = bytearray((plain.archive / start).read_bytes())
+    position = int(label.split("CHECKPOINT LOCATION: ")[1].split()[0].split("/")[1], 16) % len(data)
+    cut = position + 200
+    data[cut:] = bytes(len(data) - cut)
+    (short / start).write_bytes(data)
+    result = replay(ours, short)
+    assert result.code in (1, 4), result
+    assert "consisten" in result.stderr or "backup" in result.stderr
+    replay(ours, plain.archive).expect()
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)
+
+
+def test_root(plain, work):
+    """As PostgreSQL's own tools: the directory's owner, never root."""
+    source, shim = work / "root.c", work / "root.so"
+    source.write_text(ROOT_SHIM)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(shim), str(source)], check=True)
+    ours = plain.copy(work / "ours")
+    refused(replay(ours, plain.archive, env={"LD_PRELOAD": str(shim)}), "root")
+    untouched(ours)
+
+
+def test_unreadable_relation(plain, work):
+    """No permission on a relation that the WAL changes: the file is named, and nothing is lost."""
+    ours = plain.copy(work / "ours")
+    victim = max((path for path in (ours / "base" / "5").iterdir() if path.name.isdigit()
+                  and int(path.name) > 16384), key=lambda path: path.stat().st_size)
+    victim.chmod(0)
+    result = replay(ours, plain.archive)
+    victim.chmod(0o600)
+    refused(result, victim.name)
+    replay(ours, plain.archive).expect()
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)
+
+
+def test_file_size_limit(plain, work):
+    """Writes fail for want of space, as on a full disk: an error, and the same command completes later."""
+    ours = plain.copy(work / "ours")
+    limit = max(path.stat().st_size for path in (ours / "base" / "5").iterdir()) // 2
+    result = replay(ours, plain.archive, file_size_limit=limit)
+    assert result.code == 1, result
+    assert "panicked" not in result.stderr
+    replay(ours, plain.archive).expect()
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)
+
+
+def test_unsupported_record(work):
+    """A manager we do not have: a clean stop before the record, named; PostgreSQL does the rest."""
+    archive = work / "archive"
+    with PgCluster.init(work / "primary", archive) as server:
+        server.start()
+        server.psql("CREATE TABLE t (id int PRIMARY KEY, words text[])")
+        server.basebackup(work / "backup")
+        server.psql("INSERT INTO t SELECT g, ARRAY['a', g::text] FROM generate_series(1, 1000) g; CHECKPOINT")
+        server.psql("CREATE INDEX t_words ON t USING gin (words)")
+        server.psql("INSERT INTO t SELECT g, ARRAY['b', g::text] FROM generate_series(1001, 2000) g")
+        wanted = server.psql("SELECT count(*), md5(string_agg(t::text, ',' ORDER BY id)) FROM t")
+        server.stop()
+        server.complete_archive()
+        final = server.controldata()["Latest checkpoint location"]
+    ours = recovery.copy_backup(work / "backup", work / "ours")
+    result = refused(replay(ours, archive), "Gin", code=3)
+    assert result.json["end_reason"] == "unsupported"
+    taker = PgCluster(ours)
+    taker.configure("archive_mode = off\n" + recovery.restore_settings(archive), "postgresql.auto.conf")
+    (ours / "recovery.signal").touch()
+    with taker:
+        recovery.recover_and_promote(taker)
+        assert taker.psql("SELECT count(*), md5(string_agg(t::text, ',' ORDER BY id)) FROM t") == wanted
+        assert taker.value("SET enable_seqscan = off; SELECT count(*) FROM t WHERE words @> ARRAY['b']") == "1000"
+    assert final
+
+
+@pytest.mark.parametrize("arguments", [(), ("replay",), ("replay", "--no-such-option"), ("fly",),
+                                       ("replay", "--data-dir"), ("compare", "only-one")], ids=lambda a: " ".join(a) or "none")
+def test_usage(arguments):
+    """Exit 2 and a hint."""
+    result = walrider(*arguments)
+    assert result.code == 2
+    assert result.stderr.strip()
+
+
+def test_compare_sees_a_difference(plain, work):
+    """One byte of one tuple: file, block and offset are named, exit 1."""
+    ours = plain.copy(work / "ours")
+    replay(ours, plain.archive).expect()
+    recovery.pin_tablespaces(ours)
+    victim = max((path for path in (ours / "base" / "5").iterdir() if path.name.isdigit()),
+                 key=lambda path: path.stat().st_size)
+    with open(victim, "r+b") as file:
+        file.seek(8192 * 3 + 8191)
+        byte = file.read(1)[0]
+        file.seek(8192 * 3 + 8191)
+        file.write(bytes([byte ^ 0x55]))
+    result = walrider("compare", ours, plain.stock)
+    assert result.code == 1
+    assert result.json["differences"] >= 1
+    assert victim.name in str(result.json["first"][0])
