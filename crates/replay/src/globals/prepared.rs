@@ -1,0 +1,165 @@
+//! Prepared transactions (`access/transam/twophase.c`, PostgreSQL 18).
+//!
+//! Between restartpoints everything is in memory: a PREPARE adds, its COMMIT or ABORT takes away. A file in
+//! `pg_twophase` is written and removed only by a restartpoint, and only for what was prepared before its redo position:
+//! PostgreSQL replays the WAL from there, and finds a file for a PREPARE that it still has to replay to be an error.
+
+use std::collections::BTreeMap;
+
+use walrider_layout::{Lsn, TransactionId};
+
+/// A transaction that is prepared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// Its 64-bit id, which names the file (`TwoPhaseFilePath`).
+    pub full_xid: u64,
+    /// Its global identifier, without the terminating zero.
+    pub gid: Vec<u8>,
+    /// Where its state is.
+    pub state: State,
+}
+
+/// Where the state of a prepared transaction is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// In a file, from before this replay or from a restartpoint (`ondisk`).
+    OnDisk,
+    /// In memory only.
+    InMemory {
+        /// One past the end of its PREPARE record (`prepare_end_lsn`).
+        end: Lsn,
+        /// The main data of the record, which with a checksum is the file.
+        data: Box<[u8]>,
+    },
+}
+
+/// What a restartpoint does to `pg_twophase`: removals first.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct FileChanges {
+    /// Files to remove, by 64-bit id.
+    pub(super) remove: Vec<u64>,
+    /// Transactions to write a file for.
+    pub(super) write: Vec<TransactionId>,
+}
+
+/// The prepared transactions, by id. Their number is bounded by the primary's `max_prepared_transactions`, and what
+/// each takes by the size of a WAL record.
+#[derive(Debug, Default)]
+pub(super) struct PreparedTransactions {
+    by_xid: BTreeMap<TransactionId, Prepared>,
+    /// Files of transactions that ended since the last restartpoint. Stock removes them at once; until the
+    /// restartpoint a crash of ours leads back to where they were needed.
+    stale_files: Vec<u64>,
+}
+
+impl PreparedTransactions {
+    /// A file that was there at the beginning, of a transaction that is still prepared (`restoreTwoPhaseData`).
+    pub(super) fn restore(&mut self, full_xid: u64, gid: Vec<u8>) {
+        self.by_xid.insert(full_xid as TransactionId, Prepared { full_xid, gid, state: State::OnDisk });
+    }
+
+    /// A file that was there at the beginning but must not be, because its transaction has ended, or begins only later
+    /// in the WAL (`ProcessTwoPhaseBuffer`).
+    pub(super) fn discard_file(&mut self, full_xid: u64) {
+        self.stale_files.push(full_xid);
+    }
+
+    /// `XLOG_XACT_PREPARE` (`PrepareRedoAdd`). Says whether it is news: after a crash in the middle of a restartpoint the
+    /// file may already be there, and then the record is skipped altogether.
+    pub(super) fn prepare(&mut self, full_xid: u64, gid: &[u8], end: Lsn, data: &[u8]) -> bool {
+        let xid = full_xid as TransactionId;
+        if self.by_xid.get(&xid).is_some_and(|old| old.full_xid == full_xid && old.state == State::OnDisk) {
+            return false;
+        }
+        let state = State::InMemory { end, data: data.into() };
+        self.by_xid.insert(xid, Prepared { full_xid, gid: gid.to_vec(), state });
+        true
+    }
+
+    /// `XLOG_XACT_COMMIT_PREPARED`, `XLOG_XACT_ABORT_PREPARED` (`PrepareRedoRemove`). One that we do not know was
+    /// prepared before the WAL began, and its file already removed.
+    pub(super) fn finish(&mut self, xid: TransactionId) {
+        if let Some(Prepared { full_xid, state: State::OnDisk, .. }) = self.by_xid.remove(&xid) {
+            self.stale_files.push(full_xid);
+        }
+    }
+
+    /// What a restartpoint with this redo position must do (`CheckPointTwoPhase`).
+    pub(super) fn file_changes(&self, redo: Lsn) -> FileChanges {
+        let due = |prepared: &Prepared| matches!(prepared.state, State::InMemory { end, .. } if end <= redo);
+        let write = self.by_xid.iter().filter(|(_, prepared)| due(prepared)).map(|(&xid, _)| xid).collect();
+        FileChanges { remove: self.stale_files.clone(), write }
+    }
+
+    /// The file changes are done.
+    pub(super) fn files_changed(&mut self, changes: &FileChanges) {
+        self.stale_files.clear();
+        for xid in &changes.write {
+            if let Some(prepared) = self.by_xid.get_mut(xid) {
+                prepared.state = State::OnDisk;
+            }
+        }
+    }
+
+    /// The transaction of this id.
+    pub(super) fn get(&self, xid: TransactionId) -> Option<&Prepared> {
+        self.by_xid.get(&xid)
+    }
+
+    /// All of them, by id.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Prepared> {
+        self.by_xid.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EPOCH: u64 = 3 << 32;
+
+    fn on_disk(prepared: &PreparedTransactions, xid: TransactionId) -> bool {
+        prepared.get(xid).unwrap().state == State::OnDisk
+    }
+
+    #[test]
+    fn a_file_is_written_at_the_first_checkpoint_whose_redo_position_has_the_prepare_behind_it() {
+        let mut prepared = PreparedTransactions::default();
+        assert!(prepared.prepare(EPOCH | 100, b"a", Lsn(1000), b"state a"));
+        assert!(prepared.prepare(EPOCH | 101, b"b", Lsn(2000), b"state b"));
+        let changes = prepared.file_changes(Lsn(999));
+        assert_eq!(changes, FileChanges::default());
+        let changes = prepared.file_changes(Lsn(1000));
+        assert_eq!(changes, FileChanges { remove: vec![], write: vec![100] }, "ends exactly at the redo position");
+        prepared.files_changed(&changes);
+        assert!(on_disk(&prepared, 100) && !on_disk(&prepared, 101));
+        assert_eq!(prepared.file_changes(Lsn(1999)), FileChanges::default(), "nothing is written twice");
+    }
+
+    #[test]
+    fn finished_ones_leave_no_file() {
+        let mut prepared = PreparedTransactions::default();
+        prepared.prepare(EPOCH | 100, b"a", Lsn(1000), b"");
+        prepared.finish(100);
+        assert_eq!(prepared.file_changes(Lsn(5000)), FileChanges::default(), "it never had a file");
+        prepared.prepare(EPOCH | 101, b"b", Lsn(1000), b"");
+        let changes = prepared.file_changes(Lsn(5000));
+        prepared.files_changed(&changes);
+        prepared.finish(101);
+        prepared.finish(102);
+        let changes = prepared.file_changes(Lsn(6000));
+        assert_eq!(changes, FileChanges { remove: vec![EPOCH | 101], write: vec![] });
+        prepared.files_changed(&changes);
+        assert_eq!(prepared.file_changes(Lsn(7000)), FileChanges::default());
+    }
+
+    #[test]
+    fn a_prepare_whose_file_survived_a_crash_is_skipped() {
+        let mut prepared = PreparedTransactions::default();
+        prepared.restore(EPOCH | 100, b"a".to_vec());
+        assert!(!prepared.prepare(EPOCH | 100, b"a", Lsn(1000), b"state"));
+        assert!(on_disk(&prepared, 100));
+        prepared.discard_file(EPOCH | 200);
+        assert_eq!(prepared.file_changes(Lsn(0)).remove, [EPOCH | 200]);
+    }
+}

@@ -1,0 +1,96 @@
+//! Bringing global state to disk, and back.
+
+use walrider_datadir::{origins as origins_file, twophase};
+use walrider_layout::TransactionId;
+
+use super::origins::Origins;
+use super::xid::{FIRST_NORMAL_XID, precedes};
+use super::pages::Pages;
+use super::{DIRTY_PAGES, GlobalError, Globals, Prepared, PreparedState, SeenCheckpoint, mappings};
+
+impl Globals {
+    /// Reads origins and prepared transactions (`StartupReplicationOrigin`, `restoreTwoPhaseData`).
+    pub(super) fn restore_files(&mut self) -> Result<(), GlobalError> {
+        self.origins = Origins::start(origins_file::read(&self.root)?);
+        for file in twophase::list(&self.root)? {
+            let xid = file as TransactionId;
+            // One at or past the checkpoint's next id has its PREPARE still to come. Special ids count as ended
+            // (`TransactionLogFetch`).
+            let too_new = !precedes(xid, self.next_xid.xid());
+            if too_new || xid < FIRST_NORMAL_XID || self.xid_status(xid)?.is_some() {
+                self.prepared.discard_file(file);
+            } else {
+                let state = twophase::read(&self.root, file)?;
+                let gid = super::xact::prepared_gid(&state)?;
+                self.prepared.restore(file, gid);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether so many pages have changed that some may soon be written to make room for others: then `minRecoveryPoint`
+    /// should be moved to the end of the last record, durably, and [`Globals::flush`] be called.
+    pub fn wants_flush(&self) -> bool {
+        self.slrus().iter().any(|pages| pages.dirty_pages() > DIRTY_PAGES)
+    }
+
+    /// Writes all changes to the SLRUs; not durable, and removes nothing.
+    ///
+    /// # Errors
+    /// A file that cannot be written. Replay must end.
+    pub fn flush(&mut self) -> Result<(), GlobalError> {
+        for pages in self.slrus_mut() {
+            pages.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Makes global state durable for a restartpoint (`CheckPointGuts`, `access/transam/xlog.c`): decoding's files, origins,
+    /// SLRUs. `minRecoveryPoint` must be durably at or past the last record that was redone. The files of prepared
+    /// transactions come last, after the relation pages: [`Globals::checkpoint_prepared`].
+    ///
+    /// # Errors
+    /// A file that cannot be written. Replay must end, and begin at the last restartpoint.
+    pub fn checkpoint(&mut self, checkpoint: &SeenCheckpoint) -> Result<(), GlobalError> {
+        // Without a new checkpoint record PostgreSQL makes no restartpoint, and its files stay.
+        if checkpoint.lsn != self.restartpoint {
+            mappings::checkpoint(&self.root)?;
+        }
+        origins_file::write(&self.root, self.origins.states())?;
+        for pages in self.slrus_mut() {
+            pages.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Writes a file for each transaction that is prepared and whose PREPARE ended at or before the checkpoint's redo
+    /// position, and removes those of transactions that have ended (`CheckPointTwoPhase`). To be called when everything
+    /// else is durable, but for the control file.
+    ///
+    /// # Errors
+    /// A file that cannot be written. Replay must end, and begin at the last restartpoint.
+    pub fn checkpoint_prepared(&mut self, checkpoint: &SeenCheckpoint) -> Result<(), GlobalError> {
+        let changes = self.prepared.file_changes(checkpoint.body.redo);
+        for &file in &changes.remove {
+            twophase::remove(&self.root, file)?;
+        }
+        for &xid in &changes.write {
+            if let Some(Prepared { full_xid, state: PreparedState::InMemory { data, .. }, .. }) = self.prepared.get(xid) {
+                twophase::write(&self.root, *full_xid, data)?;
+            }
+        }
+        twophase::sync(&self.root)?;
+        self.prepared.files_changed(&changes);
+        self.restartpoint = checkpoint.lsn;
+        Ok(())
+    }
+
+    fn slrus(&self) -> [&Pages; 4] {
+        [&self.clog.slru, &self.commit_ts.slru, &self.multixacts.offsets, &self.multixacts.members]
+    }
+
+    fn slrus_mut(&mut self) -> [&mut Pages; 4] {
+        let Globals { clog, commit_ts, multixacts, .. } = self;
+        [&mut clog.slru, &mut commit_ts.slru, &mut multixacts.offsets, &mut multixacts.members]
+    }
+}

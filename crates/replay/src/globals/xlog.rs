@@ -1,0 +1,141 @@
+//! Records of the manager XLOG: counters, checkpoints, timelines, the primary's settings, the end of the base backup
+//! (`xlog_redo` in `access/transam/xlog.c`, `xlogrecovery_redo` and `ApplyWalRecord` in
+//! `access/transam/xlogrecovery.c`, PostgreSQL 18).
+
+use walrider_layout::control::{CheckPoint, ControlFile};
+use walrider_layout::{Lsn, TimelineId};
+use walrider_wal::record::Record;
+use walrider_wal::records::xlog;
+
+use super::action::{Action, SeenCheckpoint};
+use super::xid::NextXid;
+use super::{GlobalError, Globals};
+
+/// The primary's settings that a standby must know (`xl_parameter_change`, kept in `pg_control`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// `max_connections`.
+    pub max_connections: u32,
+    /// `max_worker_processes`.
+    pub max_worker_processes: u32,
+    /// `max_wal_senders`.
+    pub max_wal_senders: u32,
+    /// `max_prepared_transactions`.
+    pub max_prepared_xacts: u32,
+    /// `max_locks_per_transaction`.
+    pub max_locks_per_xact: u32,
+    /// `wal_level`: 0 minimal, 1 replica, 2 logical.
+    pub wal_level: u32,
+    /// `wal_log_hints`.
+    pub wal_log_hints: bool,
+    /// `track_commit_timestamp`.
+    pub track_commit_timestamp: bool,
+}
+
+impl Parameters {
+    pub(super) fn from_control(control: &ControlFile) -> Parameters {
+        Parameters {
+            max_connections: control.max_connections,
+            max_worker_processes: control.max_worker_processes,
+            max_wal_senders: control.max_wal_senders,
+            max_prepared_xacts: control.max_prepared_xacts,
+            max_locks_per_xact: control.max_locks_per_xact,
+            wal_level: control.wal_level,
+            wal_log_hints: control.wal_log_hints,
+            track_commit_timestamp: control.track_commit_timestamp,
+        }
+    }
+}
+
+/// The base backup that the directory comes from, until its end has been passed; then all zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackupState {
+    /// Redo position of the backup's checkpoint (`backupStartPoint`).
+    pub start: Lsn,
+    /// Where the backup ends, if that is known beforehand: taken from a standby (`backupEndPoint`).
+    pub end: Lsn,
+    /// `XLOG_BACKUP_END` must be passed (`backupEndRequired`).
+    pub end_required: bool,
+}
+
+impl BackupState {
+    pub(super) fn from_control(control: &ControlFile) -> BackupState {
+        BackupState {
+            start: control.backup_start_point,
+            end: control.backup_end_point,
+            end_required: control.backup_end_required,
+        }
+    }
+
+    /// Whether the directory is in the middle of a backup: it is not consistent, whatever `minRecoveryPoint` says
+    /// (`CheckRecoveryConsistency`).
+    pub fn is_open(&self) -> bool {
+        self.start.is_valid() || self.end_required
+    }
+}
+
+impl Globals {
+    /// The backup that the directory comes from.
+    pub fn backup(&self) -> &BackupState {
+        &self.backup
+    }
+
+    /// Everything up to `end` has been replayed: says whether a backup taken from a standby, whose end is a position and
+    /// not a record, has now been passed (`CheckRecoveryConsistency`). As for [`Action::BackupEnded`].
+    pub fn passed(&mut self, end: Lsn) -> bool {
+        let ended = self.backup.end.is_valid() && self.backup.end <= end;
+        if ended {
+            self.backup = BackupState::default();
+        }
+        ended
+    }
+
+    /// Puts into the control file what redo has learnt: settings and backup state. The rest is the engine's: state,
+    /// checkpoint, `minRecoveryPoint`.
+    pub fn apply_to(&self, control: &mut ControlFile) {
+        let parameters = &self.parameters;
+        control.max_connections = parameters.max_connections;
+        control.max_worker_processes = parameters.max_worker_processes;
+        control.max_wal_senders = parameters.max_wal_senders;
+        control.max_prepared_xacts = parameters.max_prepared_xacts;
+        control.max_locks_per_xact = parameters.max_locks_per_xact;
+        control.wal_level = parameters.wal_level;
+        control.wal_log_hints = parameters.wal_log_hints;
+        control.track_commit_timestamp = parameters.track_commit_timestamp;
+        control.backup_start_point = self.backup.start;
+        control.backup_end_point = self.backup.end;
+        control.backup_end_required = self.backup.end_required;
+    }
+
+    fn redo_checkpoint(&mut self, record: &Record<'_>, shutdown: bool) -> Result<Vec<Action>, GlobalError> {
+        let body = CheckPoint::parse(record.main_data).ok_or(GlobalError::DataLength("checkpoint"))?;
+        let mut actions = Vec::new();
+        if shutdown {
+            actions.extend(self.switch_timeline(body.timeline, body.previous_timeline));
+            if self.archive_recovery && self.backup.start.is_valid() && !self.backup.end.is_valid() {
+                return Err(GlobalError::BackupCanceled(self.backup.start));
+            }
+            // Nothing was running: the counters are exact.
+            self.next_xid = NextXid(body.next_xid);
+            self.next_oid = body.next_oid;
+            self.multixacts.next_multi = body.next_multi;
+            self.multixacts.next_offset = body.next_multi_offset;
+        } else {
+            if body.timeline != self.timeline {
+                return Err(GlobalError::Timeline { found: body.timeline, expected: self.timeline });
+            }
+            // They are from the beginning of the checkpoint; records since then may have said more.
+            self.next_xid = self.next_xid.max(NextXid(body.next_xid));
+            self.multixacts.advance_next(body.next_multi, body.next_multi_offset);
+        }
+        let seen = SeenCheckpoint { lsn: record.lsn, end: record.end, shutdown, body };
+        self.latest_checkpoint = Some(seen);
+        actions.push(Action::Checkpoint(seen));
+        Ok(actions)
+    }
+
+    fn switch_timeline(&mut self, to: TimelineId, previous: TimelineId) -> Option<Action> {
+        let from = std::mem::replace(&mut self.timeline, to);
+        (from != to).then_some(Action::SwitchTimeline { from, to, previous })
+    }
+}
