@@ -2,10 +2,14 @@
 //!
 //! This crate never interprets WAL or the contents of relation pages, and starts no threads.
 
+pub mod backup_label;
+pub mod config;
 pub mod durable;
 mod error;
 pub mod lock;
+pub mod recovery_settings;
 pub mod relation;
 pub mod slru;
+pub mod timestamp;
 
 pub use error::{DataDirError, Result};
