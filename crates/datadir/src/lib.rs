@@ -7,9 +7,14 @@ pub mod config;
 pub mod durable;
 mod error;
 pub mod lock;
+pub mod mappings;
+pub mod origins;
 pub mod recovery_settings;
 pub mod relation;
+pub mod relmap;
+pub mod slots;
 pub mod slru;
 pub mod timestamp;
+pub mod twophase;
 
 pub use error::{DataDirError, Result};
