@@ -182,6 +182,8 @@ fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
     let mut tasks = Vec::new();
     let mut relations = HashSet::new();
     let unlogged = unlogged_relations(&sides);
+    let same_root =
+        matches!((fs::canonicalize(sides[0].root), fs::canonicalize(sides[1].root)), (Ok(a), Ok(b)) if a == b);
 
     let names: std::collections::BTreeSet<&String> = sides[0].entries.keys().chain(sides[1].entries.keys()).collect();
     for name in names {
@@ -191,15 +193,8 @@ fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
         let role = match roles {
             [Some(a), Some(b)] if a != b => {
                 // A file here, a directory there.
-                let show = |entry: &Entry| format!("{entry:?}");
-                let place = Place { field: "kind of entry".into(), ..Place::default() };
-                tally.find(
-                    Class::Directory,
-                    name,
-                    place,
-                    entries[0].map_or(String::new(), show),
-                    entries[1].map_or(String::new(), show),
-                );
+                let [a, b] = entries.map(show_entry);
+                tally.find(Class::Directory, name, Place::default(), a, b);
                 findings.insert(name.clone(), tally);
                 continue;
             }
@@ -241,7 +236,8 @@ fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
                     files::compare_bytes(name, [&a, &b], &mut tally)?;
                 }
             }
-            Role::Directory | Role::Tablespace => directory(entries, name, &mut tally),
+            Role::Directory => directory(entries, name, &mut tally),
+            Role::Tablespace => tablespace(entries, name, same_root, &mut tally),
             Role::Counted(class) => tally.count(class),
             Role::Plain => {}
         }
@@ -315,20 +311,35 @@ fn presence(sides: &[Side<'_>; 2], name: &str, file: &RelationFile, tally: &mut 
     !is_empty
 }
 
-/// Compares directories and the links of tablespaces, by themselves.
+/// A directory that must be there; where it leads is the administrator's affair.
 fn directory(entries: [Option<&Entry>; 2], name: &str, tally: &mut Tally) {
-    let show = |entry: Option<&Entry>| match entry {
-        None => "absent".to_owned(),
-        Some(Entry::Link(target)) => format!("link to {}", target.display()),
-        Some(Entry::Special) => "link to nothing".to_owned(),
-        Some(_) => "directory".to_owned(),
-    };
+    let is_there = |entry: Option<&Entry>| matches!(entry, Some(Entry::Directory | Entry::Link(_)));
+    if !entries.map(is_there).contains(&false) {
+        return;
+    }
+    tally.find(Class::Directory, name, Place::default(), show_entry(entries[0]), show_entry(entries[1]));
+}
+
+/// A tablespace must be there, and be two.
+fn tablespace(entries: [Option<&Entry>; 2], name: &str, same_root: bool, tally: &mut Tally) {
     let class = match entries {
-        [Some(a), Some(b)] if a == b => return,
+        [Some(Entry::Directory), Some(Entry::Directory)] => return,
+        [Some(Entry::Link(a)), Some(Entry::Link(b))] if a == b && same_root => return,
+        [Some(Entry::Link(a)), Some(Entry::Link(b))] if a == b => Class::TablespaceShared,
         [Some(Entry::Link(_) | Entry::Directory), Some(Entry::Link(_) | Entry::Directory)] => Class::TablespaceTarget,
         _ => Class::Directory,
     };
-    tally.find(class, name, Place::default(), show(entries[0]), show(entries[1]));
+    tally.find(class, name, Place::default(), show_entry(entries[0]), show_entry(entries[1]));
+}
+
+fn show_entry(entry: Option<&Entry>) -> String {
+    match entry {
+        None => "absent".to_owned(),
+        Some(Entry::File(bytes)) => format!("file of {bytes} bytes"),
+        Some(Entry::Directory) => "directory".to_owned(),
+        Some(Entry::Link(target)) => format!("link to {}", target.display()),
+        Some(Entry::Special) => "link to nothing".to_owned(),
+    }
 }
 
 /// Works the tasks off on all cores, the largest first; findings by name.

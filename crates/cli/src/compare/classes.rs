@@ -54,6 +54,7 @@ classes! {
     PartialPage "partial-page" Always "files" "relation files that end within a page, not alike";
     MissingFile "missing-file" Always "files" "files that recovery keeps and only one directory has";
     Directory "directory" Always "entries" "databases, tablespaces and directories of PostgreSQL that only one has";
+    TablespaceShared "tablespace-shared" Always "links" "tablespace links that lead to one place: there is only one to compare";
     Slru "slru" Always "pages" "pages of pg_xact, pg_commit_ts and pg_multixact that differ";
     File "file" Always "files" "other files that recovery keeps (maps, two-phase state, mappings), with other content";
     Origin "origin" Always "origins" "replication origins whose progress differs";
