@@ -59,7 +59,6 @@ def check_both_finish(fixture, work, ours):
     replay(ours, fixture.archive).expect()
     recovery.pin_tablespaces(ours)
     compare(ours, fixture.stock)
-    (other / "postmaster.pid").unlink(missing_ok=True)
     fixture.point(other)
     server = PgCluster(other)
     server.configure("archive_mode = off\n" + recovery.restore_settings(

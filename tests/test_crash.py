@@ -23,7 +23,6 @@ def kill_after(fixture, data_dir, seconds):
 
 def finish_with_stock(fixture, data_dir):
     """What a user does who gives up on us: start PostgreSQL on the directory."""
-    (data_dir / "postmaster.pid").unlink(missing_ok=True)
     (data_dir / "recovery.signal").touch()
     server = PgCluster(data_dir)
     server.configure("archive_mode = off\n" + recovery.restore_settings(

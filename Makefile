@@ -1,0 +1,46 @@
+# Two commands on a fresh machine with Rust, Python and a C compiler: `make demo` and `make test`.
+# PostgreSQL 18 is fetched under .pg/, or is that of PG_CONFIG=/path/to/pg_config.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
+E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
+export PYTHONDONTWRITEBYTECODE = 1
+
+.PHONY: demo test test-rust test-e2e build fetch lint fuzz-smoke fuzz-long soak-crash clean
+
+demo: build fetch
+	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
+
+test: test-rust fuzz-smoke test-e2e
+
+test-rust:
+	cargo test --workspace --quiet
+
+test-e2e: build fetch
+	$(E2E) tests $(PYTEST_ARGS)
+
+build:
+	cargo build --release
+
+fetch:
+	$(PYTHON) -m tests.harness.install
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --quiet
+
+# Any bytes are an error, never a crash: a short look in `make test`, a long one on request.
+fuzz-smoke:
+	$(PYTHON) -m tests.fuzz --seconds 20
+
+fuzz-long:
+	$(PYTHON) -m tests.fuzz --seconds 3600
+
+soak-crash: build fetch
+	WALRIDER_CRASH_ROUNDS=200 $(E2E) tests/test_crash.py -s $(PYTEST_ARGS)
+
+clean:
+	cargo clean
+	rm -rf .pg demo-report

@@ -1,0 +1,1 @@
+"""Benchmarks that put Walrider beside stock PostgreSQL."""

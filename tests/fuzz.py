@@ -1,0 +1,66 @@
+"""Run every libFuzzer target of `fuzz/` for a share of some seconds, with a stable toolchain.
+
+    python3 -m tests.fuzz --seconds N [TARGET]...
+
+cargo-fuzz would want a nightly compiler for its sanitizers; safe Rust needs only the coverage
+counters, which these flags give.  A crash leaves its input under fuzz/artifacts/TARGET.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FUZZ = Path(__file__).resolve().parents[1] / "fuzz"
+COVERAGE = ["-Cpasses=sancov-module", "-Cllvm-args=-sanitizer-coverage-level=4",
+            "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters", "-Cllvm-args=-sanitizer-coverage-pc-table",
+            "-Cllvm-args=-sanitizer-coverage-trace-compares", "-Cdebug-assertions", "-Ccodegen-units=1"]
+
+
+def targets():
+    """The names of the fuzz targets."""
+    return sorted(path.stem for path in (FUZZ / "fuzz_targets").glob("*.rs"))
+
+
+def build():
+    """Build them all, apart from the ordinary build; returns the directory of the programs."""
+    host = next(line.split()[1] for line in subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True)
+                .stdout.splitlines() if line.startswith("host:"))
+    env = dict(os.environ, RUSTFLAGS=" ".join(["--cfg", "fuzzing", *COVERAGE]))
+    subprocess.run(["cargo", "build", "--release", "--quiet", "--bins", "--manifest-path", str(FUZZ / "Cargo.toml"),
+                    "--target", host, "--target-dir", str(FUZZ / "target")], env=env, check=True)
+    return FUZZ / "target" / host / "release"
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python3 -m tests.fuzz", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, required=True, help="for all targets together")
+    parser.add_argument("target", nargs="*")
+    args = parser.parse_args()
+    chosen = args.target or targets()
+    if not chosen:
+        sys.exit(f"error: no fuzz targets in {FUZZ}")
+    programs = build()
+    seed = int(os.environ.get("WALRIDER_SEED") or time.time_ns() % 1_000_000 + 1)
+    failed = []
+    for name in chosen:
+        share = max(1, args.seconds // len(chosen))
+        for part in ("corpus", "artifacts"):
+            (FUZZ / part / name).mkdir(parents=True, exist_ok=True)
+        done = subprocess.run([str(programs / name), str(FUZZ / "corpus" / name), f"-max_total_time={share}",
+                               f"-seed={seed}", "-timeout=20", "-rss_limit_mb=2048", "-verbosity=0",
+                               f"-artifact_prefix={FUZZ / 'artifacts' / name}/"], capture_output=True, text=True,
+                              errors="replace")
+        print(f"fuzz {name}: {'ok' if done.returncode == 0 else 'FAILED'}, {share} s, seed {seed}", flush=True)
+        if done.returncode != 0:
+            print(done.stderr[-3000:], file=sys.stderr)
+            failed.append(name)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
