@@ -6,6 +6,7 @@
 pub mod bytes;
 pub mod checksum;
 pub mod control;
+pub mod history;
 pub mod page;
 pub mod wal;
 

@@ -157,6 +157,8 @@ pub struct Stretch {
     first_prev: Lsn,
     /// Pages before this position have a valid header.
     checked: Lsn,
+    /// Where the last record begins whose continuation was never written.
+    overwritten: Option<Lsn>,
 }
 
 impl Stretch {
@@ -177,6 +179,7 @@ impl Stretch {
         self.found_first = exact;
         self.first_prev = Lsn::INVALID;
         self.checked = self.start;
+        self.overwritten = None;
     }
 
     /// The buffer behind the pages that are there, for `len` more bytes: read WAL from [`Stretch::filled`] on into
@@ -211,6 +214,11 @@ impl Stretch {
     /// Records that begin here or later belong to the next stretch.
     pub fn limit(&self) -> Lsn {
         self.limit
+    }
+
+    /// Where the last record begins that was passed over because its continuation was never written.
+    pub fn overwritten(&self) -> Option<Lsn> {
+        self.overwritten
     }
 
     /// The records, in order.
@@ -327,6 +335,7 @@ impl Stretch {
                 Joined::Record(span_at, end) => (span_at, end),
                 Joined::NeedPages(upto) => return Ok(Some(upto)),
                 Joined::Overwritten(page) => {
+                    self.overwritten = Some(lsn);
                     self.position = page;
                     return Ok(None);
                 }

@@ -4,68 +4,73 @@
 //! Without a logical slot nobody reads them, and a directory with one is refused. They are still written and removed
 //! as PostgreSQL does, so that the directories are the same.
 
-use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use walrider_datadir::{DataDirError, durable};
+use walrider_datadir::durable;
+use walrider_datadir::mappings::{self, MAPPING_SIZE, MappingFile};
+use walrider_layout::Lsn;
 use walrider_layout::bytes::Reader;
 use walrider_wal::record::Record;
 
 use super::GlobalError;
 
-const MAPPINGS_DIR: &str = "pg_logical/mappings";
-const SNAPSHOTS_DIR: &str = "pg_logical/snapshots";
-/// Bytes of a mapping (`LogicalRewriteMappingData`): two relations, two tuple ids.
-const MAPPING_SIZE: usize = 36;
-
-fn io_error(operation: &'static str, path: &Path, source: io::Error) -> GlobalError {
-    DataDirError::Io { operation, path: path.to_owned(), source }.into()
-}
-
 /// `XLOG_HEAP2_REWRITE`: appends to the file of one transaction's rewrite of one catalog (`heap_xlog_logical_rewrite`).
 /// Whatever is past the offset is from before a crash.
 pub(super) fn redo_rewrite(root: &Path, record: &Record<'_>) -> Result<(), GlobalError> {
-    let write = || -> Option<(PathBuf, u64, &[u8])> {
-        let mut reader = Reader::new(record.main_data);
-        let (mapped_xid, database, relation, _) = (reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?);
-        let offset = u64::try_from(reader.i64()?).ok()?;
-        let (mappings, _, start) = (reader.u32()?, reader.u32()?, reader.u64()?);
-        let data = reader.take((mappings as usize).checked_mul(MAPPING_SIZE)?)?;
-        // `LOGICAL_REWRITE_FORMAT`
-        let (high, low, xid) = (start >> 32, start as u32, record.xid());
-        let name = format!("map-{database:x}-{relation:x}-{high:X}_{low:X}-{mapped_xid:x}-{xid:x}");
-        Some((root.join(MAPPINGS_DIR).join(name), offset, data))
-    };
-    let (path, offset, data) = write().ok_or(GlobalError::DataLength("heap rewrite mapping"))?;
-    let open = || OpenOptions::new().write(true).create(true).truncate(false).open(&path);
-    let file: File = open().map_err(|error| io_error("create file", &path, error))?;
-    file.set_len(offset).map_err(|error| io_error("truncate file", &path, error))?;
-    file.write_all_at(data, offset).map_err(|error| io_error("write file", &path, error))?;
-    file.sync_all().map_err(|error| io_error("fsync file", &path, error))
+    let (file, offset, data) = parse_rewrite(record).ok_or(GlobalError::DataLength("heap rewrite mapping"))?;
+    Ok(mappings::append(root, &file, offset, data)?)
+}
+
+/// `xl_heap_rewrite_mapping` (`access/heapam_xlog.h`): the file, where to write, the mappings.
+fn parse_rewrite<'a>(record: &Record<'a>) -> Option<(MappingFile, u64, &'a [u8])> {
+    let mut reader = Reader::new(record.main_data);
+    let (mapped_xid, database, relation, _padding) = (reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?);
+    let (offset, count, _padding, start) = (reader.u64()?, reader.u32()?, reader.u32()?, Lsn(reader.u64()?));
+    let file = MappingFile { database, relation, start, mapped_xid, rewrite_xid: record.xid() };
+    Some((file, offset, reader.take((count as usize).checked_mul(MAPPING_SIZE)?)?))
 }
 
 /// Removes all of them, as a restartpoint does where there is no logical slot (`CheckPointSnapBuild`,
 /// `CheckPointLogicalRewriteHeap`).
 pub(super) fn checkpoint(root: &Path) -> Result<(), GlobalError> {
-    let is_snapshot = |name: &str| {
-        let hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let lsn = name.split_once(".snap").map(|(lsn, _)| lsn);
-        lsn.and_then(|lsn| lsn.split_once('-')).is_some_and(|(high, low)| hex(high) && hex(low))
-    };
-    remove_files(&root.join(SNAPSHOTS_DIR), is_snapshot)?;
-    remove_files(&root.join(MAPPINGS_DIR), |name| name.starts_with("map-"))
+    remove_files(&root.join("pg_logical/snapshots"), is_snapshot)?;
+    remove_files(&root.join("pg_logical/mappings"), |name| name.starts_with("map-"))
 }
 
-fn remove_files(dir: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), GlobalError> {
-    let mut removed = false;
-    for entry in durable::list_dir(dir)? {
+/// Whether this is the name of a snapshot, or of one half written: `HI-LO.snap`, then anything.
+fn is_snapshot(name: &str) -> bool {
+    let hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let lsn = name.split_once(".snap").and_then(|(lsn, _)| lsn.split_once('-'));
+    lsn.is_some_and(|(high, low)| hex(high) && hex(low))
+}
+
+fn remove_files(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), GlobalError> {
+    for entry in durable::list_dir(directory)? {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
         if is_file && entry.file_name().to_str().is_some_and(&is_ours) {
-            fs::remove_file(entry.path()).map_err(|error| io_error("remove file", &entry.path(), error))?;
-            removed = true;
+            durable::unlink(&entry.path())?;
         }
     }
-    if removed { Ok(durable::fsync_dir(dir)?) } else { Ok(()) }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restartpoint_leaves_only_what_is_not_decodings() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["snapshots/0-15A9F28.snap", "snapshots/0-1.snap.77.tmp", "mappings/map-5-4ef-0_1-2-3"];
+        let kept = ["snapshots/readme", "mappings/readme"];
+        for part in ["snapshots", "mappings"] {
+            std::fs::create_dir_all(dir.path().join("pg_logical").join(part)).unwrap();
+        }
+        for name in names.iter().chain(&kept) {
+            std::fs::write(dir.path().join("pg_logical").join(name), b"").unwrap();
+        }
+        checkpoint(dir.path()).unwrap();
+        let exists = |name: &&str| dir.path().join("pg_logical").join(name).exists();
+        assert!(!names.iter().any(|name| exists(name)) && kept.iter().all(|name| exists(name)));
+    }
 }

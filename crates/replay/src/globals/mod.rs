@@ -12,8 +12,9 @@
 mod action;
 mod clog;
 mod commit_ts;
+mod decoding;
 mod files;
-mod mappings;
+
 mod multixact;
 mod origins;
 mod pages;
@@ -31,8 +32,9 @@ pub use xlog::{BackupState, Parameters};
 
 use std::path::{Path, PathBuf};
 
+use walrider_datadir::DataDirError;
 use walrider_datadir::slru::Slru;
-use walrider_datadir::{DataDirError, origins as origins_file, twophase};
+use walrider_datadir::twophase::TwoPhaseFiles;
 use walrider_layout::control::ControlFile;
 use walrider_layout::{Lsn, MultiXactId, Oid, TimelineId, TransactionId};
 use walrider_wal::record::Record;
@@ -97,6 +99,7 @@ pub struct Globals {
     commit_ts: CommitTs,
     multixacts: MultiXacts,
     prepared: PreparedTransactions,
+    twophase_files: TwoPhaseFiles,
     origins: Origins,
     next_xid: NextXid,
     next_oid: Oid,
@@ -137,6 +140,7 @@ impl Globals {
             commit_ts,
             multixacts,
             prepared: PreparedTransactions::default(),
+            twophase_files: TwoPhaseFiles::new(root),
             origins: Origins::default(),
             next_xid,
             next_oid: checkpoint.next_oid,
@@ -188,7 +192,7 @@ impl Globals {
             RmgrId::MULTIXACT => self.redo_multixact(record),
             RmgrId::REPLORIGIN => self.redo_replorigin(record),
             RmgrId::HEAP2 if info & XLOG_HEAP_OPMASK == XLOG_HEAP2_REWRITE => {
-                mappings::redo_rewrite(&self.root, record)?;
+                decoding::redo_rewrite(&self.root, record)?;
                 Ok(Vec::new())
             }
             // Of these, nothing is needed without hot standby (`standby_redo`), or ever (`logicalmsg_redo`); but only of

@@ -1,18 +1,18 @@
 //! Bringing global state to disk, and back.
 
-use walrider_datadir::{origins as origins_file, twophase};
-use walrider_layout::TransactionId;
+use walrider_datadir::origins as origins_file;
+use walrider_layout::{Lsn, TransactionId};
 
 use super::origins::Origins;
 use super::xid::{FIRST_NORMAL_XID, precedes};
 use super::pages::Pages;
-use super::{DIRTY_PAGES, GlobalError, Globals, Prepared, PreparedState, SeenCheckpoint, mappings};
+use super::{DIRTY_PAGES, GlobalError, Globals, Prepared, PreparedState, decoding};
 
 impl Globals {
     /// Reads origins and prepared transactions (`StartupReplicationOrigin`, `restoreTwoPhaseData`).
     pub(super) fn restore_files(&mut self) -> Result<(), GlobalError> {
         self.origins = Origins::start(origins_file::read(&self.root)?);
-        for file in twophase::list(&self.root)? {
+        for file in self.twophase_files.list()? {
             let xid = file as TransactionId;
             // One at or past the checkpoint's next id has its PREPARE still to come. Special ids count as ended
             // (`TransactionLogFetch`).
@@ -20,7 +20,7 @@ impl Globals {
             if too_new || xid < FIRST_NORMAL_XID || self.xid_status(xid)?.is_some() {
                 self.prepared.discard_file(file);
             } else {
-                let state = twophase::read(&self.root, file)?;
+                let state = self.twophase_files.read(file)?;
                 let gid = super::xact::prepared_gid(&state)?;
                 self.prepared.restore(file, gid);
             }
@@ -34,7 +34,7 @@ impl Globals {
         self.slrus().iter().any(|pages| pages.dirty_pages() > DIRTY_PAGES)
     }
 
-    /// Writes all changes to the SLRUs; not durable, and removes nothing.
+    /// Writes all changes to the SLRUs; not and removes nothing.
     ///
     /// # Errors
     /// A file that cannot be written. Replay must end.
@@ -45,16 +45,16 @@ impl Globals {
         Ok(())
     }
 
-    /// Makes global state durable for a restartpoint (`CheckPointGuts`, `access/transam/xlog.c`): decoding's files, origins,
+    /// Makes global state durable for a restartpoint at the checkpoint record `checkpoint` (`CheckPointGuts`, `access/transam/xlog.c`): decoding's files, origins,
     /// SLRUs. `minRecoveryPoint` must be durably at or past the last record that was redone. The files of prepared
     /// transactions come last, after the relation pages: [`Globals::checkpoint_prepared`].
     ///
     /// # Errors
     /// A file that cannot be written. Replay must end, and begin at the last restartpoint.
-    pub fn checkpoint(&mut self, checkpoint: &SeenCheckpoint) -> Result<(), GlobalError> {
+    pub fn checkpoint(&mut self, checkpoint: Lsn) -> Result<(), GlobalError> {
         // Without a new checkpoint record PostgreSQL makes no restartpoint, and its files stay.
-        if checkpoint.lsn != self.restartpoint {
-            mappings::checkpoint(&self.root)?;
+        if checkpoint != self.restartpoint {
+            decoding::checkpoint(&self.root)?;
         }
         origins_file::write(&self.root, self.origins.states())?;
         for pages in self.slrus_mut() {
@@ -65,23 +65,22 @@ impl Globals {
 
     /// Writes a file for each transaction that is prepared and whose PREPARE ended at or before the checkpoint's redo
     /// position, and removes those of transactions that have ended (`CheckPointTwoPhase`). To be called when everything
-    /// else is durable, but for the control file.
+    /// else is but for the control file.
     ///
     /// # Errors
     /// A file that cannot be written. Replay must end, and begin at the last restartpoint.
-    pub fn checkpoint_prepared(&mut self, checkpoint: &SeenCheckpoint) -> Result<(), GlobalError> {
-        let changes = self.prepared.file_changes(checkpoint.body.redo);
+    pub fn checkpoint_prepared(&mut self, checkpoint: Lsn, redo: Lsn) -> Result<(), GlobalError> {
+        let changes = self.prepared.file_changes(redo);
         for &file in &changes.remove {
-            twophase::remove(&self.root, file)?;
+            self.twophase_files.remove(file)?;
         }
         for &xid in &changes.write {
             if let Some(Prepared { full_xid, state: PreparedState::InMemory { data, .. }, .. }) = self.prepared.get(xid) {
-                twophase::write(&self.root, *full_xid, data)?;
+                self.twophase_files.write(*full_xid, data)?;
             }
         }
-        twophase::sync(&self.root)?;
         self.prepared.files_changed(&changes);
-        self.restartpoint = checkpoint.lsn;
+        self.restartpoint = checkpoint;
         Ok(())
     }
 

@@ -1,0 +1,110 @@
+//! Timeline history: which timelines lead to one, and where each branched off
+//! (`access/transam/timeline.c`, PostgreSQL 18).
+
+use crate::{Lsn, TimelineId};
+
+/// One timeline of a history, and the part of the WAL that counts of it: `begin` ≤ position < `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimelineEntry {
+    /// The timeline.
+    pub timeline: TimelineId,
+    /// Where it branched off from the one before; zero for the first.
+    pub begin: Lsn,
+    /// Where the next one branches off; `None` for the last.
+    pub end: Option<Lsn>,
+}
+
+/// The timelines that lead to one, oldest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimelineHistory(Vec<TimelineEntry>);
+
+/// A history file that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("syntax error in history file, line {line}: {problem}")]
+pub struct InvalidHistory {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub problem: &'static str,
+}
+
+impl TimelineHistory {
+    /// The history of a timeline that has no file: it alone.
+    pub fn alone(timeline: TimelineId) -> TimelineHistory {
+        TimelineHistory(vec![TimelineEntry { timeline, begin: Lsn::INVALID, end: None }])
+    }
+
+    /// Reads the history file of `timeline` (`readTimeLineHistory`): lines of timeline, switch point and reason,
+    /// oldest first; `#` begins a comment.
+    ///
+    /// ```
+    /// use walrider_layout::{Lsn, TimelineId, history::TimelineHistory};
+    /// let history = TimelineHistory::parse(TimelineId(3), "1\t0/3000000\tno recovery target\n2\t0/5000000\tx\n").unwrap();
+    /// assert_eq!(history.timeline_at(Lsn(0x2FFFFFF)), TimelineId(1));
+    /// assert_eq!(history.timeline_at(Lsn(0x3000000)), TimelineId(2));
+    /// assert_eq!(history.timeline_at(Lsn(0x9000000)), TimelineId(3));
+    /// assert_eq!(history.switch_point(TimelineId(2)), Some(Lsn(0x5000000)));
+    /// ```
+    ///
+    /// # Errors
+    /// A line without a timeline or a switch point, or timelines that do not ascend.
+    pub fn parse(timeline: TimelineId, text: &str) -> Result<TimelineHistory, InvalidHistory> {
+        let mut entries: Vec<TimelineEntry> = Vec::new();
+        let mut begin = Lsn::INVALID;
+        for (line, text) in (1..).zip(text.lines()) {
+            let text = text.trim_start();
+            if text.is_empty() || text.starts_with('#') {
+                continue;
+            }
+            let invalid = |problem| InvalidHistory { line, problem };
+            let mut fields = text.split_whitespace();
+            let number = fields.next().and_then(|field| field.parse().ok()).map(TimelineId);
+            let number = number.ok_or_else(|| invalid("expected a numeric timeline ID"))?;
+            let end: Lsn = fields
+                .next()
+                .and_then(|field| field.parse().ok())
+                .ok_or_else(|| invalid("expected a write-ahead log switchpoint location"))?;
+            if entries.last().is_some_and(|last| last.timeline >= number) {
+                return Err(invalid("timeline IDs must be in increasing sequence"));
+            }
+            if number >= timeline {
+                return Err(invalid("timeline IDs must be less than child timeline's ID"));
+            }
+            entries.push(TimelineEntry { timeline: number, begin, end: Some(end) });
+            begin = end;
+        }
+        entries.push(TimelineEntry { timeline, begin, end: None });
+        Ok(TimelineHistory(entries))
+    }
+
+    /// The timelines, newest first.
+    pub fn newest_first(&self) -> impl Iterator<Item = &TimelineEntry> {
+        self.0.iter().rev()
+    }
+
+    /// The timeline that this is the history of.
+    pub fn target(&self) -> TimelineId {
+        self.0.last().expect("never empty").timeline
+    }
+
+    /// `tliInHistory`.
+    pub fn contains(&self, timeline: TimelineId) -> bool {
+        self.0.iter().any(|entry| entry.timeline == timeline)
+    }
+
+    /// The timeline of the byte at `lsn` (`tliOfPointInHistory`).
+    pub fn timeline_at(&self, lsn: Lsn) -> TimelineId {
+        let at = self.0.partition_point(|entry| entry.end.is_some_and(|end| end <= lsn));
+        self.0[at.min(self.0.len() - 1)].timeline
+    }
+
+    /// Where a timeline was left; `None` if it is the last, or not in the history (`tliSwitchPoint`).
+    pub fn switch_point(&self, timeline: TimelineId) -> Option<Lsn> {
+        self.0.iter().find(|entry| entry.timeline == timeline).and_then(|entry| entry.end)
+    }
+}
+
+/// The name of a timeline's history file (`TLHistoryFileName`).
+pub fn history_file_name(timeline: TimelineId) -> String {
+    format!("{:08X}.history", timeline.0)
+}

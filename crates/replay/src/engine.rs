@@ -1,0 +1,664 @@
+//! The engine: takes planned stretches in batches through the partitions, and does what is not a page in its place.
+//!
+//! A batch is a run of records without anything that pages of it must not be exchanged with. All its page
+//! operations are done first, then its changes of free space maps, then its file actions. Then its end is where the
+//! directory stands, and [`crate::restartpoint`] may write it down.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use rayon::prelude::*;
+use walrider_datadir::relation::RelationFiles;
+use walrider_layout::{Lsn, PageBytes, RelFileLocator, TimelineId};
+use walrider_redo::Env;
+use walrider_wal::record::Record;
+
+use crate::actions;
+use crate::error::{ReplayError, page_name, type_name};
+use crate::globals::{Action, Globals, SeenCheckpoint};
+use crate::load::{Ending, Loader, ReadWal};
+use crate::partition::{FsmChange, FsmOp, Part, Partition, Report, Shared};
+use crate::plan::{Obstacle, PARTITIONS, Planned, partition_of};
+use crate::rels::{PageKey, RelTable};
+use crate::restartpoint::Recovery;
+use crate::stats::Stats;
+use crate::target::{Goal, RecoveryTarget};
+
+/// Fewest pages that the cache may be limited to: a record has at most 33 blocks and as many maps.
+const MIN_PAGES: usize = 512;
+
+/// What the engine works with.
+pub struct Settings {
+    /// Settings that redo depends on.
+    pub env: Env,
+    /// Pages carry checksums.
+    pub checksums: bool,
+    /// Compare pages with `wal_consistency_checking` images.
+    pub verify_images: bool,
+    /// Bytes of memory for pages and WAL together.
+    pub memory_bytes: u64,
+    /// Bytes of WAL in one batch.
+    pub batch_bytes: u64,
+    /// Bytes of WAL in one stretch.
+    pub window_bytes: u64,
+    /// Where to stop.
+    pub target: RecoveryTarget,
+}
+
+/// Why replay stopped. The directory is at the end of the last record that was replayed.
+#[derive(Debug)]
+pub enum Stop {
+    /// The recovery target was reached.
+    Target,
+    /// The WAL ends here: no valid record follows.
+    EndOfWal {
+        /// What was found instead of a record.
+        why: String,
+    },
+    /// The next record has no redo here. PostgreSQL takes over.
+    Unsupported {
+        /// Where it is.
+        lsn: Lsn,
+        /// Resource manager and type.
+        record: String,
+        /// The first relation it refers to.
+        relation: Option<RelFileLocator>,
+    },
+    /// The next record, or the WAL there, is damaged although more follows.
+    Corrupt {
+        /// Where.
+        lsn: Lsn,
+        /// File and reason.
+        why: String,
+    },
+}
+
+/// Replays WAL onto a data directory.
+pub struct Engine<'a> {
+    settings: Settings,
+    source: &'a dyn ReadWal,
+    files: &'a RelationFiles,
+    rels: RelTable,
+    partitions: Vec<Partition>,
+    spare_pages: Mutex<Vec<Box<PageBytes>>>,
+    globals: Globals,
+    recovery: Recovery,
+    loader: Loader,
+    queue: VecDeque<Planned>,
+    /// Pages that a record expected and that were not there; dropped or truncated later, or the WAL is at fault.
+    invalid: BTreeSet<PageKey>,
+    batch: u64,
+    /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
+    replayed: Lsn,
+    overwritten: Option<Lsn>,
+    /// Counters.
+    pub stats: Stats,
+}
+
+/// The records of one batch.
+#[derive(Default)]
+struct Batch {
+    /// For stretches from the front of the queue on: first record behind the batch.
+    upto: Vec<u32>,
+    /// Relations dropped in it.
+    drops: Vec<RelFileLocator>,
+    /// Done after its pages, in order.
+    actions: Vec<Action>,
+    /// Replay stops behind it.
+    stop: Option<Stop>,
+}
+
+impl<'a> Engine<'a> {
+    /// Begins with the record at `start`.
+    pub fn new(
+        settings: Settings,
+        source: &'a dyn ReadWal,
+        files: &'a RelationFiles,
+        globals: Globals,
+        recovery: Recovery,
+        loader: Loader,
+    ) -> Engine<'a> {
+        let replayed = loader.position();
+        Engine {
+            settings,
+            source,
+            files,
+            rels: RelTable::default(),
+            partitions: (0..PARTITIONS).map(|_| Partition::default()).collect(),
+            spare_pages: Mutex::default(),
+            globals,
+            recovery,
+            loader,
+            queue: VecDeque::new(),
+            invalid: BTreeSet::new(),
+            batch: 0,
+            replayed,
+            overwritten: None,
+            stats: Stats::default(),
+        }
+    }
+
+    /// End of the last record that was replayed.
+    pub fn replayed(&self) -> Lsn {
+        self.replayed
+    }
+
+    /// Timeline of the last record that was replayed.
+    pub fn timeline(&self) -> TimelineId {
+        self.recovery.timeline()
+    }
+
+    /// What is known about recovery.
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// Replays until there is a reason to stop. At the end of WAL it can be called again, when there is more.
+    ///
+    /// # Errors
+    /// What [`ReplayError`] lists. Nothing of the batch that failed has reached the directory, unless memory was short.
+    pub fn run(&mut self, progress: &mut dyn FnMut(&Stats, Lsn)) -> Result<Stop, ReplayError> {
+        let stretches = self.settings.batch_bytes.div_ceil(self.settings.window_bytes).max(1) as usize;
+        loop {
+            if self.queue.is_empty() {
+                let started = Instant::now();
+                self.queue.extend(self.loader.load(stretches, self.source, &self.rels));
+                self.stats.load += started.elapsed();
+            }
+            if self.queue.is_empty() {
+                return self.ending();
+            }
+            let mut batch = self.sequence()?;
+            let missing = stretches.saturating_sub(self.queue.len() - batch.upto.len());
+            let loaded = self.apply(&batch, missing)?;
+            self.finish(&mut batch)?;
+            self.retire(&batch.upto);
+            self.queue.extend(loaded);
+            self.check_invalid()?;
+            progress(&self.stats, self.replayed);
+            if let Some(stop) = batch.stop {
+                return Ok(stop);
+            }
+            if self.recovery.restartpoint_is_due() {
+                self.restartpoint(false)?;
+            }
+        }
+    }
+
+    /// Why the loader has no more.
+    fn ending(&mut self) -> Result<Stop, ReplayError> {
+        match self.loader.take_ending() {
+            Some(Ending::Ends { at, page, why }) => {
+                let file = self.source.describe(at);
+                if self.loader.goes_on_behind(page, self.source)? {
+                    return Ok(Stop::Corrupt { lsn: at, why: format!("{file}: {why}") });
+                }
+                Ok(Stop::EndOfWal { why: format!("{file}: {why}") })
+            }
+            Some(Ending::Failed(error)) => Err(error),
+            Some(Ending::Goes(at)) => Ok(Stop::EndOfWal { why: format!("no WAL from {at} on") }),
+            None => Ok(Stop::EndOfWal { why: "no more WAL".into() }),
+        }
+    }
+
+    /// Takes the records that are replayed in order, up to the end of the next batch.
+    fn sequence(&mut self) -> Result<Batch, ReplayError> {
+        let started = Instant::now();
+        let mut batch = Batch::default();
+        let mut queue = std::mem::take(&mut self.queue);
+        let mut result = Ok(());
+        for planned in &queue {
+            if let Some(overwritten) = planned.stretch.overwritten() {
+                self.overwritten = Some(overwritten);
+            }
+            match self.sequence_stretch(planned, &mut batch) {
+                Ok((upto, ends)) => {
+                    batch.upto.push(upto);
+                    if ends {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        std::mem::swap(&mut self.queue, &mut queue);
+        self.stats.sequence += started.elapsed();
+        result.map(|()| batch)
+    }
+
+    /// Sequences one stretch. Returns the first record behind the batch, and whether the batch ends there.
+    fn sequence_stretch(&mut self, planned: &Planned, batch: &mut Batch) -> Result<(u32, bool), ReplayError> {
+        let spans = planned.stretch.spans();
+        let mut limit = spans.len() as u32;
+        let mut stop = None;
+        if let Some((place, obstacle)) = &planned.plan.obstacle {
+            limit = *place;
+            stop = Some(self.obstacle(planned, *place, obstacle));
+        }
+        if let Some((lsn, inclusive)) = self.settings.target.lsn_limit() {
+            let at = spans.partition_point(|span| span.lsn < lsn) as u32;
+            if at < spans.len() as u32 && at + u32::from(inclusive) <= limit {
+                limit = at + u32::from(inclusive);
+                stop = Some(Stop::Target);
+            }
+        }
+        let mut consistent_at = self.consistency_limit(planned, planned.done);
+        let first = planned.plan.globals.partition_point(|&place| place < planned.done);
+        for &place in &planned.plan.globals[first..] {
+            if place >= limit || consistent_at.is_some_and(|at| place >= at) {
+                break;
+            }
+            let span = &spans[place as usize];
+            let record = Record::parse(planned.stretch.bytes(span), span.lsn, span.end)
+                .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
+            if self.settings.target.stops_before(&record) {
+                batch.stop = Some(Stop::Target);
+                return Ok((place, true));
+            }
+            self.stats.count_global(&record);
+            let actions = self.globals.redo(&record).map_err(|error| {
+                ReplayError::CorruptWal(format!("at {}: redo of {}: {error}", record.lsn, type_name(&record)))
+            })?;
+            let mut barrier = false;
+            for action in actions {
+                barrier |= self.take_action(action, &record, batch)?;
+            }
+            if self.settings.target.stops_after(&record) {
+                batch.stop = Some(Stop::Target);
+                return Ok((place + 1, true));
+            }
+            if barrier {
+                return Ok((place + 1, true));
+            }
+            if self.settings.target.goal == Goal::Immediate {
+                consistent_at = self.consistency_limit(planned, place + 1);
+            }
+        }
+        if let Some(at) = consistent_at.filter(|&at| at <= limit) {
+            batch.stop = Some(Stop::Target);
+            return Ok((at, true));
+        }
+        let ends = stop.is_some();
+        batch.stop = stop;
+        Ok((limit, ends))
+    }
+
+    /// With `recovery_target = 'immediate'`: the first record, from `from` on, that is not replayed any more.
+    fn consistency_limit(&self, planned: &Planned, from: u32) -> Option<u32> {
+        if self.settings.target.goal != Goal::Immediate {
+            return None;
+        }
+        let point = self.recovery.consistency_point()?;
+        let spans = planned.stretch.spans();
+        if from == 0 && self.replayed >= point {
+            return Some(0);
+        }
+        let at = spans.partition_point(|span| span.end < point) as u32;
+        (at < spans.len() as u32).then(|| (at + 1).max(from))
+    }
+
+    fn obstacle(&self, planned: &Planned, place: u32, obstacle: &Obstacle) -> Stop {
+        let span = &planned.stretch.spans()[place as usize];
+        let record = Record::parse(planned.stretch.bytes(span), span.lsn, span.end);
+        match obstacle {
+            Obstacle::Unsupported => Stop::Unsupported {
+                lsn: span.lsn,
+                record: record.as_ref().map(type_name).unwrap_or_default(),
+                relation: record.ok().and_then(|record| record.blocks.first().map(|block| block.rel)),
+            },
+            Obstacle::Corrupt(why) => {
+                Stop::Corrupt { lsn: span.lsn, why: format!("{}: {why}", self.source.describe(span.lsn)) }
+            }
+        }
+    }
+
+    /// Files an action with the batch. True: the batch ends with its record.
+    fn take_action(&mut self, action: Action, record: &Record<'_>, batch: &mut Batch) -> Result<bool, ReplayError> {
+        match action {
+            Action::Checkpoint(seen) => {
+                self.recovery.saw_checkpoint(seen);
+                Ok(false)
+            }
+            Action::SwitchTimeline { from, to, previous } => {
+                self.recovery.switch_timeline(from, to, previous, record)?;
+                Ok(true)
+            }
+            Action::OverwriteContrecord { overwritten } => {
+                if self.overwritten != Some(overwritten) {
+                    return Err(ReplayError::CorruptWal(format!(
+                        "at {}: record says that the one at {overwritten} was overwritten, which it was not",
+                        record.lsn
+                    )));
+                }
+                Ok(false)
+            }
+            Action::ParametersChanged => Ok(false),
+            Action::BackupEnded => {
+                self.recovery.backup_ended(record.end);
+                Ok(false)
+            }
+            Action::DropRelations(rels) => {
+                batch.drops.extend(&rels);
+                batch.actions.push(Action::DropRelations(rels));
+                Ok(false)
+            }
+            // A new relation of the same number: its pages must not be taken for those that were dropped.
+            Action::CreateFork { rel, .. } if batch.drops.contains(&rel) => {
+                batch.actions.push(action);
+                Ok(true)
+            }
+            Action::CreateFork { .. } | Action::UpdateRelmap { .. } => {
+                batch.actions.push(action);
+                Ok(false)
+            }
+            Action::TruncateRelation { .. }
+            | Action::CopyDatabase { .. }
+            | Action::CreateDatabase(_)
+            | Action::DropDatabase { .. }
+            | Action::CreateTablespace { .. }
+            | Action::DropTablespace(_) => {
+                batch.actions.push(action);
+                Ok(true)
+            }
+        }
+    }
+
+    /// Does the batch's page operations, and loads `missing` more stretches meanwhile.
+    fn apply(&mut self, batch: &Batch, missing: usize) -> Result<Vec<Planned>, ReplayError> {
+        let queue = std::mem::take(&mut self.queue);
+        let parts: Vec<Part<'_>> = queue
+            .iter()
+            .zip(&batch.upto)
+            .map(|(planned, &upto)| Part { planned, from: planned.done, upto })
+            .collect();
+        let mut dropped = vec![false; if batch.drops.is_empty() { 0 } else { self.rels.len() }];
+        for rel in &batch.drops {
+            for fork in walrider_layout::ForkNumber::ALL {
+                if let Some(number) = self.rels.find(*rel, fork) {
+                    dropped[number as usize] = true;
+                }
+            }
+        }
+        // Both sides are borrowed apart, so that they can run side by side.
+        let mut pages = Pages {
+            partitions: &mut self.partitions,
+            shared: Shared {
+                rels: &self.rels,
+                files: self.files,
+                env: self.settings.env,
+                checksums: self.settings.checksums,
+                verify_images: self.settings.verify_images,
+                spare_pages: &self.spare_pages,
+            },
+            budget: ((self.settings.memory_bytes / walrider_layout::BLCKSZ as u64) as usize).max(MIN_PAGES),
+            batch: &mut self.batch,
+            invalid: &mut self.invalid,
+            stats: &mut self.stats,
+            recovery: &mut self.recovery,
+            replayed: self.replayed,
+        };
+        let (loader, source, rels) = (&mut self.loader, self.source, &self.rels);
+        let (applied, loaded) =
+            rayon::join(|| pages.apply(&parts, &dropped), || loader.load(missing, source, rels));
+        drop(parts);
+        self.queue = queue;
+        applied?;
+        Ok(loaded)
+    }
+
+    /// Does the batch's file actions. They cannot be taken back, so `minRecoveryPoint` covers them first.
+    fn finish(&mut self, batch: &mut Batch) -> Result<(), ReplayError> {
+        if batch.actions.is_empty() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let ends = self.queue.iter().zip(&batch.upto).rev();
+        let end = ends.filter(|(_, upto)| **upto > 0).map(|(planned, &upto)| planned.stretch.spans()[upto as usize - 1].end);
+        let end = end.max().unwrap_or(self.replayed);
+        self.recovery.ensure_min_recovery_point(end)?;
+        let mut context = actions::Context {
+            partitions: &mut self.partitions,
+            shared: Shared {
+                rels: &self.rels,
+                files: self.files,
+                env: self.settings.env,
+                checksums: self.settings.checksums,
+                verify_images: self.settings.verify_images,
+                spare_pages: &self.spare_pages,
+            },
+            invalid: &mut self.invalid,
+            data_dir: self.recovery.data_dir(),
+        };
+        context.discard_relations(&batch.drops);
+        for action in batch.actions.drain(..) {
+            context.execute(action)?;
+        }
+        self.stats.actions += started.elapsed();
+        Ok(())
+    }
+
+    /// Moves behind the batch.
+    fn retire(&mut self, upto: &[u32]) {
+        for &upto in upto {
+            let planned = self.queue.front_mut().expect("one stretch for each part");
+            if upto > planned.done {
+                self.replayed = planned.stretch.spans()[upto as usize - 1].end;
+                self.stats.records += u64::from(upto - planned.done);
+                planned.done = upto;
+            }
+            if planned.done as usize == planned.stretch.spans().len() {
+                let planned = self.queue.pop_front().expect("not empty");
+                self.loader.recycle(planned);
+            }
+        }
+    }
+
+    /// Once the directory is consistent, no record may refer to a page that does not exist
+    /// (`XLogCheckInvalidPages`).
+    fn check_invalid(&self) -> Result<(), ReplayError> {
+        match self.invalid.first() {
+            Some(key) if self.recovery.is_consistent(self.replayed) => {
+                let page = page_name(&self.rels.fork(key.fork()), key.block());
+                Err(ReplayError::CorruptWal(format!(
+                    "at {}: WAL contains references to invalid pages, the first is {page}",
+                    self.replayed
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether some page that a record referred to is missing, so far without explanation.
+    pub fn has_invalid_pages(&self) -> bool {
+        !self.invalid.is_empty()
+    }
+
+    /// Writes all that was replayed to the directory, durably. `finished`: nothing follows, hand over.
+    pub fn restartpoint(&mut self, finished: bool) -> Result<(), ReplayError> {
+        let started = Instant::now();
+        self.recovery.ensure_min_recovery_point(self.replayed)?;
+        let shared = Shared {
+            rels: &self.rels,
+            files: self.files,
+            env: self.settings.env,
+            checksums: self.settings.checksums,
+            verify_images: self.settings.verify_images,
+            spare_pages: &self.spare_pages,
+        };
+        let written = self
+            .partitions
+            .par_iter_mut()
+            .map(|partition| partition.write_back(&shared, |_| true))
+            .try_reduce(|| 0, |a, b| Ok(a + b))?;
+        self.stats.pages_written += written;
+        self.stats.write += started.elapsed();
+        let started = Instant::now();
+        self.recovery.restartpoint(&mut self.globals, self.files, self.invalid.is_empty(), finished)?;
+        self.stats.sync += started.elapsed();
+        Ok(())
+    }
+
+    /// The latest checkpoint record that was replayed.
+    pub fn last_checkpoint(&self) -> Option<SeenCheckpoint> {
+        self.recovery.last_checkpoint()
+    }
+}
+
+/// The pages' side of the engine, while a batch is applied.
+struct Pages<'e, 'a> {
+    partitions: &'e mut [Partition],
+    shared: Shared<'e>,
+    /// Most pages in memory.
+    budget: usize,
+    batch: &'e mut u64,
+    invalid: &'e mut BTreeSet<PageKey>,
+    stats: &'e mut Stats,
+    recovery: &'e mut Recovery,
+    replayed: Lsn,
+}
+
+impl Pages<'_, '_> {
+    fn apply(&mut self, parts: &[Part<'_>], dropped: &[bool]) -> Result<(), ReplayError> {
+        let started = Instant::now();
+        *self.batch += 1;
+        let batch = *self.batch;
+        let missing: usize = self
+            .partitions
+            .par_iter_mut()
+            .enumerate()
+            .map(|(number, partition)| partition.gather(number, batch, parts, dropped))
+            .sum();
+        self.stats.gather += started.elapsed();
+        let records: u32 = parts.iter().map(|part| part.upto - part.from).sum();
+        if !self.make_room(missing)? && records > 1 {
+            return self.apply_halves(parts, dropped, records / 2);
+        }
+        let started = Instant::now();
+        let shared = &self.shared;
+        let reports: Vec<Report> = self
+            .partitions
+            .par_iter_mut()
+            .map(|partition| {
+                let mut report = Report::default();
+                partition.load(parts, shared, &mut report);
+                if report.failure.is_none() {
+                    partition.apply(parts, shared, &mut report);
+                }
+                report
+            })
+            .collect();
+        self.stats.apply += started.elapsed();
+        let started = Instant::now();
+        let mut fsm_ops: Vec<Vec<FsmOp>> = vec![Vec::new(); PARTITIONS];
+        self.registered_fsm_ops(parts, &mut fsm_ops);
+        self.take_reports(reports, &mut fsm_ops)?;
+        let is_dropped = |key: PageKey| dropped.get(key.fork() as usize).copied().unwrap_or(false);
+        let shared = &self.shared;
+        let reports: Vec<Report> = self
+            .partitions
+            .par_iter_mut()
+            .zip(fsm_ops.par_iter_mut())
+            .map(|(partition, ops)| {
+                let mut report = Report::default();
+                ops.retain(|op| !is_dropped(op.key));
+                ops.sort_by_key(|op| (op.key, op.lsn));
+                partition.apply_fsm(batch, ops, parts, shared, &mut report);
+                report
+            })
+            .collect();
+        self.take_reports(reports, &mut fsm_ops)?;
+        self.stats.fsm += started.elapsed();
+        Ok(())
+    }
+
+    /// Applies the first `half` records, then the rest: together they need more pages than there may be.
+    fn apply_halves(&mut self, parts: &[Part<'_>], dropped: &[bool], half: u32) -> Result<(), ReplayError> {
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        let mut left = half;
+        for part in parts {
+            let cut = part.from + left.min(part.upto - part.from);
+            left -= cut - part.from;
+            first.push(Part { planned: part.planned, from: part.from, upto: cut });
+            second.push(Part { planned: part.planned, from: cut, upto: part.upto });
+        }
+        self.apply(&first, dropped)?;
+        if let Some(end) = first.iter().rev().find(|part| part.upto > part.from) {
+            self.replayed = end.planned.stretch.spans()[end.upto as usize - 1].end;
+        }
+        self.apply(&second, dropped)
+    }
+
+    /// Evicts pages so that `missing` more fit. False: the pages of this batch alone are too many.
+    fn make_room(&mut self, missing: usize) -> Result<bool, ReplayError> {
+        let resident: usize = self.partitions.iter().map(Partition::resident).sum();
+        let over = (resident + missing).saturating_sub(self.budget);
+        if over == 0 {
+            return Ok(true);
+        }
+        let started = Instant::now();
+        self.recovery.ensure_min_recovery_point(self.replayed)?;
+        let batch = *self.batch;
+        // Some more than needed, so that this does not come with every batch.
+        let wanted = over + self.budget / 8;
+        let shared = &self.shared;
+        let evicted = self
+            .partitions
+            .par_iter_mut()
+            .map(|partition| {
+                let share = (wanted * partition.resident()).div_ceil(resident.max(1));
+                partition.evict(share, batch, shared)
+            })
+            .try_reduce(|| 0, |a, b| Ok(a + b))?;
+        self.stats.pages_evicted += evicted as u64;
+        self.stats.write += started.elapsed();
+        Ok(evicted >= over)
+    }
+
+    fn registered_fsm_ops(&self, parts: &[Part<'_>], fsm_ops: &mut [Vec<FsmOp>]) {
+        for (number, part) in (0..).zip(parts) {
+            for op in part.cut(&part.planned.plan.fsm_ops) {
+                let crate::plan::Change::Block(block) = op.change else { continue };
+                let lsn = part.planned.stretch.spans()[op.span as usize].end;
+                let change = FsmChange::Redo { part: number, span: op.span, block };
+                fsm_ops[partition_of(op.key)].push(FsmOp { key: op.key, lsn, change });
+            }
+        }
+    }
+
+    fn take_reports(&mut self, reports: Vec<Report>, fsm_ops: &mut [Vec<FsmOp>]) -> Result<(), ReplayError> {
+        let mut failure: Option<(Lsn, ReplayError)> = None;
+        let mut grown = Vec::new();
+        for report in reports {
+            for op in report.fsm {
+                fsm_ops[partition_of(op.key)].push(op);
+            }
+            self.invalid.extend(report.invalid);
+            grown.extend(report.grown);
+            self.stats.pages_read += report.pages_read;
+            self.stats.images_verified += report.images_verified;
+            self.stats.image_difference_count += report.image_difference_count;
+            self.stats.image_differences.extend(report.image_differences);
+            if let Some((lsn, error)) = report.failure
+                && failure.as_ref().is_none_or(|(first, _)| lsn < *first)
+            {
+                failure = Some((lsn, error));
+            }
+        }
+        if let Some((_, error)) = failure {
+            return Err(error);
+        }
+        grown.sort_unstable();
+        grown.dedup();
+        for number in grown {
+            let fork = self.shared.rels.fork(number);
+            if let Some(blocks) = fork.known_blocks() {
+                self.shared.files.extend(fork.rel, fork.fork, blocks)?;
+            }
+        }
+        Ok(())
+    }
+}

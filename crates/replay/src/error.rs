@@ -1,0 +1,80 @@
+//! Why replay fails.
+
+use walrider_datadir::DataDirError;
+use walrider_layout::{BlockNumber, Lsn};
+use walrider_redo::RedoError;
+use walrider_wal::record::Record;
+
+use crate::rels::RelFork;
+
+/// Redo of a record failed on a page.
+#[derive(Debug, thiserror::Error)]
+#[error("at {lsn}: redo of {record} failed on {page}: {source}")]
+pub struct RedoFailure {
+    /// Where the record begins.
+    pub lsn: Lsn,
+    /// Resource manager and record type.
+    pub record: String,
+    /// Relation, fork and block.
+    pub page: String,
+    /// What is wrong.
+    pub source: RedoError,
+}
+
+impl RedoFailure {
+    /// Tells what failed where.
+    pub fn new(record: &Record<'_>, fork: &RelFork, block: BlockNumber, source: RedoError) -> RedoFailure {
+        RedoFailure { lsn: record.lsn, record: type_name(record), page: page_name(fork, block), source }
+    }
+}
+
+/// A page as messages name it.
+pub fn page_name(fork: &RelFork, block: BlockNumber) -> String {
+    format!("relation {}, fork {}, block {block}", fork.rel, fork.fork.name())
+}
+
+/// Resource manager and type of a record, as `pg_waldump` names them.
+pub fn type_name(record: &Record<'_>) -> String {
+    let rmgr = record.header.rmgr;
+    match rmgr.get().and_then(|known| (known.identify)(record.header.info & !0x0F)) {
+        Some(name) => format!("{rmgr}/{name}"),
+        None => format!("{rmgr}/UNKNOWN ({:02X})", record.info()),
+    }
+}
+
+/// Why replay fails. What was replayed before is kept where it can be, see docs/crash-safety.md.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// A file of the data directory.
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    /// A record does not fit the page it changes.
+    #[error(transparent)]
+    Redo(RedoFailure),
+    /// A page of the directory is damaged.
+    #[error("{page} is damaged: {problem}; restore the directory from a backup that is not")]
+    BadPage {
+        /// Relation, fork and block.
+        page: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// WAL that is not valid although more follows, or that contradicts the directory.
+    #[error("{0}")]
+    CorruptWal(String),
+    /// Anything that the user has to set right first.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl ReplayError {
+    /// A page that does not pass verification.
+    pub fn bad_page(fork: &RelFork, block: BlockNumber, problem: String) -> ReplayError {
+        ReplayError::BadPage { page: page_name(fork, block), problem }
+    }
+
+    /// Whether the input is corrupt (exit code 4), not the circumstances (1).
+    pub fn is_corruption(&self) -> bool {
+        matches!(self, ReplayError::Redo(_) | ReplayError::BadPage { .. } | ReplayError::CorruptWal(_))
+    }
+}

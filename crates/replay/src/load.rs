@@ -1,0 +1,244 @@
+//! From the source to planned stretches: reads, decodes and plans WAL, several stretches side by side.
+
+use rayon::prelude::*;
+use walrider_layout::wal::{WalPageHeader, page_header_size, page_of};
+use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
+use walrider_wal::decode::{Invalid, Status, WalFormat, check_page_header};
+
+use crate::error::ReplayError;
+use crate::plan::Planned;
+use crate::rels::{RelNumbers, RelTable};
+
+/// WAL by position. Which file it is in, on which timeline, and how it is fetched, is the implementation's business.
+pub trait ReadWal: Sync {
+    /// Reads whole pages from the page at `from` on into `buffer`, as far as one segment file has them. 0: there is
+    /// nothing there (yet).
+    ///
+    /// # Errors
+    /// When what is there cannot be read.
+    fn read(&self, from: Lsn, buffer: &mut [u8]) -> Result<usize, ReplayError>;
+
+    /// The timeline of the file that holds `lsn`.
+    fn timeline_at(&self, lsn: Lsn) -> TimelineId;
+
+    /// The file that holds `lsn`, for messages.
+    fn describe(&self, lsn: Lsn) -> String;
+
+    /// Whether there is a file for the segment that begins at `start`.
+    fn has_segment(&self, start: Lsn) -> bool;
+}
+
+/// How a stretch ended.
+#[derive(Debug)]
+pub enum Ending {
+    /// The next record is at this position, or behind the page header there.
+    Goes(Lsn),
+    /// There is no valid record at `at`.
+    Ends {
+        /// Where a record was expected.
+        at: Lsn,
+        /// The page to blame.
+        page: Lsn,
+        /// Why.
+        why: Invalid,
+    },
+    /// The source failed.
+    Failed(ReplayError),
+}
+
+/// Loads WAL from a position on.
+pub struct Loader {
+    format: WalFormat,
+    /// Bytes of WAL in one stretch; a power of two, at most a segment.
+    window: u64,
+    /// Where the next stretch begins.
+    next: Lsn,
+    /// `next` is where a record begins, not just a page.
+    exact: bool,
+    /// Where the last record that was accepted begins.
+    last: Lsn,
+    /// The rest of the WAL is not to be had, and why.
+    ended: Option<Ending>,
+    spare: Vec<Planned>,
+    numbers: Vec<RelNumbers>,
+}
+
+impl Loader {
+    /// Starts with the record at `start`, in stretches of `window` bytes.
+    pub fn new(format: WalFormat, window: u64, start: Lsn) -> Loader {
+        let window = window.min(format.segment_size.bytes());
+        Loader {
+            format,
+            window,
+            next: start,
+            exact: true,
+            last: Lsn::INVALID,
+            ended: None,
+            spare: Vec::new(),
+            numbers: Vec::new(),
+        }
+    }
+
+    /// How WAL is checked.
+    pub fn format(&self) -> &WalFormat {
+        &self.format
+    }
+
+    /// Where the next record is expected.
+    pub fn position(&self) -> Lsn {
+        self.next
+    }
+
+    /// Gives a stretch back for reuse.
+    pub fn recycle(&mut self, planned: Planned) {
+        self.spare.push(planned);
+    }
+
+    /// Loads up to `count` more stretches. Those that come back are whole, in order, and follow one another; fewer
+    /// than asked for, once the WAL ends: [`Loader::take_ending`] says why.
+    pub fn load(&mut self, count: usize, source: &dyn ReadWal, rels: &RelTable) -> Vec<Planned> {
+        if self.ended.is_some() {
+            return Vec::new();
+        }
+        let mut work: Vec<(Planned, RelNumbers)> = Vec::with_capacity(count);
+        let mut from = self.next;
+        for nth in 0..count {
+            let limit = Lsn((from.0 / self.window + 1) * self.window);
+            let mut planned = self.spare.pop().unwrap_or_default();
+            planned.done = 0;
+            planned.stretch.reset(from, self.exact && nth == 0, limit);
+            work.push((planned, self.numbers.pop().unwrap_or_default()));
+            from = limit;
+        }
+        let format = &self.format;
+        let endings: Vec<Ending> = work
+            .par_iter_mut()
+            .map(|(planned, numbers)| {
+                let ending = fill(planned, source, format);
+                planned.plan.make(&planned.stretch, rels, numbers);
+                ending
+            })
+            .collect();
+        let mut loaded = Vec::with_capacity(count);
+        for ((planned, numbers), ending) in work.into_iter().zip(endings) {
+            self.numbers.push(numbers);
+            if self.ended.is_some() || !self.accept(&planned, ending) || planned.stretch.spans().is_empty() {
+                self.spare.push(planned);
+            } else {
+                loaded.push(planned);
+            }
+        }
+        loaded
+    }
+
+    /// Checks that a stretch follows the one before. False: it is not part of the WAL.
+    fn accept(&mut self, planned: &Planned, ending: Ending) -> bool {
+        let stretch = &planned.stretch;
+        // A record, or the unused rest of a segment after XLOG_SWITCH, covers the whole stretch.
+        if self.next >= stretch.limit() {
+            return false;
+        }
+        let expected = self.first_record_at(self.next);
+        let Some(first) = stretch.spans().first() else {
+            self.end(match ending {
+                Ending::Goes(_) => {
+                    Ending::Ends { at: self.next, page: stretch.start(), why: Invalid::NoContinuation(self.next) }
+                }
+                Ending::Ends { page, why, .. } => Ending::Ends { at: self.next, page, why },
+                failed => failed,
+            });
+            return false;
+        };
+        let seam = if first.lsn != expected {
+            Err(Invalid::UnexpectedContinuation)
+        } else {
+            stretch.follows(self.last)
+        };
+        if let Err(why) = seam {
+            self.end(Ending::Ends { at: self.next, page: page_of(self.next), why });
+            return false;
+        }
+        self.last = stretch.spans().last().expect("not empty").lsn;
+        self.exact = true;
+        match ending {
+            Ending::Goes(next) => self.next = next,
+            ending => {
+                self.next = stretch.position();
+                self.end(ending);
+            }
+        }
+        true
+    }
+
+    fn end(&mut self, ending: Ending) {
+        self.ended = Some(ending);
+    }
+
+    fn first_record_at(&self, lsn: Lsn) -> Lsn {
+        if page_of(lsn) == lsn { Lsn(lsn.0 + page_header_size(lsn, self.format.segment_size) as u64) } else { lsn }
+    }
+
+    /// Why there is no more, once [`Loader::load`] has come back with less than was asked for. Loading can be tried
+    /// again afterwards, from where it ended.
+    pub fn take_ending(&mut self) -> Option<Ending> {
+        self.ended.take()
+    }
+
+    /// Whether WAL goes on behind a place that is not valid: then it is damaged there, and does not end.
+    pub fn goes_on_behind(&self, page: Lsn, source: &dyn ReadWal) -> Result<bool, ReplayError> {
+        let size = self.format.segment_size;
+        let mut buffer = vec![0; XLOG_BLCKSZ];
+        let mut valid_at = |at: Lsn| -> Result<bool, ReplayError> {
+            if source.read(at, &mut buffer)? < XLOG_BLCKSZ {
+                return Ok(false);
+            }
+            let header = WalPageHeader::parse(&buffer);
+            let timeline = source.timeline_at(at);
+            Ok(header.is_some_and(|header| check_page_header(&header, at, &self.format, timeline).is_ok()))
+        };
+        let segment_end = size.start_of(size.segment_of(page) + 1);
+        let mut at = Lsn(page_of(page).0 + XLOG_BLCKSZ as u64);
+        while at < segment_end {
+            if valid_at(at)? {
+                return Ok(true);
+            }
+            at = Lsn(at.0 + XLOG_BLCKSZ as u64);
+        }
+        Ok(source.has_segment(segment_end) && valid_at(segment_end)?)
+    }
+}
+
+/// Fills a stretch from the source and decodes it.
+fn fill(planned: &mut Planned, source: &dyn ReadWal, format: &WalFormat) -> Ending {
+    let stretch = &mut planned.stretch;
+    let mut upto = stretch.limit();
+    let timeline = source.timeline_at(stretch.start());
+    loop {
+        while stretch.filled() < upto {
+            let from = stretch.filled();
+            let wanted = (upto.0 - from.0) as usize;
+            match source.read(from, stretch.extend(wanted)) {
+                Ok(0) => {
+                    stretch.truncate_to(from);
+                    break;
+                }
+                Ok(got) => stretch.truncate_to(Lsn(from.0 + got as u64)),
+                Err(error) => return Ending::Failed(error),
+            }
+        }
+        // A record that goes on in the next segment may do so on the next timeline.
+        let timeline = timeline.max(source.timeline_at(Lsn(stretch.filled().0.saturating_sub(1))));
+        match stretch.decode(format, timeline) {
+            Status::Complete { next } if next < stretch.limit() => {
+                return Ending::Ends { at: next, page: page_of(next), why: Invalid::Incomplete };
+            }
+            Status::Complete { next } => return Ending::Goes(next),
+            Status::Invalid { at, page, why } => return Ending::Ends { at, page, why },
+            Status::NeedPages { upto: more } if stretch.filled() >= upto => upto = more,
+            Status::NeedPages { .. } => {
+                let at = stretch.position();
+                return Ending::Ends { at, page: stretch.filled(), why: Invalid::Incomplete };
+            }
+        }
+    }
+}

@@ -1,0 +1,659 @@
+//! One partition of the pages: the cache that holds them, and the work of a batch on them.
+//!
+//! A partition is worked on by one thread at a time and shares nothing with the others. A batch goes through it in
+//! steps: [`Partition::gather`] groups the batch's operations by page, [`Partition::load`] reads what is missing,
+//! [`Partition::apply`] redoes each page's operations in LSN order while the page is in the processor's cache.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Mutex;
+
+use rustc_hash::FxHashMap;
+use walrider_datadir::relation::{MAX_RUN, RelationFiles};
+use walrider_layout::checksum::page_checksum;
+use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
+use walrider_layout::{BLCKSZ, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
+use walrider_redo::{Effects, Env, FreeSpace, Outcome, RedoError, Target, fsm, mask, redo_block, vm};
+use walrider_wal::record::Record;
+
+use crate::error::{RedoFailure, ReplayError};
+use crate::plan::{Change, PageOp, Planned, has_check_images};
+use crate::rels::{PageKey, RelFork, RelTable};
+
+/// What all partitions share while a batch is worked on.
+pub struct Shared<'a> {
+    /// Forks by number.
+    pub rels: &'a RelTable,
+    /// Relation files.
+    pub files: &'a RelationFiles,
+    /// Settings that redo depends on.
+    pub env: Env,
+    /// Pages carry checksums.
+    pub checksums: bool,
+    /// Compare pages with `wal_consistency_checking` images.
+    pub verify_images: bool,
+    /// Memory of pages that are not in use.
+    pub spare_pages: &'a Mutex<Vec<Box<PageBytes>>>,
+}
+
+impl Shared<'_> {
+    fn take_pages(&self, count: usize) -> Vec<Box<PageBytes>> {
+        let mut spare = self.spare_pages.lock().expect("no panic while locked");
+        let at = spare.len().saturating_sub(count);
+        let mut pages = spare.split_off(at);
+        drop(spare);
+        pages.resize_with(count, || Box::new([0; BLCKSZ]));
+        pages
+    }
+}
+
+/// The part of a planned stretch that belongs to a batch.
+pub struct Part<'a> {
+    /// The stretch.
+    pub planned: &'a Planned,
+    /// First record of the batch.
+    pub from: u32,
+    /// First record behind the batch.
+    pub upto: u32,
+}
+
+impl Part<'_> {
+    /// The operations of the batch among `ops`, which are in LSN order.
+    fn cut<'o>(&self, ops: &'o [PageOp]) -> &'o [PageOp] {
+        let first = ops.partition_point(|op| op.span < self.from);
+        let behind = ops.partition_point(|op| op.span < self.upto);
+        &ops[first..behind]
+    }
+}
+
+/// A change of the free space map page that a heap page's redo asks for, or a registered one.
+#[derive(Clone, Copy, Debug)]
+pub struct FsmOp {
+    /// The page of the map.
+    pub key: PageKey,
+    /// End of the record: operations on one page are done in this order.
+    pub lsn: Lsn,
+    /// What to do.
+    pub change: FsmChange,
+}
+
+/// What is done to a page of the free space map.
+#[derive(Clone, Copy, Debug)]
+pub enum FsmChange {
+    /// Stores a category at a slot.
+    Set {
+        /// The slot.
+        slot: u16,
+        /// The category.
+        category: u8,
+    },
+    /// Redo of a record's block reference.
+    Redo {
+        /// Place of the part in the batch.
+        part: u32,
+        /// Place of the record in its stretch.
+        span: u32,
+        /// The block reference.
+        block: u8,
+    },
+}
+
+/// A page that redo made and that does not equal the image in the WAL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageDifference {
+    /// The record.
+    pub lsn: Lsn,
+    /// The record's resource manager and type, and the page.
+    pub what: String,
+    /// Where the first difference is.
+    pub at: String,
+}
+
+/// What a partition tells about its work on a batch.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Changes of free space maps that are to follow.
+    pub fsm: Vec<FsmOp>,
+    /// Forks that have become longer.
+    pub grown: Vec<u32>,
+    /// Pages that a record expected and that did not exist or were all zeros.
+    pub invalid: Vec<PageKey>,
+    /// Images compared.
+    pub images_verified: u64,
+    /// The first of those that differed, and how many did.
+    pub image_differences: Vec<ImageDifference>,
+    /// How many images differed.
+    pub image_difference_count: u64,
+    /// Pages read from files.
+    pub pages_read: u64,
+    /// The error with the smallest LSN.
+    pub failure: Option<(Lsn, ReplayError)>,
+}
+
+impl Report {
+    fn fail(&mut self, lsn: Lsn, error: ReplayError) {
+        if self.failure.as_ref().is_none_or(|(first, _)| lsn < *first) {
+            self.failure = Some((lsn, error));
+        }
+    }
+}
+
+/// At most this many differing images are told one by one.
+const DIFFERENCES_TOLD: usize = 20;
+
+struct Slot {
+    key: PageKey,
+    page: Option<Box<PageBytes>>,
+    exists: bool,
+    dirty: bool,
+    /// The batch that last touched it.
+    batch: u64,
+    /// Its operations in this batch: where they begin in `runs`, and how many there are.
+    first: u32,
+    count: u32,
+}
+
+/// An operation on its way to its page.
+#[derive(Clone, Copy)]
+struct RunOp {
+    part: u32,
+    span: u32,
+    change: Change,
+}
+
+/// One partition: cached pages, and scratch space that is reused from batch to batch.
+#[derive(Default)]
+pub struct Partition {
+    index: FxHashMap<PageKey, u32>,
+    slots: Vec<Slot>,
+    free_slots: Vec<u32>,
+    resident: usize,
+    batch: u64,
+    /// Slots of this batch.
+    touched: Vec<u32>,
+    slot_of_op: Vec<u32>,
+    runs: Vec<RunOp>,
+}
+
+impl Partition {
+    /// Pages that are held in memory.
+    pub fn resident(&self) -> usize {
+        self.resident
+    }
+
+    fn slot_for(&mut self, key: PageKey) -> u32 {
+        if let Some(&slot) = self.index.get(&key) {
+            return slot;
+        }
+        let slot = Slot { key, page: None, exists: false, dirty: false, batch: 0, first: 0, count: 0 };
+        let number = match self.free_slots.pop() {
+            Some(number) => {
+                self.slots[number as usize] = slot;
+                number
+            }
+            None => {
+                self.slots.push(slot);
+                (self.slots.len() - 1) as u32
+            }
+        };
+        self.index.insert(key, number);
+        number
+    }
+
+    fn touch(&mut self, key: PageKey) -> u32 {
+        let number = self.slot_for(key);
+        let slot = &mut self.slots[number as usize];
+        if slot.batch != self.batch {
+            slot.batch = self.batch;
+            slot.count = 0;
+            self.touched.push(number);
+        }
+        number
+    }
+
+    /// Groups the batch's operations of this partition by page. `dropped[fork]`: the fork is dropped in this batch,
+    /// so that nothing needs to be done to it. Returns how many pages must be brought into memory.
+    pub fn gather(&mut self, number: usize, batch: u64, parts: &[Part<'_>], dropped: &[bool]) -> usize {
+        self.batch = batch;
+        self.touched.clear();
+        self.slot_of_op.clear();
+        let is_dropped = |key: PageKey| dropped.get(key.fork() as usize).copied().unwrap_or(false);
+        let ops_of = |part: &Part<'_>| part.planned.plan.ops[number].len();
+        self.slot_of_op.reserve(parts.iter().map(ops_of).sum());
+        for part in parts {
+            for op in part.cut(&part.planned.plan.ops[number]) {
+                if is_dropped(op.key) {
+                    continue;
+                }
+                let slot = self.touch(op.key);
+                self.slots[slot as usize].count += 1;
+                self.slot_of_op.push(slot);
+            }
+        }
+        self.touched.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
+        let mut first = 0;
+        for &slot in &self.touched {
+            let slot = &mut self.slots[slot as usize];
+            slot.first = first;
+            first += slot.count;
+            slot.count = 0;
+        }
+        self.runs.clear();
+        self.runs.resize(first as usize, RunOp { part: 0, span: 0, change: Change::Block(0) });
+        let mut slots = self.slot_of_op.iter();
+        for (part_number, part) in (0..).zip(parts) {
+            for op in part.cut(&part.planned.plan.ops[number]) {
+                if is_dropped(op.key) {
+                    continue;
+                }
+                let slot = &mut self.slots[*slots.next().expect("one for each operation") as usize];
+                let at = (slot.first + slot.count) as usize;
+                self.runs[at] = RunOp { part: part_number, span: op.span, change: op.change };
+                slot.count += 1;
+            }
+        }
+        self.touched.iter().filter(|&&slot| self.slots[slot as usize].page.is_none()).count()
+    }
+
+    /// Gives every page of the batch memory, and reads those whose contents matter.
+    pub fn load(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
+        let needed: Vec<u32> =
+            self.touched.iter().copied().filter(|&slot| self.slots[slot as usize].page.is_none()).collect();
+        let wants_bytes = |slot: &Slot| {
+            let first = &self.runs[slot.first as usize];
+            match first.change {
+                Change::VmClear(_) => true,
+                Change::Block(id) => {
+                    let record = record_of(&parts[first.part as usize], first.span);
+                    record.block(id).is_none_or(|block| !block.image_applies() && !block.will_init)
+                }
+            }
+        };
+        let reading: Vec<bool> = needed.iter().map(|&slot| wants_bytes(&self.slots[slot as usize])).collect();
+        let first_lsn = |slot: &Slot| {
+            let first = &self.runs[slot.first as usize];
+            parts[first.part as usize].planned.lsn_at(first.span)
+        };
+        let lsns: Vec<Lsn> = needed.iter().map(|&slot| first_lsn(&self.slots[slot as usize])).collect();
+        self.bring_in(&needed, &reading, &lsns, shared, report);
+    }
+
+    /// Gives the slots in `needed`, which are in file order, memory, and reads those that `reading` says.
+    fn bring_in(
+        &mut self,
+        needed: &[u32],
+        reading: &[bool],
+        lsns: &[Lsn],
+        shared: &Shared<'_>,
+        report: &mut Report,
+    ) {
+        let mut at = 0;
+        while at < needed.len() {
+            let key = self.slots[needed[at] as usize].key;
+            let fork = shared.rels.fork(key.fork());
+            let blocks = match known_blocks(&fork, shared.files) {
+                Ok(blocks) => blocks,
+                Err(error) => {
+                    report.fail(lsns[at], error);
+                    return;
+                }
+            };
+            let exists = key.block() < blocks;
+            let mut run = 1;
+            if exists && reading[at] {
+                let room = (RELSEG_SIZE - key.block() % RELSEG_SIZE).min(blocks - key.block()) as usize;
+                let follows = |run: usize| {
+                    needed.get(at + run).is_some_and(|&slot| {
+                        let next = self.slots[slot as usize].key;
+                        next == PageKey::new(key.fork(), key.block().wrapping_add(run as u32)) && reading[at + run]
+                    })
+                };
+                while run < MAX_RUN.min(room) && follows(run) {
+                    run += 1;
+                }
+            }
+            let mut pages = shared.take_pages(run);
+            if exists && reading[at] {
+                let mut buffers: Vec<_> = pages.iter_mut().map(|page| IoSliceMut::new(&mut page[..])).collect();
+                if let Err(error) = shared.files.read(fork.rel, fork.fork, key.block(), &mut buffers) {
+                    report.fail(lsns[at], error.into());
+                }
+                report.pages_read += run as u64;
+            }
+            for (nth, mut page) in pages.into_iter().enumerate() {
+                let slot = &mut self.slots[needed[at + nth] as usize];
+                if exists && reading[at] {
+                    if let Err(problem) = verify_page(&page, slot.key.block(), shared.checksums) {
+                        // The maps can be made anew; all else cannot (RBM_ZERO_ON_ERROR).
+                        if matches!(fork.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap) {
+                            page.fill(0);
+                        } else {
+                            report.fail(lsns[at + nth], ReplayError::bad_page(&fork, slot.key.block(), problem));
+                        }
+                    }
+                } else {
+                    page.fill(0);
+                }
+                slot.page = Some(page);
+                slot.exists = exists;
+                slot.dirty = false;
+                self.resident += 1;
+            }
+            at += run;
+        }
+    }
+
+    /// Redoes the batch's operations, page by page.
+    pub fn apply(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
+        for &number in &self.touched {
+            let slot = &mut self.slots[number as usize];
+            let fork = shared.rels.fork(slot.key.fork());
+            let Some(bytes) = slot.page.as_deref_mut() else { continue };
+            let existed = slot.exists;
+            let mut target = Target { bytes, exists: slot.exists, dirty: slot.dirty };
+            let runs = &self.runs[slot.first as usize..(slot.first + slot.count) as usize];
+            for op in runs {
+                let record = record_of(&parts[op.part as usize], op.span);
+                let mut work = PageWork { record: &record, fork: &fork, key: slot.key, shared, report };
+                if let Err(error) = work.change(op.change, &mut target) {
+                    let failure = RedoFailure::new(&record, &fork, slot.key.block(), error);
+                    report.fail(record.lsn, ReplayError::Redo(failure));
+                    break;
+                }
+            }
+            (slot.exists, slot.dirty) = (target.exists, target.dirty);
+            if slot.exists && !existed {
+                fork.grow_to(slot.key.block() + 1);
+                report.grown.push(slot.key.fork());
+            }
+        }
+    }
+
+    /// Applies changes of free space map pages, which are sorted by page and LSN.
+    pub fn apply_fsm(
+        &mut self,
+        batch: u64,
+        ops: &[FsmOp],
+        parts: &[Part<'_>],
+        shared: &Shared<'_>,
+        report: &mut Report,
+    ) {
+        self.batch = batch;
+        self.touched.clear();
+        for ops in ops.chunk_by(|a, b| a.key == b.key) {
+            let number = self.touch(ops[0].key);
+            if self.slots[number as usize].page.is_none() {
+                self.bring_in(&[number], &[true], &[ops[0].lsn], shared, report);
+            }
+            let slot = &mut self.slots[number as usize];
+            let fork = shared.rels.fork(slot.key.fork());
+            let Some(bytes) = slot.page.as_deref_mut() else { continue };
+            let existed = slot.exists;
+            let mut target = Target { bytes, exists: slot.exists, dirty: slot.dirty };
+            for op in ops {
+                match op.change {
+                    FsmChange::Set { slot, category } => {
+                        fsm::record_free_space(&mut target, usize::from(slot), category, &shared.env);
+                    }
+                    FsmChange::Redo { part, span, block } => {
+                        let record = record_of(&parts[part as usize], span);
+                        let mut work = PageWork { record: &record, fork: &fork, key: slot.key, shared, report };
+                        if let Err(error) = work.change(Change::Block(block), &mut target) {
+                            let failure = RedoFailure::new(&record, &fork, slot.key.block(), error);
+                            report.fail(record.lsn, ReplayError::Redo(failure));
+                            break;
+                        }
+                    }
+                }
+            }
+            (slot.exists, slot.dirty) = (target.exists, target.dirty);
+            if slot.exists && !existed {
+                fork.grow_to(slot.key.block() + 1);
+                report.grown.push(slot.key.fork());
+            }
+        }
+    }
+
+    /// Writes dirty pages that `which` picks to their files, in file order. Returns how many.
+    pub fn write_back(
+        &mut self,
+        shared: &Shared<'_>,
+        which: impl Fn(PageKey) -> bool,
+    ) -> Result<u64, ReplayError> {
+        let mut dirty: Vec<u32> = (0..self.slots.len() as u32)
+            .filter(|&number| {
+                let slot = &self.slots[number as usize];
+                slot.dirty && slot.page.is_some() && which(slot.key)
+            })
+            .collect();
+        dirty.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
+        self.write_slots(&dirty, shared)?;
+        Ok(dirty.len() as u64)
+    }
+
+    /// Writes pages, given in file order.
+    fn write_slots(&mut self, numbers: &[u32], shared: &Shared<'_>) -> Result<(), ReplayError> {
+        if shared.checksums {
+            for &number in numbers {
+                let slot = &mut self.slots[number as usize];
+                let block = slot.key.block();
+                let page = slot.page.as_deref_mut().expect("only resident pages are written");
+                if !Page(page).is_new() {
+                    let checksum = page_checksum(page, block);
+                    PageMut(page).set_checksum(checksum);
+                }
+            }
+        }
+        let mut at = 0;
+        while at < numbers.len() {
+            let key = self.slots[numbers[at] as usize].key;
+            let room = (RELSEG_SIZE - key.block() % RELSEG_SIZE) as usize;
+            let follows = |run: usize| {
+                numbers.get(at + run).is_some_and(|&slot| {
+                    self.slots[slot as usize].key == PageKey::new(key.fork(), key.block().wrapping_add(run as u32))
+                })
+            };
+            let mut run = 1;
+            while run < MAX_RUN.min(room) && follows(run) {
+                run += 1;
+            }
+            let fork = shared.rels.fork(key.fork());
+            let page = |&number: &u32| {
+                let page = self.slots[number as usize].page.as_deref().expect("only resident pages are written");
+                IoSlice::new(page)
+            };
+            let mut buffers: Vec<_> = numbers[at..at + run].iter().map(page).collect();
+            shared.files.write(fork.rel, fork.fork, key.block(), &mut buffers)?;
+            for &number in &numbers[at..at + run] {
+                self.slots[number as usize].dirty = false;
+            }
+            at += run;
+        }
+        Ok(())
+    }
+
+    /// Takes pages out of memory that this batch does not touch, least recently used first, until `wanted` are
+    /// gone or there are no more; writes them back where need be. Returns how many went.
+    pub fn evict(&mut self, wanted: usize, batch: u64, shared: &Shared<'_>) -> Result<usize, ReplayError> {
+        let mut old: Vec<u32> = (0..self.slots.len() as u32)
+            .filter(|&number| {
+                let slot = &self.slots[number as usize];
+                slot.page.is_some() && slot.batch != batch
+            })
+            .collect();
+        if old.len() > wanted {
+            old.select_nth_unstable_by_key(wanted, |&slot| self.slots[slot as usize].batch);
+            old.truncate(wanted);
+        }
+        let mut dirty: Vec<u32> = old.iter().copied().filter(|&slot| self.slots[slot as usize].dirty).collect();
+        dirty.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
+        self.write_slots(&dirty, shared)?;
+        for &number in &old {
+            self.release(number, shared);
+        }
+        Ok(old.len())
+    }
+
+    fn release(&mut self, number: u32, shared: &Shared<'_>) {
+        let slot = &mut self.slots[number as usize];
+        if let Some(page) = slot.page.take() {
+            self.resident -= 1;
+            shared.spare_pages.lock().expect("no panic while locked").push(page);
+        }
+        slot.dirty = false;
+        self.index.remove(&slot.key);
+        slot.batch = 0;
+        self.free_slots.push(number);
+    }
+
+    /// Forgets pages that `which` picks without writing them: their files were cut or removed.
+    pub fn discard(&mut self, shared: &Shared<'_>, which: impl Fn(PageKey) -> bool) {
+        for number in 0..self.slots.len() as u32 {
+            let slot = &self.slots[number as usize];
+            // A free slot's key may have been given to another slot.
+            if self.index.get(&slot.key) == Some(&number) && which(slot.key) {
+                self.release(number, shared);
+            }
+        }
+        self.touched.clear();
+    }
+
+    /// The page, in memory, for changes outside a batch; read from its file if need be.
+    pub fn page(&mut self, key: PageKey, shared: &Shared<'_>) -> Result<PageGuard<'_>, ReplayError> {
+        let number = self.slot_for(key);
+        if self.slots[number as usize].page.is_none() {
+            let mut report = Report::default();
+            self.bring_in(&[number], &[true], &[Lsn::INVALID], shared, &mut report);
+            if let Some((_, error)) = report.failure {
+                return Err(error);
+            }
+        }
+        Ok(PageGuard { slot: &mut self.slots[number as usize], fork: shared.rels.fork(key.fork()) })
+    }
+}
+
+/// A cached page, borrowed for a change outside a batch.
+pub struct PageGuard<'a> {
+    slot: &'a mut Slot,
+    fork: std::sync::Arc<RelFork>,
+}
+
+impl PageGuard<'_> {
+    /// Lets `change` have the page, and notes what became of it.
+    pub fn with<R>(self, change: impl FnOnce(&mut Target<'_>) -> R) -> R {
+        let existed = self.slot.exists;
+        let bytes = self.slot.page.as_deref_mut().expect("resident");
+        let mut target = Target { bytes, exists: self.slot.exists, dirty: self.slot.dirty };
+        let result = change(&mut target);
+        (self.slot.exists, self.slot.dirty) = (target.exists, target.dirty);
+        if self.slot.exists && !existed {
+            self.fork.grow_to(self.slot.key.block() + 1);
+        }
+        result
+    }
+}
+
+/// Length of a fork, asked of its file the first time.
+pub fn known_blocks(fork: &RelFork, files: &RelationFiles) -> Result<u32, ReplayError> {
+    if let Some(blocks) = fork.known_blocks() {
+        return Ok(blocks);
+    }
+    let blocks = match files.blocks(fork.rel, fork.fork)? {
+        Some(blocks) => blocks,
+        None => {
+            // PostgreSQL creates what a record refers to (XLogReadBufferExtended).
+            files.create(fork.rel, fork.fork)?;
+            0
+        }
+    };
+    fork.set_blocks(blocks);
+    Ok(blocks)
+}
+
+/// The record at a place of a part; it was parsed once when it was planned.
+fn record_of<'a>(part: &Part<'a>, span: u32) -> Record<'a> {
+    let stretch = &part.planned.stretch;
+    let span = &stretch.spans()[span as usize];
+    Record::parse(stretch.bytes(span), span.lsn, span.end).expect("parsed when it was planned")
+}
+
+/// Checks a page that was read (`PageIsVerified`, `storage/page/bufpage.c`).
+fn verify_page(page: &PageBytes, block: u32, checksums: bool) -> Result<(), String> {
+    let header = Page(page);
+    if header.is_new() {
+        return if page[..PAGE_HEADER_SIZE].iter().chain(&page[PAGE_HEADER_SIZE..]).all(|&byte| byte == 0) {
+            Ok(())
+        } else {
+            Err("it looks new but is not all zeros".into())
+        };
+    }
+    if checksums {
+        let expected = page_checksum(page, block);
+        if expected != header.checksum() {
+            return Err(format!("checksum {:04X} is stored, {expected:04X} was computed", header.checksum()));
+        }
+    }
+    if !header.is_sane() {
+        return Err("its header makes no sense".into());
+    }
+    Ok(())
+}
+
+/// One change of one page.
+struct PageWork<'r, 'a> {
+    record: &'r Record<'r>,
+    fork: &'r RelFork,
+    key: PageKey,
+    shared: &'r Shared<'a>,
+    report: &'r mut Report,
+}
+
+impl PageWork<'_, '_> {
+    fn change(&mut self, change: Change, target: &mut Target<'_>) -> Result<(), RedoError> {
+        let id = match change {
+            Change::VmClear(nth) => {
+                let clears = vm::unregistered_clears(self.record)?;
+                let clear = clears.get(usize::from(nth)).ok_or(RedoError::BlockReference(0))?;
+                vm::clear_unregistered(target, clear);
+                return Ok(());
+            }
+            Change::Block(id) => id,
+        };
+        let block = self.record.block(id).ok_or(RedoError::BlockReference(id))?;
+        let mut effects = Effects::default();
+        let outcome = redo_block(self.record, block, target, &self.shared.env, &mut effects)?;
+        if outcome == Outcome::NotFound {
+            self.report.invalid.push(self.key);
+        }
+        if let Some(free) = effects.free_space {
+            self.note_free_space(&free);
+        }
+        if self.shared.verify_images && has_check_images(self.record) && target.exists && block.image.is_some() {
+            self.verify(block, target)?;
+        }
+        Ok(())
+    }
+
+    fn note_free_space(&mut self, free: &FreeSpace) {
+        let (block, slot) = fsm::location(free.block);
+        let fork = self.shared.rels.number(free.rel, ForkNumber::FreeSpaceMap);
+        let change = FsmChange::Set { slot: slot as u16, category: fsm::category(free.free_bytes) };
+        self.report.fsm.push(FsmOp { key: PageKey::new(fork, block), lsn: self.record.end, change });
+    }
+
+    fn verify(
+        &mut self,
+        block: &walrider_wal::record::BlockRef<'_>,
+        target: &Target<'_>,
+    ) -> Result<(), RedoError> {
+        self.report.images_verified += 1;
+        let Some(difference) = mask::verify_image(self.record, block, target.bytes)? else { return Ok(()) };
+        self.report.image_difference_count += 1;
+        if self.report.image_differences.len() < DIFFERENCES_TOLD {
+            let rmgr = self.record.header.rmgr;
+            let name = rmgr.get().and_then(|known| (known.identify)(self.record.info())).unwrap_or("UNKNOWN");
+            let what = format!("{rmgr}/{name} {} {} block {}", self.fork.rel, self.fork.fork.name(), block.block);
+            self.report.image_differences.push(ImageDifference { lsn: self.record.lsn, what, at: difference });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! From records to page operations: which pages each record changes, sorted into partitions.
+
+use walrider_layout::{ForkNumber, Lsn};
+use walrider_redo::{redo_fn, vm};
+use walrider_wal::decode::Stretch;
+use walrider_wal::record::{Record, XLR_CHECK_CONSISTENCY};
+use walrider_wal::records::{heap, heap2};
+use walrider_wal::rmgr::RmgrId;
+
+use crate::rels::{PageKey, RelNumbers, RelTable};
+
+/// Pages are spread over this many partitions; each is worked on by one thread at a time. More than there are
+/// threads, so that a hot partition delays nobody.
+pub const PARTITIONS: usize = 64;
+
+/// The partition of a page.
+#[inline]
+pub fn partition_of(key: PageKey) -> usize {
+    (key.spread() >> 58) as usize
+}
+
+const _: () = assert!(PARTITIONS == 1 << (64 - 58));
+
+/// What a record does to a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Redo of the block reference with this id.
+    Block(u8),
+    /// One of [`vm::unregistered_clears`], by its place there.
+    VmClear(u8),
+}
+
+/// One record's change of one page.
+#[derive(Clone, Copy, Debug)]
+pub struct PageOp {
+    /// The page.
+    pub key: PageKey,
+    /// Place of the record in its stretch.
+    pub span: u32,
+    /// The change.
+    pub change: Change,
+}
+
+/// A record that ends replay before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Walrider has no redo for it.
+    Unsupported,
+    /// Its bytes make no sense although their CRC is right.
+    Corrupt(String),
+}
+
+/// What is to be done for the records of a stretch.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// Changes of pages, by partition, in LSN order; without those of free space maps.
+    pub ops: Vec<Vec<PageOp>>,
+    /// Changes of pages of free space maps, in LSN order. They come after the heap pages they are told about.
+    pub fsm_ops: Vec<PageOp>,
+    /// Records that change more than pages, by place, in LSN order.
+    pub globals: Vec<u32>,
+    /// The first record that ends replay.
+    pub obstacle: Option<(u32, Obstacle)>,
+}
+
+impl Plan {
+    /// Plans a stretch that was decoded, replacing what the plan held.
+    pub fn make(&mut self, stretch: &Stretch, table: &RelTable, numbers: &mut RelNumbers) {
+        self.ops.resize_with(PARTITIONS, Vec::new);
+        self.ops.iter_mut().for_each(Vec::clear);
+        self.fsm_ops.clear();
+        self.globals.clear();
+        self.obstacle = None;
+        for (place, span) in (0..).zip(stretch.spans()) {
+            let planned = Record::parse(stretch.bytes(span), span.lsn, span.end)
+                .map_err(|error| Obstacle::Corrupt(error.to_string()))
+                .and_then(|record| self.add(place, &record, table, numbers));
+            if let Err(obstacle) = planned {
+                self.obstacle = Some((place, obstacle));
+                break;
+            }
+        }
+    }
+
+    fn add(
+        &mut self,
+        place: u32,
+        record: &Record<'_>,
+        table: &RelTable,
+        numbers: &mut RelNumbers,
+    ) -> Result<(), Obstacle> {
+        let rmgr = record.header.rmgr;
+        match class_of(record) {
+            Class::Unsupported => return Err(Obstacle::Unsupported),
+            Class::Pages => {}
+            Class::Global => self.globals.push(place),
+        }
+        if !record.blocks.is_empty() && redo_fn(rmgr).is_none() {
+            return Err(Obstacle::Corrupt(format!("{rmgr} record with block references")));
+        }
+        for block in &record.blocks {
+            let key = PageKey::new(numbers.number(table, block.rel, block.fork), block.block);
+            let op = PageOp { key, span: place, change: Change::Block(block.id) };
+            if block.fork == ForkNumber::FreeSpaceMap {
+                self.fsm_ops.push(op);
+            } else {
+                self.ops[partition_of(key)].push(op);
+            }
+        }
+        if rmgr == RmgrId::HEAP || rmgr == RmgrId::HEAP2 {
+            let clears = vm::unregistered_clears(record).map_err(|error| Obstacle::Corrupt(error.to_string()))?;
+            for (nth, clear) in (0..).zip(&clears) {
+                let fork = numbers.number(table, clear.rel, ForkNumber::VisibilityMap);
+                let key = PageKey::new(fork, vm::map_block(clear.heap_block));
+                self.ops[partition_of(key)].push(PageOp { key, span: place, change: Change::VmClear(nth) });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How a record is replayed.
+enum Class {
+    /// By changes of pages alone.
+    Pages,
+    /// Also, or only, in order with all other global records.
+    Global,
+    /// Not at all.
+    Unsupported,
+}
+
+fn class_of(record: &Record<'_>) -> Class {
+    match record.header.rmgr {
+        RmgrId::HEAP if record.info() & 0x70 == heap::XLOG_HEAP_INPLACE => Class::Global,
+        RmgrId::HEAP2 if record.info() & 0x70 == heap2::XLOG_HEAP2_REWRITE => Class::Global,
+        RmgrId::HEAP | RmgrId::HEAP2 | RmgrId::BTREE | RmgrId::SEQ => Class::Pages,
+        RmgrId::XLOG if !record.blocks.is_empty() => Class::Pages,
+        RmgrId::XLOG
+        | RmgrId::XACT
+        | RmgrId::SMGR
+        | RmgrId::CLOG
+        | RmgrId::DBASE
+        | RmgrId::TBLSPC
+        | RmgrId::MULTIXACT
+        | RmgrId::RELMAP
+        | RmgrId::STANDBY
+        | RmgrId::COMMIT_TS
+        | RmgrId::REPLORIGIN
+        | RmgrId::LOGICALMSG => Class::Global,
+        _ => Class::Unsupported,
+    }
+}
+
+/// Whether a record carries images to check redo's result against.
+#[inline]
+pub fn has_check_images(record: &Record<'_>) -> bool {
+    record.header.info & XLR_CHECK_CONSISTENCY != 0
+}
+
+/// A stretch with its plan, on its way through replay.
+#[derive(Debug, Default)]
+pub struct Planned {
+    /// The records.
+    pub stretch: Stretch,
+    /// What they do.
+    pub plan: Plan,
+    /// Records before this place are replayed.
+    pub done: u32,
+}
+
+impl Planned {
+    /// LSN of the record at a place, or where the next stretch goes on.
+    pub fn lsn_at(&self, place: u32) -> Lsn {
+        match self.stretch.spans().get(place as usize) {
+            Some(span) => span.lsn,
+            None => self.stretch.position(),
+        }
+    }
+}

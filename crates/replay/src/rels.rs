@@ -1,0 +1,149 @@
+//! Relation forks by small number, so that a page has a key of 64 bits.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, RwLock};
+
+use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
+
+/// A page: number of the fork of its relation, and block. Sorts in file order within a fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageKey(u64);
+
+impl PageKey {
+    /// The page at `block` of the fork with this number.
+    pub fn new(fork: u32, block: BlockNumber) -> PageKey {
+        PageKey(u64::from(fork) << 32 | u64::from(block))
+    }
+
+    /// Number of the fork in the [`RelTable`].
+    pub fn fork(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// The block.
+    pub fn block(self) -> BlockNumber {
+        self.0 as u32
+    }
+
+    /// Well spread bits. The lowest three bits of the block do not count, so that neighbours stay together and are
+    /// read and written in one go.
+    pub fn spread(self) -> u64 {
+        (self.0 >> 3).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    }
+}
+
+/// No length has been asked for yet. Not a length: block numbers end before it (`MaxBlockNumber`).
+const UNKNOWN: u32 = u32::MAX;
+
+/// A fork of a relation that some record refers to.
+#[derive(Debug)]
+pub struct RelFork {
+    /// The relation.
+    pub rel: RelFileLocator,
+    /// The fork.
+    pub fork: ForkNumber,
+    /// Length in blocks, as it is once all that was redone has been written.
+    blocks: AtomicU32,
+}
+
+impl RelFork {
+    /// Length in blocks, if it is known.
+    pub fn known_blocks(&self) -> Option<BlockNumber> {
+        let blocks = self.blocks.load(Ordering::Relaxed);
+        (blocks != UNKNOWN).then_some(blocks)
+    }
+
+    /// Notes the length in blocks.
+    pub fn set_blocks(&self, blocks: BlockNumber) {
+        self.blocks.store(blocks, Ordering::Relaxed);
+    }
+
+    /// The length is not known any more: the file was removed.
+    pub fn forget_blocks(&self) {
+        self.blocks.store(UNKNOWN, Ordering::Relaxed);
+    }
+
+    /// The fork is at least this long from now on. The length must be known.
+    pub fn grow_to(&self, blocks: BlockNumber) {
+        debug_assert!(self.known_blocks().is_some());
+        self.blocks.fetch_max(blocks, Ordering::Relaxed);
+    }
+}
+
+/// All forks that records refer to, numbered from 0 in the order in which they were met.
+#[derive(Debug, Default)]
+pub struct RelTable {
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    numbers: HashMap<(RelFileLocator, ForkNumber), u32>,
+    forks: Vec<Arc<RelFork>>,
+}
+
+impl RelTable {
+    /// The number of a fork, given out if it is new.
+    pub fn number(&self, rel: RelFileLocator, fork: ForkNumber) -> u32 {
+        if let Some(number) = self.find(rel, fork) {
+            return number;
+        }
+        let mut inner = self.inner.write().expect("no panic while locked");
+        let next = inner.forks.len() as u32;
+        let number = *inner.numbers.entry((rel, fork)).or_insert(next);
+        if number == next {
+            inner.forks.push(Arc::new(RelFork { rel, fork, blocks: AtomicU32::new(UNKNOWN) }));
+        }
+        number
+    }
+
+    /// The number of a fork, if it has one.
+    pub fn find(&self, rel: RelFileLocator, fork: ForkNumber) -> Option<u32> {
+        self.inner.read().expect("no panic while locked").numbers.get(&(rel, fork)).copied()
+    }
+
+    /// The fork of a number that this table gave out.
+    pub fn fork(&self, number: u32) -> Arc<RelFork> {
+        self.inner.read().expect("no panic while locked").forks[number as usize].clone()
+    }
+
+    /// How many numbers were given out.
+    pub fn len(&self) -> usize {
+        self.inner.read().expect("no panic while locked").forks.len()
+    }
+
+    /// Whether no number was given out.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Numbers of the forks that `which` picks.
+    pub fn select(&self, which: impl Fn(&RelFork) -> bool) -> Vec<u32> {
+        let inner = self.inner.read().expect("no panic while locked");
+        (0..).zip(&inner.forks).filter(|(_, fork)| which(fork)).map(|(number, _)| number).collect()
+    }
+}
+
+/// A thread's own view of a [`RelTable`]: no lock for forks it has met.
+#[derive(Debug, Default)]
+pub struct RelNumbers {
+    last: Option<((RelFileLocator, ForkNumber), u32)>,
+    known: HashMap<(RelFileLocator, ForkNumber), u32>,
+}
+
+impl RelNumbers {
+    /// The number of a fork in `table`; always the same table.
+    #[inline]
+    pub fn number(&mut self, table: &RelTable, rel: RelFileLocator, fork: ForkNumber) -> u32 {
+        let key = (rel, fork);
+        match self.last {
+            Some((last, number)) if last == key => number,
+            _ => {
+                let number = *self.known.entry(key).or_insert_with(|| table.number(rel, fork));
+                self.last = Some((key, number));
+                number
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Where the directory stands: the control file, restartpoints and hand-over (`CreateRestartPoint`,
+//! `UpdateMinRecoveryPoint` in `access/transam/xlog.c`; `CheckRecoveryConsistency` in
+//! `access/transam/xlogrecovery.c`, PostgreSQL 18). The steps are argued in docs/crash-safety.md.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rayon::prelude::*;
+use walrider_datadir::relation::RelationFiles;
+use walrider_datadir::{DataDirError, durable};
+use walrider_layout::control::{ControlFile, DbState};
+use walrider_layout::history::TimelineHistory;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_wal::record::Record;
+
+use crate::error::ReplayError;
+use crate::globals::{BackupState, Globals, SeenCheckpoint};
+
+/// Time after which a restartpoint is made at the next checkpoint record: bounds what a crash costs, like
+/// `checkpoint_timeout`.
+const RESTARTPOINT_INTERVAL: Duration = Duration::from_secs(300);
+
+/// The control file as it is on disk, and what leads to the next one.
+pub struct Recovery {
+    root: PathBuf,
+    control: ControlFile,
+    history: TimelineHistory,
+    /// Of the last record that was sequenced.
+    timeline: TimelineId,
+    /// A signal file, or the command line, asks for recovery from an archive. Else it is crash recovery, to the end
+    /// of `pg_wal`, and `minRecoveryPoint` stays zero as in PostgreSQL.
+    archive_recovery: bool,
+    /// What `minRecoveryPoint` was at the start: until there, the directory is not consistent.
+    consistent_from: Lsn,
+    last_checkpoint: Option<SeenCheckpoint>,
+    last_restartpoint: Instant,
+    interval: Duration,
+}
+
+impl Recovery {
+    /// Begins with a control file that is on disk as it stands here. `timeline` is the one of the first record.
+    pub fn new(
+        root: &Path,
+        control: ControlFile,
+        history: TimelineHistory,
+        timeline: TimelineId,
+        archive_recovery: bool,
+    ) -> Recovery {
+        let consistent_from = control.min_recovery_point;
+        Recovery {
+            root: root.to_owned(),
+            control,
+            history,
+            timeline,
+            archive_recovery,
+            consistent_from,
+            last_checkpoint: None,
+            last_restartpoint: Instant::now(),
+            interval: RESTARTPOINT_INTERVAL,
+        }
+    }
+
+    /// The control file as it is on disk.
+    pub fn control(&self) -> &ControlFile {
+        &self.control
+    }
+
+    /// The data directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Timeline of the last record that was sequenced.
+    pub fn timeline(&self) -> TimelineId {
+        self.timeline
+    }
+
+    /// The last checkpoint record that was sequenced.
+    pub fn last_checkpoint(&self) -> Option<SeenCheckpoint> {
+        self.last_checkpoint
+    }
+
+    /// Notes a checkpoint record.
+    pub fn saw_checkpoint(&mut self, seen: SeenCheckpoint) {
+        self.last_checkpoint = Some(seen);
+    }
+
+    /// Whether a restartpoint should be made.
+    pub fn restartpoint_is_due(&self) -> bool {
+        self.last_restartpoint.elapsed() >= self.interval
+            && self.last_checkpoint.is_some_and(|seen| seen.body.redo > self.control.checkpoint_copy.redo)
+    }
+
+    /// Checks a change of timeline against the history (`checkTimeLineSwitch`).
+    pub fn switch_timeline(
+        &mut self,
+        from: TimelineId,
+        to: TimelineId,
+        previous: TimelineId,
+        record: &Record<'_>,
+    ) -> Result<(), ReplayError> {
+        let corrupt = |why: String| Err(ReplayError::CorruptWal(format!("at {}: {why}", record.lsn)));
+        if previous != from {
+            return corrupt(format!("timeline {to} branches off timeline {previous}, but replay is on timeline {from}"));
+        }
+        if to < from || !self.history.contains(to) {
+            return corrupt(format!("timeline {to} does not follow timeline {from} in the history of the target"));
+        }
+        if self.archive_recovery
+            && record.lsn < self.control.min_recovery_point
+            && to > self.control.min_recovery_point_timeline
+        {
+            return corrupt(format!(
+                "timeline {to} begins before the minimum recovery point {} on timeline {}",
+                self.control.min_recovery_point, self.control.min_recovery_point_timeline
+            ));
+        }
+        self.timeline = to;
+        Ok(())
+    }
+
+    /// Where the directory becomes consistent; `None` while the end of the backup is not known.
+    pub fn consistency_point(&self, backup: &BackupState) -> Option<Lsn> {
+        if !self.archive_recovery || backup.end_required {
+            return None;
+        }
+        Some(self.consistent_from.max(backup.end))
+    }
+
+    /// Whether the directory is consistent at `replayed`.
+    pub fn is_consistent(&self, backup: &BackupState, replayed: Lsn) -> bool {
+        self.consistency_point(backup).is_some_and(|point| point <= replayed)
+    }
+
+    /// Before anything up to `lsn` becomes visible in the directory's files: a server started on it must not stop
+    /// before (`UpdateMinRecoveryPoint`).
+    pub fn ensure_min_recovery_point(&mut self, lsn: Lsn) -> Result<(), ReplayError> {
+        if !self.archive_recovery || self.control.min_recovery_point >= lsn {
+            return Ok(());
+        }
+        self.control.min_recovery_point = lsn;
+        self.control.min_recovery_point_timeline = self.history.timeline_at(Lsn(lsn.0 - 1));
+        self.write_control()
+    }
+
+    fn write_control(&mut self) -> Result<(), ReplayError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.control.time = now.as_secs() as i64;
+        durable::write_file(&self.root.join("global/pg_control"), &self.control.to_bytes())?;
+        Ok(())
+    }
+
+    /// Makes everything that was written durable, and the last checkpoint record the place where recovery begins.
+    /// All relation pages have been written, `minRecoveryPoint` covers `replayed`, where both they and `globals`
+    /// stand. Without `eligible`, as long as pages are missing without explanation, recovery goes on beginning where
+    /// it does. `finished`: hand the directory over.
+    pub fn restartpoint(
+        &mut self,
+        globals: &mut Globals,
+        files: &RelationFiles,
+        eligible: bool,
+        finished: bool,
+    ) -> Result<(), ReplayError> {
+        let newer = |seen: &SeenCheckpoint| seen.body.redo > self.control.checkpoint_copy.redo;
+        let checkpoint = self.last_checkpoint.filter(|seen| eligible && newer(seen));
+        sync_relations(files)?;
+        if let Some(checkpoint) = &checkpoint {
+            globals.checkpoint(checkpoint)?;
+            globals.checkpoint_prepared(checkpoint)?;
+            self.control.checkpoint = checkpoint.lsn;
+            self.control.checkpoint_copy = checkpoint.body;
+            if self.archive_recovery && self.control.min_recovery_point < checkpoint.end {
+                self.control.min_recovery_point = checkpoint.end;
+                self.control.min_recovery_point_timeline = checkpoint.body.timeline;
+            }
+        }
+        globals.apply_to(&mut self.control);
+        if finished {
+            self.control.state = DbState::ShutdownedInRecovery;
+        }
+        self.last_restartpoint = Instant::now();
+        self.write_control()
+    }
+}
+
+/// Makes all relation files that were written or made durable, and then their directories.
+fn sync_relations(files: &RelationFiles) -> Result<(), ReplayError> {
+    let unsynced = files.take_unsynced();
+    unsynced.par_iter().try_for_each(|&file| files.sync(file))?;
+    let directories: BTreeSet<PathBuf> = unsynced.iter().map(|&file| files.directory(file)).collect();
+    directories.par_iter().try_for_each(|directory| match durable::fsync_dir(directory) {
+        // The database was dropped since.
+        Err(DataDirError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    })?;
+    Ok(())
+}

@@ -1,0 +1,325 @@
+//! Where WAL comes from: directories and `restore_command` (`XLogFileReadAnyTLI` in
+//! `access/transam/xlogrecovery.c`, `RestoreArchivedFile` in `access/transam/xlogarchive.c`, PostgreSQL 18).
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use walrider_datadir::DataDirError;
+use walrider_layout::history::{TimelineHistory, history_file_name};
+use walrider_layout::wal::SegmentSize;
+use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
+
+use crate::error::ReplayError;
+use crate::load::ReadWal;
+
+/// Longest history file that is read: a line for each of ten thousand promotions.
+const MAX_HISTORY_BYTES: u64 = 1 << 20;
+
+/// Endings of files in WAL archives that some tool has packed.
+const PACKED: [&str; 7] = ["gz", "lz4", "zst", "bz2", "xz", "br", "lzo"];
+
+/// A place to look for WAL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A directory of segment files: an archive, or `pg_wal`.
+    Directory(PathBuf),
+    /// A `restore_command`; what it fetches goes to `into` for a while.
+    RestoreCommand {
+        /// The command, with `%f`, `%p`, `%r` and `%%`.
+        command: String,
+        /// The data directory: the command runs there, and its `pg_wal` takes what is fetched.
+        data_dir: PathBuf,
+    },
+}
+
+/// A file that was found.
+#[derive(Debug)]
+struct Segment {
+    file: File,
+    path: PathBuf,
+    timeline: TimelineId,
+    /// Fetched: removed when it is closed.
+    temporary: bool,
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        if self.temporary {
+            // It is in our way at worst; the next fetch replaces it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// All places, in the order in which they are tried.
+pub struct Source {
+    places: Vec<Place>,
+    size: SegmentSize,
+    history: TimelineHistory,
+    open: Mutex<HashMap<u64, Arc<Segment>>>,
+    /// The segment where the last restartpoint begins: `%r`, what the archive must keep.
+    restartpoint: AtomicU64,
+    /// Number of the next fetch, so that several can run side by side.
+    fetches: AtomicU64,
+}
+
+impl Source {
+    /// Looks in `places`, for WAL of the timelines in `history`.
+    pub fn new(places: Vec<Place>, size: SegmentSize, history: TimelineHistory) -> Source {
+        Source {
+            places,
+            size,
+            history,
+            open: Mutex::default(),
+            restartpoint: AtomicU64::new(0),
+            fetches: AtomicU64::new(0),
+        }
+    }
+
+    /// The timelines that are read.
+    pub fn history(&self) -> &TimelineHistory {
+        &self.history
+    }
+
+    /// Replaces the timelines that are read.
+    pub fn set_history(&mut self, history: TimelineHistory) {
+        self.history = history;
+        self.close_all();
+    }
+
+    /// Notes where recovery would begin now, for `%r`.
+    pub fn set_restartpoint(&self, redo: Lsn) {
+        self.restartpoint.store(redo.0, Ordering::Relaxed);
+    }
+
+    /// Closes all files: what was not there may be there now, or be longer.
+    pub fn close_all(&self) {
+        self.open.lock().expect("no panic while locked").clear();
+    }
+
+    /// The history of a timeline (`readTimeLineHistory`): that of its file, or it alone if there is none.
+    pub fn read_history(&self, timeline: TimelineId) -> Result<TimelineHistory, ReplayError> {
+        let Some((path, text)) = self.history_file(timeline)? else { return Ok(TimelineHistory::alone(timeline)) };
+        TimelineHistory::parse(timeline, &text)
+            .map_err(|error| ReplayError::CorruptWal(format!("file \"{}\": {error}", path.display())))
+    }
+
+    /// Whether a timeline has a history file (`existsTimeLineHistory`).
+    pub fn has_history(&self, timeline: TimelineId) -> Result<bool, ReplayError> {
+        Ok(self.history_file(timeline)?.is_some())
+    }
+
+    /// The newest timeline from `from` on that has a history file, without gaps (`findNewestTimeLine`).
+    pub fn newest_timeline(&self, from: TimelineId) -> Result<TimelineId, ReplayError> {
+        let mut newest = from;
+        while self.has_history(TimelineId(newest.0 + 1))? {
+            newest = TimelineId(newest.0 + 1);
+        }
+        Ok(newest)
+    }
+
+    fn history_file(&self, timeline: TimelineId) -> Result<Option<(PathBuf, String)>, ReplayError> {
+        if timeline <= TimelineId(1) {
+            return Ok(None);
+        }
+        let name = history_file_name(timeline);
+        for place in &self.places {
+            let Some((file, path, temporary)) = self.find(place, &name)? else { continue };
+            let mut bytes = Vec::new();
+            io::Read::read_to_end(&mut io::Read::take(file, MAX_HISTORY_BYTES), &mut bytes)
+                .map_err(|error| DataDirError::io("read", &path, error))?;
+            if temporary {
+                let _ = fs::remove_file(&path);
+            }
+            return Ok(Some((path, String::from_utf8_lossy(&bytes).into_owned())));
+        }
+        Ok(None)
+    }
+
+    /// Finds a file in a place; true: it is ours to remove.
+    fn find(&self, place: &Place, name: &str) -> Result<Option<(File, PathBuf, bool)>, ReplayError> {
+        match place {
+            Place::Directory(directory) => {
+                let path = directory.join(name);
+                match File::open(&path) {
+                    Ok(file) => Ok(Some((file, path, false))),
+                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                    Err(error) => Err(DataDirError::io("open", path, error).into()),
+                }
+            }
+            Place::RestoreCommand { command, data_dir } => self.fetch(command, data_dir, name),
+        }
+    }
+
+    /// Runs `restore_command` for a file. Exit code 0 without a file, or another code, means that the archive does not
+    /// have it; a signal or a code above 125 (the shell could not run it) ends recovery.
+    fn fetch(
+        &self,
+        command: &str,
+        data_dir: &Path,
+        name: &str,
+    ) -> Result<Option<(File, PathBuf, bool)>, ReplayError> {
+        let number = self.fetches.fetch_add(1, Ordering::Relaxed);
+        let relative = format!("pg_wal/{FETCH_PREFIX}{number}");
+        let path = data_dir.join(&relative);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(DataDirError::io("remove", path, error).into());
+            }
+            _ => {}
+        }
+        let restartpoint = Lsn(self.restartpoint.load(Ordering::Relaxed));
+        let oldest =
+            self.size.file_name(self.history.timeline_at(restartpoint), self.size.segment_of(restartpoint));
+        let line = expand(command, name, &relative, &oldest);
+        let status = Command::new("/bin/sh")
+            .arg("-c")
+            .arg(&line)
+            .current_dir(data_dir)
+            .stdin(std::process::Stdio::null())
+            .status()
+            .map_err(|error| ReplayError::Refused(format!("could not run restore_command \"{line}\": {error}")))?;
+        if let Some(signal) = status.signal() {
+            return Err(ReplayError::Refused(format!("restore_command \"{line}\" was ended by signal {signal}")));
+        }
+        if status.code().is_some_and(|code| code > 125) {
+            return Err(ReplayError::Refused(format!(
+                "restore_command \"{line}\" could not be run ({status}): correct it, and start again"
+            )));
+        }
+        if !status.success() {
+            let _ = fs::remove_file(&path);
+            return Ok(None);
+        }
+        match File::open(&path) {
+            Ok(file) => Ok(Some((file, path, true))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(DataDirError::io("open", path, error).into()),
+        }
+    }
+
+    /// Finds the file of a segment: newest timeline first, each in all places; `.partial` files last.
+    fn find_segment(&self, segment: u64) -> Result<Option<Segment>, ReplayError> {
+        let candidates: Vec<TimelineId> = self
+            .history
+            .newest_first()
+            .filter(|entry| segment >= self.size.segment_of(entry.begin))
+            .filter(|entry| entry.end.is_none_or(|end| segment <= self.size.segment_of(end)))
+            .map(|entry| entry.timeline)
+            .collect();
+        for suffix in ["", ".partial"] {
+            for &timeline in &candidates {
+                let name = format!("{}{suffix}", self.size.file_name(timeline, segment));
+                for place in &self.places {
+                    if !suffix.is_empty() && matches!(place, Place::RestoreCommand { .. }) {
+                        continue;
+                    }
+                    if let Some((file, path, temporary)) = self.find(place, &name)? {
+                        return Ok(Some(Segment { file, path, timeline, temporary }));
+                    }
+                }
+            }
+        }
+        self.refuse_packed(&candidates, segment)?;
+        Ok(None)
+    }
+
+    fn refuse_packed(&self, timelines: &[TimelineId], segment: u64) -> Result<(), ReplayError> {
+        for place in &self.places {
+            let Place::Directory(directory) = place else { continue };
+            for &timeline in timelines {
+                let name = self.size.file_name(timeline, segment);
+                if let Some(ending) = PACKED.iter().find(|ending| directory.join(format!("{name}.{ending}")).exists()) {
+                    return Err(ReplayError::Refused(format!(
+                        "\"{}/{name}.{ending}\" is compressed: use a restore_command that unpacks it",
+                        directory.display()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn segment(&self, segment: u64) -> Result<Option<Arc<Segment>>, ReplayError> {
+        if let Some(open) = self.open.lock().expect("no panic while locked").get(&segment) {
+            return Ok(Some(open.clone()));
+        }
+        let Some(found) = self.find_segment(segment)?.map(Arc::new) else { return Ok(None) };
+        let mut open = self.open.lock().expect("no panic while locked");
+        // Files behind are not needed any more; a fetched one is removed with its last user.
+        open.retain(|&number, _| number + 8 > segment);
+        Ok(Some(open.entry(segment).or_insert(found).clone()))
+    }
+
+    fn cached(&self, lsn: Lsn) -> Option<Arc<Segment>> {
+        self.open.lock().expect("no panic while locked").get(&self.size.segment_of(lsn)).cloned()
+    }
+}
+
+/// Name of what `restore_command` fetches, below `pg_wal`; files of this name may be removed.
+pub const FETCH_PREFIX: &str = "walrider.fetch.";
+
+/// Replaces `%f`, `%p`, `%r` and `%%` (`BuildRestoreCommand`).
+fn expand(command: &str, file: &str, path: &str, oldest: &str) -> String {
+    let mut line = String::new();
+    let mut chars = command.chars();
+    while let Some(char) = chars.next() {
+        if char != '%' {
+            line.push(char);
+            continue;
+        }
+        match chars.next() {
+            Some('f') => line.push_str(file),
+            Some('p') => line.push_str(path),
+            Some('r') => line.push_str(oldest),
+            Some('%') => line.push('%'),
+            other => line.extend(['%'].into_iter().chain(other)),
+        }
+    }
+    line
+}
+
+impl ReadWal for Source {
+    fn read(&self, from: Lsn, buffer: &mut [u8]) -> Result<usize, ReplayError> {
+        let Some(segment) = self.segment(self.size.segment_of(from))? else { return Ok(0) };
+        let offset = self.size.offset_of(from);
+        let wanted = buffer.len().min((self.size.bytes() - offset) as usize);
+        let mut got = 0;
+        while got < wanted {
+            match segment.file.read_at(&mut buffer[got..wanted], offset + got as u64) {
+                Ok(0) => break,
+                Ok(more) => got += more,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(DataDirError::io("read", &segment.path, error).into()),
+            }
+        }
+        Ok(got - got % XLOG_BLCKSZ)
+    }
+
+    fn timeline_at(&self, lsn: Lsn) -> TimelineId {
+        match self.segment(self.size.segment_of(lsn)) {
+            Ok(Some(segment)) => segment.timeline,
+            _ => self.history.timeline_at(lsn),
+        }
+    }
+
+    fn describe(&self, lsn: Lsn) -> String {
+        let offset = self.size.offset_of(lsn);
+        let path = match self.cached(lsn) {
+            Some(segment) => segment.path.display().to_string(),
+            None => self.size.file_name(self.history.timeline_at(lsn), self.size.segment_of(lsn)),
+        };
+        format!("WAL file \"{path}\", LSN {lsn}, offset {offset}")
+    }
+
+    fn has_segment(&self, start: Lsn) -> bool {
+        matches!(self.segment(self.size.segment_of(start)), Ok(Some(_)))
+    }
+}

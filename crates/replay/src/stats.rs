@@ -1,0 +1,74 @@
+//! Counters of a replay, and the time of each stage.
+
+use std::time::Duration;
+
+use walrider_wal::record::Record;
+use walrider_wal::records::xact;
+
+use crate::partition::ImageDifference;
+
+/// What a replay has done so far.
+#[derive(Debug, Default)]
+pub struct Stats {
+    /// Records replayed.
+    pub records: u64,
+    /// Transactions committed, prepared ones included.
+    pub transactions: u64,
+    /// Transactions rolled back.
+    pub aborts: u64,
+    /// Pages read from relation files.
+    pub pages_read: u64,
+    /// Pages written at restartpoints.
+    pub pages_written: u64,
+    /// Pages taken out of memory to make room.
+    pub pages_evicted: u64,
+    /// Images that redo was compared with.
+    pub images_verified: u64,
+    /// How many of them differed.
+    pub image_difference_count: u64,
+    /// The first of them.
+    pub image_differences: Vec<ImageDifference>,
+    /// Restartpoints made.
+    pub restartpoints: u64,
+    /// Time in which replay had nothing to do but read and decode WAL.
+    pub load: Duration,
+    /// Records in order: transaction ends and all else that is global.
+    pub sequence: Duration,
+    /// Grouping operations by page.
+    pub gather: Duration,
+    /// Reading and redoing pages (the next WAL is decoded meanwhile).
+    pub apply: Duration,
+    /// Free space maps.
+    pub fsm: Duration,
+    /// File actions: drops, truncations, databases.
+    pub actions: Duration,
+    /// Writing pages.
+    pub write: Duration,
+    /// Making them durable, SLRUs and the control file.
+    pub sync: Duration,
+}
+
+impl Stats {
+    /// Counts a record that is replayed in order.
+    pub fn count_global(&mut self, record: &Record<'_>) {
+        match xact::outcome(record) {
+            Some(xact::Outcome::Commit) => self.transactions += 1,
+            Some(xact::Outcome::Abort) => self.aborts += 1,
+            None => {}
+        }
+    }
+
+    /// The stages with their times, in the order in which a batch passes them.
+    pub fn stages(&self) -> [(&'static str, Duration); 8] {
+        [
+            ("load", self.load),
+            ("sequence", self.sequence),
+            ("gather", self.gather),
+            ("apply", self.apply),
+            ("fsm", self.fsm),
+            ("actions", self.actions),
+            ("write", self.write),
+            ("sync", self.sync),
+        ]
+    }
+}
