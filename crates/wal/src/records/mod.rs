@@ -13,6 +13,7 @@ pub mod heap;
 pub mod heap2;
 pub mod logicalmsg;
 pub mod multixact;
+pub mod parts;
 pub mod relmap;
 pub mod replorigin;
 pub mod seq;
