@@ -4,10 +4,12 @@
 
 pub mod backup_label;
 pub mod config;
+pub mod directories;
 pub mod durable;
 mod error;
 pub mod lock;
 pub mod mappings;
+pub mod open;
 pub mod origins;
 pub mod recovery_settings;
 pub mod relation;
@@ -18,3 +20,4 @@ pub mod timestamp;
 pub mod twophase;
 
 pub use error::{DataDirError, Result};
+pub use open::DataDir;

@@ -1,0 +1,347 @@
+//! Directories of databases and tablespaces, as replay makes and removes them (`dbase_redo`, `commands/dbcommands.c`;
+//! `tblspc_redo`, `commands/tablespace.c`; `copydir`, `storage/file/copydir.c`; PostgreSQL 18).
+//!
+//! Nothing here waits for pages in memory: the caller has written what a copy must see, and forgotten what a drop
+//! makes void. Everything is durable on return, so that no restartpoint needs to know of it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use walrider_layout::{DEFAULT_TABLESPACE_OID, GLOBAL_TABLESPACE_OID, Major, Oid};
+
+use crate::backup_label::remove_tablespace_link;
+use crate::durable::{fsync_dir, fsync_file, fsync_parent, list_dir, unlink_if_there, write_file};
+use crate::error::{DataDirError, IoContext, Result};
+use crate::relation::database_dir;
+
+/// What to do about a tablespace's directory that should be there and is not (`recovery_create_dbdir`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// Make a plain one: a later record drops the tablespace, and the directory has only gone ahead of it. Until
+    /// the directory is consistent, or where `allow_in_place_tablespaces` is on.
+    Create,
+    /// That is an error.
+    Refuse,
+}
+
+/// The directories of one data directory.
+#[derive(Clone, Debug)]
+pub struct Directories {
+    root: PathBuf,
+    major: Major,
+    version_dir: String,
+}
+
+/// Name of the directory in each tablespace that keeps major versions apart (`TABLESPACE_VERSION_DIRECTORY`).
+///
+/// ```
+/// use walrider_datadir::directories::version_dir;
+/// use walrider_layout::Major;
+/// assert_eq!(version_dir(Major::V18, Major::V18.catalog_version()), "PG_18_202506291");
+/// ```
+pub fn version_dir(major: Major, catalog_version: u32) -> String {
+    format!("PG_{}_{catalog_version}", major.number())
+}
+
+impl Directories {
+    /// Those of the data directory `root`, made by this version.
+    pub fn new(root: &Path, major: Major, catalog_version: u32) -> Directories {
+        Directories { root: root.to_owned(), major, version_dir: version_dir(major, catalog_version) }
+    }
+
+    /// The directory of a database within a tablespace.
+    pub fn database(&self, tablespace: Oid, database: Oid) -> PathBuf {
+        self.root.join(database_dir(tablespace, database, &self.version_dir))
+    }
+
+    fn link(&self, tablespace: Oid) -> PathBuf {
+        self.root.join("pg_tblspc").join(tablespace.to_string())
+    }
+
+    /// `XLOG_DBASE_CREATE_WAL_LOG`: the directory and its `PG_VERSION` exist (`CreateDirAndVersionFile`).
+    pub fn create_database(&self, tablespace: Oid, database: Oid, missing: Missing) -> Result<()> {
+        let directory = self.database(tablespace, database);
+        self.ensure_parent(tablespace, &directory, missing)?;
+        make_dir(&directory)?;
+        write_file(&directory.join("PG_VERSION"), format!("{}\n", self.major.number()).as_bytes())?;
+        fsync_parent(&directory)
+    }
+
+    /// `XLOG_DBASE_CREATE_FILE_COPY`: the target is the source's files, whatever it was before; directories in the
+    /// source are not copied. A source that is not there counts as empty.
+    pub fn copy_database(&self, from: (Oid, Oid), to: (Oid, Oid), missing: Missing) -> Result<()> {
+        let (source, target) = (self.database(from.0, from.1), self.database(to.0, to.1));
+        if source == target || to.0 == GLOBAL_TABLESPACE_OID {
+            return Err(DataDirError::corrupt(&target, "a record copies a database to where it must not be"));
+        }
+        remove_tree(&target)?;
+        self.ensure_parent(to.0, &target, missing)?;
+        if !exists(&source)? {
+            self.refuse_missing(from.0, &source, missing)?;
+            make_dirs(&source)?;
+        }
+        make_dir(&target)?;
+        for entry in list_dir(&source)? {
+            if entry.file_type().context("stat", &entry.path())?.is_file() {
+                let copy = target.join(entry.file_name());
+                fs::copy(entry.path(), &copy).context("copy to file", &copy)?;
+            }
+        }
+        // After all of them are written, so that the disk gets them in one go.
+        for entry in list_dir(&target)? {
+            fsync_file(&entry.path())?;
+        }
+        fsync_dir(&target)?;
+        fsync_parent(&target)
+    }
+
+    /// `XLOG_DBASE_DROP`: the database's directories are gone from these tablespaces.
+    pub fn drop_database(&self, database: Oid, tablespaces: &[Oid]) -> Result<()> {
+        for &tablespace in tablespaces {
+            if tablespace == GLOBAL_TABLESPACE_OID {
+                return Err(DataDirError::corrupt(&self.root, "a record drops a database from pg_global"));
+            }
+            let directory = self.database(tablespace, database);
+            if exists(&directory)? {
+                remove_tree(&directory)?;
+                fsync_parent(&directory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `XLOG_TBLSPC_CREATE`: the version directory at `location`, and the link to that; or with an empty location both
+    /// in `pg_tblspc` itself (`create_tablespace_directories`).
+    pub fn create_tablespace(&self, tablespace: Oid, location: &[u8]) -> Result<()> {
+        let link = self.link(tablespace);
+        let location = if location.is_empty() {
+            make_dir(&link)?;
+            link.clone()
+        } else {
+            let location = Path::new(OsStr::from_bytes(location));
+            if !location.is_absolute() || location.as_os_str().as_bytes().contains(&0) {
+                return Err(DataDirError::corrupt(&link, "a record links it to what is not an absolute path"));
+            }
+            self.adopt_location(location)?;
+            location.to_owned()
+        };
+        make_dir(&location.join(&self.version_dir))?;
+        fsync_dir(&location)?;
+        if location != link {
+            remove_tablespace_link(&link)?;
+            std::os::unix::fs::symlink(&location, &link).context("create symbolic link", &link)?;
+        }
+        fsync_parent(&link)
+    }
+
+    /// Gives the location of a tablespace the mode of the data directory, which fails if it is not ours.
+    fn adopt_location(&self, location: &Path) -> Result<()> {
+        let mode =
+            if self.root.metadata().context("stat", &self.root)?.mode() & 0o050 == 0o050 { 0o750 } else { 0o700 };
+        match fs::set_permissions(location, fs::Permissions::from_mode(mode)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(DataDirError::Refused(format!(
+                "directory \"{}\" of a tablespace does not exist: create it, owned by this user, and run the same \
+                 command again",
+                location.display()
+            ))),
+            other => other.context("set permissions of tablespace directory", location),
+        }
+    }
+
+    /// `XLOG_TBLSPC_DROP`: removes what is empty of the tablespace. Says whether all of it is gone; what is not empty
+    /// stays, as with PostgreSQL (`destroy_tablespace_directories`).
+    pub fn drop_tablespace(&self, tablespace: Oid) -> Result<bool> {
+        let link = self.link(tablespace);
+        let version_dir = link.join(&self.version_dir);
+        for entry in list_dir(&version_dir)? {
+            if !remove_if_empty(&entry.path())? {
+                return Ok(false);
+            }
+        }
+        if !remove_if_empty(&version_dir)? {
+            return Ok(false);
+        }
+        match fs::symlink_metadata(&link) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+            found if found.as_ref().is_ok_and(fs::Metadata::is_symlink) => {
+                // The version directory is gone from where the link leads to.
+                fsync_dir(&link).or_else(|error| if exists(&link)? { Err(error) } else { Ok(()) })?;
+                unlink_if_there(&link)?;
+            }
+            found if found.as_ref().is_ok_and(fs::Metadata::is_dir) => {
+                if !remove_if_empty(&link)? {
+                    return Ok(false);
+                }
+            }
+            found => return found.map(|_| false).context("stat", &link),
+        }
+        fsync_parent(&link)?;
+        Ok(true)
+    }
+
+    /// Removes every `pg_internal.init`: the caches of the catalogs, which replay makes wrong
+    /// (`RelationCacheInitFileRemove`, `utils/cache/relcache.c`).
+    pub fn remove_relation_caches(&self) -> Result<()> {
+        const CACHE: &str = "pg_internal.init";
+        unlink_if_there(&self.root.join("global").join(CACHE))?;
+        let mut parents = vec![self.root.join("base")];
+        for link in list_dir(&self.root.join("pg_tblspc"))? {
+            if is_number(&link.file_name()) {
+                parents.push(link.path().join(&self.version_dir));
+            }
+        }
+        for parent in parents {
+            for database in list_dir(&parent)? {
+                if is_number(&database.file_name()) {
+                    unlink_if_there(&database.path().join(CACHE))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The directory that a database's is made in exists, or is made (`recovery_create_dbdir`).
+    fn ensure_parent(&self, tablespace: Oid, directory: &Path, missing: Missing) -> Result<()> {
+        let parent = directory.parent().unwrap_or(&self.root);
+        if exists(parent)? {
+            return Ok(());
+        }
+        self.refuse_missing(tablespace, parent, missing)?;
+        make_dirs(parent)
+    }
+
+    fn refuse_missing(&self, tablespace: Oid, path: &Path, missing: Missing) -> Result<()> {
+        if matches!(tablespace, DEFAULT_TABLESPACE_OID | GLOBAL_TABLESPACE_OID) && path == self.root.join("base") {
+            return Err(DataDirError::corrupt(path, "the directory is missing"));
+        }
+        match missing {
+            Missing::Create => Ok(()),
+            Missing::Refuse => Err(DataDirError::corrupt(path, "the directory is missing")),
+        }
+    }
+}
+
+fn is_number(name: &OsStr) -> bool {
+    !name.is_empty() && name.as_bytes().iter().all(u8::is_ascii_digit)
+}
+
+fn exists(path: &Path) -> Result<bool> {
+    path.try_exists().context("stat", path)
+}
+
+/// Makes a directory, unless it is there.
+fn make_dir(path: &Path) -> Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        other => other.context("create directory", path),
+    }
+}
+
+fn make_dirs(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).context("create directory", path)?;
+    fsync_parent(path)
+}
+
+/// Removes a directory with all that is in it, if it is there; links are removed, not followed.
+fn remove_tree(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.context("remove directory", path),
+    }
+}
+
+/// Removes an empty directory, if it is there; says whether it is gone.
+fn remove_if_empty(path: &Path) -> Result<bool> {
+    match fs::remove_dir(path) {
+        Ok(()) => Ok(true),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound => Ok(true),
+            io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotADirectory => Ok(false),
+            _ => Err(error).context("remove directory", path),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPACE: Oid = 20_000;
+
+    fn data_dir() -> (tempfile::TempDir, Directories) {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["base/5/pgsql_tmp", "global", "pg_tblspc"] {
+            fs::create_dir_all(dir.path().join(name)).unwrap();
+        }
+        let directories = Directories::new(dir.path(), Major::V18, Major::V18.catalog_version());
+        (dir, directories)
+    }
+
+    #[test]
+    fn a_database_is_created_copied_and_dropped() {
+        let (dir, directories) = data_dir();
+        for _ in 0..2 {
+            directories.create_database(DEFAULT_TABLESPACE_OID, 16384, Missing::Refuse).unwrap();
+        }
+        assert_eq!(fs::read_to_string(dir.path().join("base/16384/PG_VERSION")).unwrap(), "18\n");
+        fs::write(dir.path().join("base/5/2600"), b"page").unwrap();
+        fs::write(dir.path().join("base/16384/old"), b"").unwrap();
+        let pair = |database| (DEFAULT_TABLESPACE_OID, database);
+        directories.copy_database(pair(5), pair(16384), Missing::Refuse).unwrap();
+        let names: Vec<_> = list_dir(&dir.path().join("base/16384")).unwrap().iter().map(|e| e.file_name()).collect();
+        assert_eq!(names, ["2600"]);
+        directories.copy_database(pair(404), pair(16385), Missing::Create).unwrap();
+        assert!(dir.path().join("base/404").is_dir() && dir.path().join("base/16385").is_dir());
+        assert!(directories.copy_database(pair(405), pair(16386), Missing::Refuse).is_err());
+        assert!(directories.copy_database(pair(5), pair(5), Missing::Create).is_err());
+        assert!(dir.path().join("base/5/2600").exists());
+        directories.drop_database(16384, &[DEFAULT_TABLESPACE_OID, SPACE]).unwrap();
+        assert!(!dir.path().join("base/16384").exists());
+        assert!(directories.drop_database(0, &[GLOBAL_TABLESPACE_OID]).is_err());
+    }
+
+    #[test]
+    fn a_tablespace_is_created_and_dropped() {
+        let (dir, directories) = data_dir();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let location = elsewhere.path().as_os_str().as_bytes();
+        let link = dir.path().join("pg_tblspc/20000");
+        fs::create_dir(&link).unwrap();
+        for _ in 0..2 {
+            directories.create_tablespace(SPACE, location).unwrap();
+        }
+        assert_eq!(fs::read_link(&link).unwrap(), elsewhere.path());
+        directories.create_database(SPACE, 5, Missing::Refuse).unwrap();
+        let database = elsewhere.path().join("PG_18_202506291/5");
+        assert!(database.join("PG_VERSION").exists());
+        fs::write(database.join("pg_internal.init"), b"").unwrap();
+        fs::write(dir.path().join("base/5/pg_internal.init"), b"").unwrap();
+        directories.remove_relation_caches().unwrap();
+        assert!(!database.join("pg_internal.init").exists() && !dir.path().join("base/5/pg_internal.init").exists());
+        assert!(!directories.drop_tablespace(SPACE).unwrap(), "a database is still in it");
+        directories.drop_database(5, &[SPACE]).unwrap();
+        assert!(directories.drop_tablespace(SPACE).unwrap());
+        assert!(fs::symlink_metadata(&link).is_err() && list_dir(elsewhere.path()).unwrap().is_empty());
+        assert!(directories.drop_tablespace(SPACE).unwrap());
+    }
+
+    #[test]
+    fn in_place_and_dangling_tablespaces() {
+        let (dir, directories) = data_dir();
+        directories.create_tablespace(SPACE, b"").unwrap();
+        assert!(dir.path().join("pg_tblspc/20000/PG_18_202506291").is_dir());
+        assert!(directories.drop_tablespace(SPACE).unwrap());
+        assert!(!dir.path().join("pg_tblspc/20000").exists());
+        std::os::unix::fs::symlink("/nonexistent/place", dir.path().join("pg_tblspc/20001")).unwrap();
+        assert!(directories.drop_tablespace(20_001).unwrap());
+        assert!(directories.create_database(SPACE, 7, Missing::Refuse).unwrap_err().is_corruption());
+        directories.create_database(SPACE, 7, Missing::Create).unwrap();
+        assert!(directories.create_tablespace(SPACE, b"relative").is_err());
+        let missing = directories.create_tablespace(SPACE, b"/nonexistent/place").unwrap_err();
+        assert!(missing.to_string().contains("create it"), "{missing}");
+    }
+}

@@ -1,0 +1,250 @@
+//! Taking a data directory over: what is in it, and whether we may work on it (`checkDataDir`,
+//! `utils/init/miscinit.c`; `InitWalRecovery`, `access/transam/xlogrecovery.c`; PostgreSQL 18).
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use walrider_layout::Major;
+use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile, DbState};
+
+use crate::backup_label::{self, BackupLabel, MappedTablespace};
+use crate::config::SignalFiles;
+use crate::directories::{self, Directories};
+use crate::durable::{self, read_file, temporary_name, unlink_if_there, write_file};
+use crate::error::{DataDirError, IoContext, Result};
+use crate::lock::{self, DataDirLock};
+use crate::relation::RelationFiles;
+use crate::slots::{self, Slot};
+use crate::slru::Slru;
+use crate::twophase::TwoPhaseFiles;
+
+/// The SLRUs that replay writes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SlruKind {
+    /// Status of transactions.
+    Xact,
+    /// Commit timestamps.
+    CommitTs,
+    /// Where the members of a multixact begin.
+    MultiXactOffsets,
+    /// Members of multixacts.
+    MultiXactMembers,
+}
+
+impl SlruKind {
+    /// All of them.
+    pub const ALL: [SlruKind; 4] =
+        [SlruKind::Xact, SlruKind::CommitTs, SlruKind::MultiXactOffsets, SlruKind::MultiXactMembers];
+
+    /// The directory, within the data directory.
+    pub fn directory(self) -> &'static str {
+        match self {
+            SlruKind::Xact => "pg_xact",
+            SlruKind::CommitTs => "pg_commit_ts",
+            SlruKind::MultiXactOffsets => "pg_multixact/offsets",
+            SlruKind::MultiXactMembers => "pg_multixact/members",
+        }
+    }
+}
+
+/// A data directory that is ours: while this lives, neither PostgreSQL nor another of us starts on it.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    control: ControlFile,
+    label: Option<BackupLabel>,
+    tablespaces: Vec<MappedTablespace>,
+    signals: SignalFiles,
+    slots: Vec<Slot>,
+    group_access: bool,
+    _lock: DataDirLock,
+}
+
+impl DataDir {
+    /// Takes the directory over and reads what recovery begins with. Refuses what a server would refuse, and
+    /// what we cannot do; nothing in the directory has changed then.
+    pub fn open(path: &Path) -> Result<DataDir> {
+        lock::check_ownership(path)?;
+        let path = fs::canonicalize(path).context("resolve", path)?;
+        let major = read_version(&path)?;
+        let lock = DataDirLock::acquire(&path)?;
+        let control = read_control(&path)?;
+        if control.major != major {
+            return Err(DataDirError::corrupt(
+                control_path(&path),
+                format!("it is of version {}, PG_VERSION of {}", control.major.number(), major.number()),
+            ));
+        }
+        let signals = SignalFiles::read(&path)?;
+        let label = BackupLabel::read(&path)?;
+        if let Some(label) = &label {
+            check_label(&path, label, &control)?;
+        }
+        // Without a label the map means nothing; it is moved away with it.
+        let tablespaces = match label {
+            Some(_) => backup_label::read_tablespace_map(&path)?.unwrap_or_default(),
+            None => Vec::new(),
+        };
+        let slots = slots::read_slots(&path)?;
+        slots::refuse_logical_slots(&slots)?;
+        // Left over if we were ended while replacing the control file.
+        unlink_if_there(&temporary_name(&control_path(&path)))?;
+        let group_access = path.metadata().context("stat", &path)?.mode() & 0o050 == 0o050;
+        Ok(DataDir { path, control, label, tablespaces, signals, slots, group_access, _lock: lock })
+    }
+
+    /// The absolute path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The control file as last read or written.
+    pub fn control(&self) -> &ControlFile {
+        &self.control
+    }
+
+    /// Replaces `global/pg_control`; durable on return (`update_controlfile`, `common/controldata_utils.c`, but
+    /// atomic on any disk). The caller has made durable what it vouches for, and set its time.
+    pub fn write_control(&mut self, control: ControlFile) -> Result<()> {
+        write_file(&control_path(&self.path), &control.to_bytes())?;
+        self.control = control;
+        Ok(())
+    }
+
+    /// `backup_label`, if the directory is a base backup that nobody has recovered yet.
+    pub fn label(&self) -> Option<&BackupLabel> {
+        self.label.as_ref()
+    }
+
+    /// What `tablespace_map` says, if there is a label too.
+    pub fn mapped_tablespaces(&self) -> &[MappedTablespace] {
+        &self.tablespaces
+    }
+
+    /// Makes the links of `tablespace_map`.
+    pub fn apply_tablespace_map(&self) -> Result<()> {
+        backup_label::apply_tablespace_map(&self.path, &self.tablespaces)
+    }
+
+    /// Moves `backup_label` and `tablespace_map` away, once the control file holds what they said.
+    pub fn retire_label(&mut self) -> Result<()> {
+        backup_label::retire(&self.path)?;
+        self.label = None;
+        self.tablespaces = Vec::new();
+        Ok(())
+    }
+
+    /// Which signal files are there.
+    pub fn signals(&self) -> SignalFiles {
+        self.signals
+    }
+
+    /// The replication slots: all physical.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Name of the directory in each tablespace, as in `PG_18_202506291`.
+    pub fn version_dir(&self) -> String {
+        directories::version_dir(self.control.major, self.control.catalog_version)
+    }
+
+    /// Whether the group may read the directory, and so what is made in it.
+    pub fn group_access(&self) -> bool {
+        self.group_access
+    }
+
+    /// Its relation files.
+    pub fn relation_files(&self) -> RelationFiles {
+        RelationFiles::new(&self.path, &self.version_dir(), self.group_access)
+    }
+
+    /// The directories of its databases and tablespaces.
+    pub fn directories(&self) -> Directories {
+        Directories::new(&self.path, self.control.major, self.control.catalog_version)
+    }
+
+    /// One of its SLRUs, with room in memory for `capacity` pages.
+    pub fn slru(&self, kind: SlruKind, capacity: usize) -> Slru {
+        Slru::new(self.path.join(kind.directory()), capacity)
+    }
+
+    /// Its files of prepared transactions.
+    pub fn two_phase_files(&self) -> TwoPhaseFiles {
+        TwoPhaseFiles::new(&self.path)
+    }
+
+    /// Makes everything in the directory durable, as a server does that finds it not cleanly stopped.
+    pub fn fsync_all(&self) -> Result<()> {
+        durable::fsync_tree(&self.path)
+    }
+}
+
+fn control_path(data_dir: &Path) -> PathBuf {
+    data_dir.join("global").join("pg_control")
+}
+
+/// The version of a data directory (`ValidatePgVersion`).
+pub fn read_version(data_dir: &Path) -> Result<Major> {
+    let path = data_dir.join("PG_VERSION");
+    let Some(contents) = read_file(&path, 64)? else {
+        return Err(DataDirError::Refused(format!(
+            "\"{}\" is not a PostgreSQL data directory: file PG_VERSION is missing",
+            data_dir.display()
+        )));
+    };
+    let text = String::from_utf8_lossy(&contents);
+    match text.trim() {
+        "18" => Ok(Major::V18),
+        other if other.starts_with(|c: char| c.is_ascii_digit()) => Err(DataDirError::Refused(format!(
+            "\"{}\" is of PostgreSQL {other}; only 18 is supported: let PostgreSQL {other} replay it",
+            data_dir.display()
+        ))),
+        other => Err(DataDirError::corrupt(path, format!("\"{other}\" is not a version"))),
+    }
+}
+
+/// The control file of a data directory, checked. Needs no lock.
+pub fn read_control(data_dir: &Path) -> Result<ControlFile> {
+    let path = control_path(data_dir);
+    let Some(contents) = read_file(&path, CONTROL_FILE_SIZE as u64)? else {
+        let upgraded = path.with_extension("old").try_exists().context("stat file", &path)?;
+        return Err(DataDirError::Refused(format!(
+            "\"{}\" has no global/pg_control: {}",
+            data_dir.display(),
+            if upgraded {
+                "pg_upgrade has moved its files to a new cluster; use that one, or restore this one from a backup"
+            } else {
+                "it is not a whole data directory; restore it from the backup again"
+            }
+        )));
+    };
+    let control =
+        ControlFile::parse(&contents).map_err(|source| DataDirError::Control { path: path.clone(), source })?;
+    let expected = control.major.catalog_version();
+    if control.catalog_version != expected {
+        return Err(DataDirError::Refused(format!(
+            "the directory has catalog version {}, PostgreSQL {} has {expected}: it was made by a pre-release or a \
+             derived server, and only that can replay it",
+            control.catalog_version,
+            control.major.number()
+        )));
+    }
+    Ok(control)
+}
+
+/// A label must fit the control file that came with it (`InitWalRecovery`).
+fn check_label(data_dir: &Path, label: &BackupLabel, control: &ControlFile) -> Result<()> {
+    let standby_states = [DbState::InArchiveRecovery, DbState::ShutDownInRecovery];
+    if label.from_standby && !standby_states.contains(&control.state) {
+        return Err(DataDirError::corrupt(
+            data_dir.join("backup_label"),
+            format!(
+                "it says that the backup is from a standby, but the state in pg_control is \"{}\"; use another backup",
+                control.state.name()
+            ),
+        ));
+    }
+    Ok(())
+}
