@@ -147,7 +147,8 @@ fn insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         return Ok(());
     }
     let (carried, data) = HeapHeader::split(redo.block.data).ok_or(RedoError::DataLength("inserted tuple"))?;
-    let mut tuple = NewTuple::new(&carried, record.xid(), 0, (redo.block.block, insert.number));
+    let mut tuple = NewTuple::empty();
+    tuple.begin(&carried, record.xid(), 0, (redo.block.block, insert.number));
     tuple.push(data)?;
     add_tuple(&mut redo.page, &tuple, insert.number)?;
     if insert.flags & XLH_INSERT_ALL_VISIBLE_CLEARED != 0 {
@@ -199,7 +200,8 @@ fn update_new_page(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if same_page {
         update_old_tuple(redo, &update, redo.block.block)?;
     }
-    let tuple = updated_tuple(redo, &update, same_page)?;
+    let mut tuple = NewTuple::empty();
+    updated_tuple(redo, &update, same_page, &mut tuple)?;
     add_tuple(&mut redo.page, &tuple, update.new_number)?;
     if update.flags & XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED != 0 {
         clear_all_visible(&mut redo.page);
@@ -245,7 +247,12 @@ fn update_old_tuple(redo: &mut BlockRedo<'_, '_>, update: &Update, new_block: Bl
 /// Puts the new tuple together from the record and, where both are on one page, from the beginning and the end of the
 /// old tuple's data.
 #[inline]
-fn updated_tuple(redo: &mut BlockRedo<'_, '_>, update: &Update, same_page: bool) -> Result<NewTuple, RedoError> {
+fn updated_tuple(
+    redo: &mut BlockRedo<'_, '_>,
+    update: &Update,
+    same_page: bool,
+    tuple: &mut NewTuple,
+) -> Result<(), RedoError> {
     const SHORT: RedoError = RedoError::DataLength("updated tuple");
     let mut data = redo.block.data;
     let mut take_len = |flag: u8| -> Result<usize, RedoError> {
@@ -260,10 +267,9 @@ fn updated_tuple(redo: &mut BlockRedo<'_, '_>, update: &Update, same_page: bool)
     let suffix_len = take_len(XLH_UPDATE_SUFFIX_FROM_OLD)?;
     let (carried, data) = HeapHeader::split(data).ok_or(SHORT)?;
     let ctid = (redo.block.block, update.new_number);
-    let mut tuple = NewTuple::new(&carried, redo.record.xid(), update.new_xmax, ctid);
+    tuple.begin(&carried, redo.record.xid(), update.new_xmax, ctid);
     if prefix_len == 0 && suffix_len == 0 {
-        tuple.push(data)?;
-        return Ok(tuple);
+        return tuple.push(data);
     }
     if !same_page {
         return Err(RedoError::CorruptRecord("new tuple needs bytes of an old one on another page"));
@@ -282,8 +288,7 @@ fn updated_tuple(redo: &mut BlockRedo<'_, '_>, update: &Update, same_page: bool)
     } else {
         tuple.push(data)?;
     }
-    tuple.push(&old[suffix_at..])?;
-    Ok(tuple)
+    tuple.push(&old[suffix_at..])
 }
 
 /// The visibility map page of the new tuple's page; where the old one's bits are on it too, it stands for both

@@ -172,6 +172,7 @@ fn multi_insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     }
     let data = redo.block.data;
     let mut at = 0;
+    let mut tuple = NewTuple::empty();
     for i in 0..insert.tuples {
         let number = match insert.numbers.get(usize::from(i)) {
             Some(number) => u16::from_le_bytes(*number),
@@ -181,7 +182,7 @@ fn multi_insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         let (inserted, end) = MultiInsertTuple::read(data, at).ok_or(LENGTH)?;
         at = end;
         let carried = HeapHeader { infomask2: inserted.infomask2, infomask: inserted.infomask, hoff: inserted.hoff };
-        let mut tuple = NewTuple::new(&carried, record.xid(), 0, (redo.block.block, number));
+        tuple.begin(&carried, record.xid(), 0, (redo.block.block, number));
         tuple.push(inserted.data)?;
         add_tuple(&mut redo.page, &tuple, number)?;
     }

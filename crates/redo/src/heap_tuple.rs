@@ -163,18 +163,25 @@ fn put_ctid(header: &mut [u8; TUPLE_HEADER_SIZE], block: BlockNumber, number: Of
     put_u16(header, T_CTID + 4, number);
 }
 
-/// A tuple being put together, to be added to a page.
+/// A tuple being put together, to be added to a page. It is handed on by reference only: moving it would copy a page.
 pub struct NewTuple(ArrayVec<u8, MAX_TUPLE_SIZE>);
 
 impl NewTuple {
-    /// Begins with the header: what the record carries of it, and what follows from elsewhere in the record.
+    /// Room for a tuple.
     #[inline]
-    pub fn new(
+    pub fn empty() -> NewTuple {
+        NewTuple(ArrayVec::new())
+    }
+
+    /// Begins a tuple with its header: what the record carries of it, and what follows from elsewhere in the record.
+    #[inline]
+    pub fn begin(
+        &mut self,
         carried: &HeapHeader,
         xmin: TransactionId,
         xmax: TransactionId,
         ctid: (BlockNumber, OffsetNumber),
-    ) -> NewTuple {
+    ) {
         let mut header = [0; TUPLE_HEADER_SIZE];
         put_u32(&mut header, T_XMIN, xmin);
         put_u32(&mut header, T_XMAX, xmax);
@@ -182,10 +189,9 @@ impl NewTuple {
         put_u16(&mut header, T_INFOMASK2, carried.infomask2);
         put_u16(&mut header, T_INFOMASK, carried.infomask & !HEAP_COMBOCID);
         header[T_HOFF] = carried.hoff;
-        let mut bytes = ArrayVec::new();
+        self.0.clear();
         // Cannot fail: a tuple has room for its header.
-        let _ = bytes.try_extend_from_slice(&header);
-        NewTuple(bytes)
+        let _ = self.0.try_extend_from_slice(&header);
     }
 
     /// Appends bytes of the null bitmap, its padding, or data.
