@@ -1,0 +1,144 @@
+//! Records and pages that make no sense, or nearly do: redo answers with an error or goes through, but never
+//! panics, reads or writes out of bounds, or runs on for ever.
+//!
+//! Each test prints its seed; `WALRIDER_FUZZ_SEED` sets it, `WALRIDER_FUZZ_SECONDS` how long all of them run.
+//! The same inputs, driven by coverage, are under `fuzz/`.
+
+mod drive;
+mod valid;
+
+use std::time::{Duration, Instant, SystemTime};
+
+use drive::Case;
+
+/// Numbers that look random, and are the same for the same seed (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// Tells which round a panic came from.
+struct Round(u64);
+
+impl Drop for Round {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed: set WALRIDER_FUZZ_SEED={} to see it at once", self.0);
+        }
+    }
+}
+
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+}
+
+/// Runs rounds, each from a seed of its own, for a third of the time (there are three tests).
+fn rounds(mut round: impl FnMut(&mut Random)) {
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let first = variable("WALRIDER_FUZZ_SEED").unwrap_or_else(now);
+    let time = Duration::from_secs(variable("WALRIDER_FUZZ_SECONDS").unwrap_or(5)) / 3;
+    println!("seed {first}");
+    let begin = Instant::now();
+    let mut seed = first;
+    while seed == first || begin.elapsed() < time {
+        let told = Round(seed);
+        let started = Instant::now();
+        round(&mut Random(seed));
+        assert!(started.elapsed() < Duration::from_secs(20), "one round took {:?}", started.elapsed());
+        drop(told);
+        seed = seed.wrapping_add(1);
+    }
+    println!("{} rounds", seed.wrapping_sub(first));
+}
+
+#[test]
+fn structured_noise() {
+    rounds(|random| {
+        let len = 40 + random.below(600);
+        drive::redo(&random.bytes(len));
+    });
+}
+
+#[test]
+fn bytes_that_are_no_record() {
+    rounds(|random| {
+        let len = random.below(300);
+        let mut bytes = random.bytes(len);
+        // Past the total length, which everything else hangs on.
+        if bytes.len() >= 24 {
+            bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
+            let id = random.below(40) as u8;
+            if let Some(first) = bytes.get_mut(24) {
+                *first = [id, 0, 255, 254, 253][random.below(5)];
+            }
+        }
+        drive::record(&bytes);
+        let len = random.below(9000);
+        drive::image(&random.bytes(len));
+    });
+}
+
+#[test]
+fn valid_records_with_some_bytes_changed() {
+    let cases = valid::cases();
+    for case in &cases {
+        for (id, result) in case.run() {
+            assert!(result.is_ok(), "{} block {id}: {result:?}", case.name);
+        }
+    }
+    rounds(|random| {
+        let mut case = cases[random.below(cases.len())].clone();
+        for _ in 0..=random.below(3) {
+            mutate(&mut case, random);
+        }
+        case.run();
+    });
+}
+
+/// Changes one thing about a case.
+fn mutate(case: &mut Case, random: &mut Random) {
+    let interesting = [0, 1, 2, 7, 8, 23, 24, 255, 291, 292, 2041, 2047, 4095, 8168, 8191, 8192, 0x7FFF, 0xFFFF];
+    let which = random.below(6);
+    let block = random.below(case.blocks.len());
+    if which == 0 {
+        case.info = case.info.wrapping_add((random.below(16) as u8) << 4);
+        return;
+    }
+    let header_or_special = if random.below(2) == 0 { random.below(48) } else { 8192 - 1 - random.below(24) };
+    let bytes: &mut [u8] = match which {
+        1 => &mut case.main,
+        2 | 3 => &mut case.blocks[block].data,
+        _ => &mut case.page[..],
+    };
+    let at = match which {
+        4 => header_or_special,
+        _ => random.below(bytes.len()),
+    };
+    match random.below(4) {
+        0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << random.below(8)),
+        1 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = random.next() as u8),
+        2 => {
+            let value: u16 = interesting[random.below(interesting.len())];
+            bytes.iter_mut().skip(at).zip(value.to_le_bytes()).for_each(|(byte, new)| *byte = new);
+        }
+        _ => {
+            let data = if which == 1 { &mut case.main } else { &mut case.blocks[block].data };
+            let len = random.below(data.len() + 12);
+            data.resize(len, random.next() as u8);
+        }
+    }
+}
