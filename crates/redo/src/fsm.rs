@@ -309,3 +309,179 @@ fn set_slots<F: FsmFork>(
     })?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use walrider_layout::Major;
+
+    #[test]
+    fn blocks_are_in_depth_first_order() {
+        assert_eq!(SLOTS_PER_PAGE, 4069);
+        assert_eq!(location(0), (2, 0));
+        assert_eq!(location(4068), (2, 4068));
+        assert_eq!(location(4069), (3, 0));
+        // Behind the 4069 pages below the first page of the middle level comes the second one of that.
+        assert_eq!(location(4069 * 4069 - 1), (4070, 4068));
+        assert_eq!(location(4069 * 4069), (4072, 0));
+        assert_eq!(ROOT.block(), Some(0));
+        assert_eq!(Address { level: 1, number: 0 }.block(), Some(1));
+        assert_eq!(Address { level: 1, number: 1 }.block(), Some(4071));
+        // Every heap block's place exists, even that of the last.
+        assert_eq!(location(u32::MAX).0, u32::MAX / 4069 + u32::MAX / (4069 * 4069) + 2);
+    }
+
+    #[test]
+    fn categories_round_down() {
+        for (free, expected) in [(0, 0), (31, 0), (32, 1), (8127, 253), (8128, 254), (8159, 254), (8160, 255)] {
+            assert_eq!(category(free), expected, "{free}");
+        }
+    }
+
+    fn page() -> PageBytes {
+        let mut page = [0; BLCKSZ];
+        PageMut(&mut page).init(0);
+        page
+    }
+
+    #[test]
+    fn the_root_is_the_largest_slot() {
+        let mut bytes = page();
+        let mut page = PageMut(&mut bytes);
+        assert!(set_avail(&mut page, 0, 9));
+        assert!(set_avail(&mut page, 4068, 7));
+        assert!(!set_avail(&mut page, 4068, 7));
+        assert_eq!(max_avail(page.get()), 9);
+        assert!(set_avail(&mut page, 0, 3));
+        assert_eq!(max_avail(page.get()), 7);
+        assert!(truncate_avail(&mut page, 1));
+        assert!(!truncate_avail(&mut page, 1));
+        assert_eq!(max_avail(page.get()), 3);
+        assert!(!set_avail(&mut page, 4069, 200));
+    }
+
+    #[test]
+    fn a_torn_tree_is_built_anew() {
+        let mut bytes = page();
+        // Agrees with its parent, so that the new value stops here and the root does not learn of it.
+        set_avail(&mut PageMut(&mut bytes), 10, 50);
+        bytes[NODES] = 0;
+        assert!(set_avail(&mut PageMut(&mut bytes), 11, 50));
+        assert_eq!(max_avail(Page(&bytes)), 50);
+    }
+
+    #[test]
+    fn a_page_is_initialised_with_its_first_value() {
+        let mut bytes = [0; BLCKSZ];
+        let mut target = Target { bytes: &mut bytes, exists: false, dirty: false };
+        record_free_space(&mut target, 3, 0);
+        assert!(target.exists && target.dirty);
+        assert_eq!(*target.bytes, [0; BLCKSZ]);
+        target.dirty = false;
+        record_free_space(&mut target, 3, 0);
+        assert!(!target.dirty);
+        record_free_space(&mut target, 3, 8);
+        assert!(target.dirty);
+        assert_eq!((Page(target.bytes).lower(), get_avail(Page(target.bytes), 3)), (24, 8));
+    }
+
+    struct Fork(Vec<(PageBytes, bool)>);
+
+    impl FsmFork for Fork {
+        type Error = std::convert::Infallible;
+
+        fn blocks(&mut self) -> Result<BlockNumber, Self::Error> {
+            Ok(self.0.len() as BlockNumber)
+        }
+
+        fn page<R>(
+            &mut self,
+            block: BlockNumber,
+            change: impl FnOnce(&mut Target<'_>) -> R,
+        ) -> Result<Option<R>, Self::Error> {
+            let Some((bytes, dirty)) = self.0.get_mut(block as usize) else { return Ok(None) };
+            let mut target = Target { bytes, exists: true, dirty: *dirty };
+            let result = change(&mut target);
+            *dirty = target.dirty;
+            Ok(Some(result))
+        }
+    }
+
+    /// A map of three lowest pages, with the upper levels up to date and every next slot used.
+    fn fork() -> Fork {
+        let mut fork = Fork(vec![(page(), false); 5]);
+        for (block, slot, value) in [(2, 5, 10), (2, 4000, 200), (3, 0, 100), (3, 9, 50), (4, 1, 70)] {
+            set_avail(&mut PageMut(&mut fork.0[block].0), slot, value);
+        }
+        vacuum_range(&mut fork, 0, u32::MAX, &env(false)).unwrap();
+        for (bytes, dirty) in &mut fork.0 {
+            put_u32(bytes, NEXT_SLOT, 77);
+            *dirty = false;
+        }
+        fork
+    }
+
+    fn env(hint_bits_are_logged: bool) -> Env {
+        Env { major: Major::V18, hint_bits_are_logged }
+    }
+
+    fn slots(fork: &Fork, block: usize, count: u16) -> Vec<u8> {
+        (0..count).map(|slot| get_avail(Page(&fork.0[block].0), slot)).collect()
+    }
+
+    fn dirty(fork: &Fork) -> Vec<bool> {
+        fork.0.iter().map(|page| page.1).collect()
+    }
+
+    fn next_slots(fork: &Fork) -> Vec<u8> {
+        fork.0.iter().map(|page| page.0[NEXT_SLOT]).collect()
+    }
+
+    #[test]
+    fn truncation_reaches_the_root() {
+        let mut fork = fork();
+        assert_eq!(slots(&fork, 1, 3), [200, 100, 70]);
+        assert_eq!(slots(&fork, 0, 1), [200]);
+        let start = 100;
+        assert_eq!(prepare_truncate(&mut fork, start), Ok(Some(3)));
+        fork.0.truncate(3);
+        assert_eq!(dirty(&fork), [false, false, true]);
+        vacuum_range(&mut fork, start, u32::MAX, &env(false)).unwrap();
+        assert_eq!(slots(&fork, 1, 3), [10, 0, 0]);
+        assert_eq!(max_avail(Page(&fork.0[0].0)), 10);
+        assert_eq!(dirty(&fork), [true; 3]);
+        assert_eq!(next_slots(&fork), [0; 3]);
+    }
+
+    #[test]
+    fn truncation_between_two_pages_touches_only_the_levels_above() {
+        let mut fork = fork();
+        assert_eq!(prepare_truncate(&mut fork, 4069), Ok(Some(3)));
+        fork.0.truncate(3);
+        vacuum_range(&mut fork, 4069, u32::MAX, &env(false)).unwrap();
+        assert_eq!(slots(&fork, 1, 3), [200, 0, 0]);
+        assert_eq!(max_avail(Page(&fork.0[0].0)), 200);
+        // The root keeps its value, and with it is not written; its next slot is reset all the same.
+        assert_eq!(dirty(&fork), [false, true, false]);
+        assert_eq!(next_slots(&fork), [0, 0, 77]);
+    }
+
+    #[test]
+    fn logged_hint_bits_keep_upper_pages_from_being_written() {
+        let mut fork = fork();
+        assert_eq!(prepare_truncate(&mut fork, 100), Ok(Some(3)));
+        fork.0.truncate(3);
+        vacuum_range(&mut fork, 100, u32::MAX, &env(true)).unwrap();
+        assert_eq!(max_avail(Page(&fork.0[0].0)), 10);
+        assert_eq!(dirty(&fork), [false, false, true]);
+    }
+
+    #[test]
+    fn a_map_that_is_smaller_already_is_left_alone() {
+        let mut fork = fork();
+        assert_eq!(prepare_truncate(&mut fork, 3 * 4069), Ok(None));
+        assert_eq!(prepare_truncate(&mut fork, 3 * 4069 + 1), Ok(None));
+        assert_eq!(prepare_truncate(&mut fork, 3 * 4069 - 1), Ok(Some(5)));
+        assert_eq!(prepare_truncate(&mut Fork(vec![]), 0), Ok(None));
+    }
+}

@@ -181,3 +181,103 @@ pub fn truncate_tail(target: &mut Target<'_>, first_removed: BlockNumber) {
     page.0[byte] &= (1 << shift) - 1;
     target.dirty = true;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use walrider_layout::{ForkNumber, Lsn};
+    use walrider_wal::testing::{RecordBuilder, TEST_REL};
+
+    fn clears(rmgr: RmgrId, info: u8, main: &[u8], blocks: &[(u8, ForkNumber, BlockNumber)]) -> Vec<(u32, u8)> {
+        let mut builder = RecordBuilder::new(rmgr, info).main_data(main);
+        for &(id, fork, block) in blocks {
+            builder = builder.block(id, TEST_REL, fork, block);
+        }
+        let bytes = builder.build();
+        let clears = unregistered_clears(&RecordBuilder::parse(&bytes, Lsn(40))).unwrap();
+        clears.iter().map(|clear| (clear.heap_block, clear.bits)).collect()
+    }
+
+    #[test]
+    fn only_flagged_records_without_a_map_block_clear_on_their_own() {
+        use ForkNumber::{Main, VisibilityMap};
+        let heap = (0, Main, 70_000);
+        let map = (1, VisibilityMap, 2);
+        for (rmgr, info, unflagged, flagged, bits) in [
+            (RmgrId::HEAP, heap::XLOG_HEAP_INSERT, &[1, 0, 0xFE][..], &[1, 0, 1][..], 3),
+            (RmgrId::HEAP, heap::XLOG_HEAP_DELETE, &[0, 0, 0, 0, 0, 0, 0, 0xFE], &[0, 0, 0, 0, 0, 0, 0, 1], 3),
+            (RmgrId::HEAP, heap::XLOG_HEAP_LOCK, &[0, 0, 0, 0, 0, 0, 0, 0xFE], &[0, 0, 0, 0, 0, 0, 0, 1], 2),
+            (RmgrId::HEAP2, heap2::XLOG_HEAP2_LOCK_UPDATED, &[0, 0, 0, 0, 0, 0, 0, 0xFE], &[0, 0, 0, 0, 0, 0, 0, 1], 2),
+            (RmgrId::HEAP2, heap2::XLOG_HEAP2_MULTI_INSERT | 0x80, &[0xFE, 0, 0, 0], &[1, 0, 0, 0], 3),
+        ] {
+            assert_eq!(clears(rmgr, info, unflagged, &[heap]), []);
+            assert_eq!(clears(rmgr, info, flagged, &[heap]), [(70_000, bits)]);
+            assert_eq!(clears(rmgr, info, flagged, &[heap, map]), []);
+        }
+        assert_eq!(clears(RmgrId::HEAP2, heap2::XLOG_HEAP2_VISIBLE, &[], &[]), []);
+    }
+
+    #[test]
+    fn an_update_clears_on_its_own_only_if_it_registers_no_map_block_at_all() {
+        use ForkNumber::{Main, VisibilityMap};
+        let (new, old) = ((0, Main, 70_000), (1, Main, 7));
+        let (map_of_new, map_of_old) = ((2, VisibilityMap, 2), (3, VisibilityMap, 0));
+        let main = |flags| [0, 0, 0, 0, 0, 0, 0, flags, 0, 0, 0, 0, 0, 0];
+        let of = |flags, blocks: &[_]| clears(RmgrId::HEAP, heap::XLOG_HEAP_UPDATE, &main(flags), blocks);
+        assert_eq!(of(0xFC, &[new, old]), []);
+        assert_eq!(of(1, &[new, old]), [(7, 3)]);
+        assert_eq!(of(2, &[new, old]), [(70_000, 3)]);
+        assert_eq!(of(3, &[new, old]), [(7, 3), (70_000, 3)]);
+        assert_eq!(of(1, &[new]), [(70_000, 3)]);
+        // The other one's bits were clear.
+        assert_eq!(of(3, &[new, old, map_of_new]), []);
+        assert_eq!(of(3, &[new, old, map_of_old]), []);
+    }
+
+    #[test]
+    fn short_records_are_errors() {
+        for (rmgr, info) in [(RmgrId::HEAP, heap::XLOG_HEAP_INSERT), (RmgrId::HEAP2, heap2::XLOG_HEAP2_MULTI_INSERT)] {
+            let bytes = RecordBuilder::new(rmgr, info).build();
+            assert!(unregistered_clears(&RecordBuilder::parse(&bytes, Lsn(40))).is_err());
+        }
+    }
+
+    fn clear_on(page: &mut [u8; BLCKSZ], exists: bool, heap_block: BlockNumber) -> (bool, bool) {
+        let mut target = Target { bytes: page, exists, dirty: false };
+        clear_unregistered(&mut target, &VmClear { rel: TEST_REL, heap_block, bits: VALID_BITS });
+        (target.exists, target.dirty)
+    }
+
+    #[test]
+    fn clearing_dirties_a_page_only_where_a_bit_was_set_or_the_file_grows() {
+        let mut page = [0; BLCKSZ];
+        assert_eq!(clear_on(&mut page, false, 5), (true, true));
+        assert_eq!(page, [0; BLCKSZ]);
+        assert_eq!(clear_on(&mut page, true, 5), (true, false));
+        assert_eq!(page, [0; BLCKSZ]);
+        PageMut(&mut page).init(0);
+        set_bits(&mut PageMut(&mut page), 5, ALL_VISIBLE);
+        assert_eq!(page[25], 0b0100);
+        assert_eq!(clear_on(&mut page, true, 6), (true, false));
+        assert_eq!(clear_on(&mut page, true, 5), (true, true));
+        assert_eq!((page[25], Page(&page).lsn()), (0, Lsn(0)));
+    }
+
+    #[test]
+    fn truncation_clears_what_is_behind_the_new_end() {
+        let mut page = [0xFF; BLCKSZ];
+        let mut target = Target { bytes: &mut page, exists: true, dirty: false };
+        truncate_tail(&mut target, HEAP_BLOCKS_PER_PAGE + 6);
+        assert!(target.dirty);
+        assert_eq!(page[24..28], [0xFF, 0x0F, 0, 0]);
+        assert!(page[26..].iter().all(|&byte| byte == 0));
+        let mut target = Target { bytes: &mut page, exists: true, dirty: false };
+        truncate_tail(&mut target, HEAP_BLOCKS_PER_PAGE - 1);
+        assert_eq!(page[24..28], [0xFF, 0x0F, 0, 0]);
+
+        assert_eq!((tail_block(0), blocks_kept(0)), (None, 0));
+        assert_eq!((tail_block(1), blocks_kept(1)), (Some(0), 1));
+        assert_eq!((tail_block(HEAP_BLOCKS_PER_PAGE), blocks_kept(HEAP_BLOCKS_PER_PAGE)), (None, 1));
+        assert_eq!((tail_block(u32::MAX), blocks_kept(u32::MAX)), (Some(131_457), 131_458));
+    }
+}
