@@ -128,7 +128,8 @@ mod tests {
         clog.slru.sync().unwrap();
         clog.truncate(0x1FFE1).unwrap();
         clog.slru.sync().unwrap();
-        let mut names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> =
+            std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["0000", "0FFF"]);
         clog.truncate(40).unwrap();

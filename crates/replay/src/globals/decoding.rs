@@ -71,6 +71,6 @@ mod tests {
         }
         checkpoint(dir.path()).unwrap();
         let exists = |name: &&str| dir.path().join("pg_logical").join(name).exists();
-        assert!(!names.iter().any(|name| exists(name)) && kept.iter().all(|name| exists(name)));
+        assert!(!names.iter().any(exists) && kept.iter().all(exists));
     }
 }

@@ -27,8 +27,9 @@ mod xlog;
 pub use action::{Action, DatabaseDir, SeenCheckpoint};
 pub use clog::XidStatus;
 pub use prepared::{Prepared, State as PreparedState};
+pub use walrider_wal::records::xlog::ParameterChange;
 pub use xid::NextXid;
-pub use xlog::{BackupState, Parameters};
+pub use xlog::BackupState;
 
 use std::path::{Path, PathBuf};
 
@@ -38,7 +39,8 @@ use walrider_datadir::twophase::TwoPhaseFiles;
 use walrider_layout::control::ControlFile;
 use walrider_layout::{Lsn, MultiXactId, Oid, TimelineId, TransactionId};
 use walrider_wal::record::Record;
-use walrider_wal::records::heap2::{XLOG_HEAP_OPMASK, XLOG_HEAP2_REWRITE};
+use walrider_wal::records::heap::XLOG_HEAP_OPMASK;
+use walrider_wal::records::heap2::XLOG_HEAP2_REWRITE;
 use walrider_wal::rmgr::RmgrId;
 
 use clog::Clog;
@@ -105,11 +107,9 @@ pub struct Globals {
     next_oid: Oid,
     timeline: TimelineId,
     latest_checkpoint: Option<SeenCheckpoint>,
-    parameters: Parameters,
+    parameters: ParameterChange,
     backup: BackupState,
     full_page_writes: bool,
-    /// The checkpoint of the last restartpoint, or the one that replay began with.
-    restartpoint: Lsn,
     archive_recovery: bool,
 }
 
@@ -146,10 +146,9 @@ impl Globals {
             next_oid: checkpoint.next_oid,
             timeline: checkpoint.timeline,
             latest_checkpoint: None,
-            parameters: Parameters::from_control(control),
+            parameters: xlog::parameters_of(control),
             backup: BackupState::from_control(control),
             full_page_writes: checkpoint.full_page_writes,
-            restartpoint: control.checkpoint,
             archive_recovery,
         };
         globals.restore_files()?;
@@ -244,7 +243,7 @@ impl Globals {
     }
 
     /// The primary's settings.
-    pub fn parameters(&self) -> &Parameters {
+    pub fn parameters(&self) -> &ParameterChange {
         &self.parameters
     }
 
@@ -265,3 +264,6 @@ impl Globals {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

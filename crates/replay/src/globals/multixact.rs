@@ -3,8 +3,9 @@
 //! PostgreSQL 18.6).
 
 use walrider_datadir::slru::{PAGES_PER_SEGMENT, Slru};
-use walrider_layout::bytes::{put_u32, u32_at};
-use walrider_layout::{BLCKSZ, MultiXactId, TransactionId};
+use walrider_layout::bytes::put_u32;
+use walrider_layout::{BLCKSZ, MultiXactId};
+use walrider_wal::records::multixact::Member;
 
 use super::GlobalError;
 use super::pages::Pages;
@@ -25,15 +26,6 @@ const LAST_STATUS: u32 = 5;
 
 const LAST_OFFSETS_PAGE: u64 = (u32::MAX / OFFSETS_PER_PAGE) as u64;
 const LAST_MEMBERS_PAGE: u64 = (u32::MAX / MEMBERS_PER_PAGE) as u64;
-
-/// A member: a transaction, and how it locks (`MultiXactMember`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// The transaction.
-    pub xid: TransactionId,
-    /// `MultiXactStatus`.
-    pub status: u32,
-}
 
 /// Page, and byte within it, of an id's offset (`MultiXactIdToOffsetPage`, `MultiXactIdToOffsetEntry`).
 fn offset_place(multi: MultiXactId) -> (u64, usize) {
@@ -180,26 +172,29 @@ impl MultiXacts {
         }
         Ok(())
     }
-
-    /// An id's offset, 0 if it has none.
-    #[cfg(test)]
-    fn offset(&mut self, multi: MultiXactId) -> u32 {
-        let (page, at) = offset_place(multi);
-        u32_at(self.offsets.page(page).unwrap(), at)
-    }
-
-    /// A member.
-    #[cfg(test)]
-    fn member(&mut self, offset: u32) -> Member {
-        let (page, flags_at, xid_at) = member_place(offset);
-        let bytes = self.members.page(page).unwrap();
-        Member { xid: u32_at(bytes, xid_at), status: bytes[flags_at].into() }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use walrider_layout::TransactionId;
+    use walrider_layout::bytes::u32_at;
+
     use super::*;
+
+    impl MultiXacts {
+        /// An id's offset, 0 if it has none.
+        fn offset(&mut self, multi: MultiXactId) -> u32 {
+            let (page, at) = offset_place(multi);
+            u32_at(self.offsets.page(page).unwrap(), at)
+        }
+
+        /// A member.
+        fn member(&mut self, offset: u32) -> Member {
+            let (page, flags_at, xid_at) = member_place(offset);
+            let bytes = self.members.page(page).unwrap();
+            Member { xid: u32_at(bytes, xid_at), status: bytes[flags_at].into() }
+        }
+    }
 
     fn multixacts(next_multi: MultiXactId, next_offset: u32) -> (tempfile::TempDir, MultiXacts) {
         let dir = tempfile::tempdir().unwrap();

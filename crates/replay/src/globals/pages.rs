@@ -203,6 +203,6 @@ mod tests {
         pages.page_mut(5).unwrap()[1] = 2;
         pages.sync().unwrap();
         assert_eq!(pages.page(5).unwrap()[..2], [0, 2]);
-        assert_eq!(pages.exists(6).unwrap(), false);
+        assert!(!pages.exists(6).unwrap());
     }
 }

@@ -1,12 +1,12 @@
 //! Bringing global state to disk, and back.
 
 use walrider_datadir::origins as origins_file;
-use walrider_layout::{Lsn, TransactionId};
+use walrider_layout::TransactionId;
 
 use super::origins::Origins;
-use super::xid::{FIRST_NORMAL_XID, precedes};
 use super::pages::Pages;
-use super::{DIRTY_PAGES, GlobalError, Globals, Prepared, PreparedState, decoding};
+use super::xid::{FIRST_NORMAL_XID, precedes};
+use super::{DIRTY_PAGES, GlobalError, Globals, Prepared, PreparedState, SeenCheckpoint, decoding};
 
 impl Globals {
     /// Reads origins and prepared transactions (`StartupReplicationOrigin`, `restoreTwoPhaseData`).
@@ -45,17 +45,15 @@ impl Globals {
         Ok(())
     }
 
-    /// Makes global state durable for a restartpoint at the checkpoint record `checkpoint` (`CheckPointGuts`, `access/transam/xlog.c`): decoding's files, origins,
-    /// SLRUs. `minRecoveryPoint` must be durably at or past the last record that was redone. The files of prepared
-    /// transactions come last, after the relation pages: [`Globals::checkpoint_prepared`].
+    /// Makes global state durable for a restartpoint at a new checkpoint record (`CheckPointGuts`,
+    /// `access/transam/xlog.c`): decoding's files, origins, SLRUs. `minRecoveryPoint` must be durably at or past the last
+    /// record that was redone. The files of prepared transactions come last, after the relation pages:
+    /// [`Globals::checkpoint_prepared`].
     ///
     /// # Errors
     /// A file that cannot be written. Replay must end, and begin at the last restartpoint.
-    pub fn checkpoint(&mut self, checkpoint: Lsn) -> Result<(), GlobalError> {
-        // Without a new checkpoint record PostgreSQL makes no restartpoint, and its files stay.
-        if checkpoint != self.restartpoint {
-            decoding::checkpoint(&self.root)?;
-        }
+    pub fn checkpoint(&mut self, _checkpoint: &SeenCheckpoint) -> Result<(), GlobalError> {
+        decoding::checkpoint(&self.root)?;
         origins_file::write(&self.root, self.origins.states())?;
         for pages in self.slrus_mut() {
             pages.sync()?;
@@ -65,22 +63,22 @@ impl Globals {
 
     /// Writes a file for each transaction that is prepared and whose PREPARE ended at or before the checkpoint's redo
     /// position, and removes those of transactions that have ended (`CheckPointTwoPhase`). To be called when everything
-    /// else is but for the control file.
+    /// else is durable, but for the control file.
     ///
     /// # Errors
     /// A file that cannot be written. Replay must end, and begin at the last restartpoint.
-    pub fn checkpoint_prepared(&mut self, checkpoint: Lsn, redo: Lsn) -> Result<(), GlobalError> {
-        let changes = self.prepared.file_changes(redo);
+    pub fn checkpoint_prepared(&mut self, checkpoint: &SeenCheckpoint) -> Result<(), GlobalError> {
+        let changes = self.prepared.file_changes(checkpoint.body.redo);
         for &file in &changes.remove {
             self.twophase_files.remove(file)?;
         }
         for &xid in &changes.write {
-            if let Some(Prepared { full_xid, state: PreparedState::InMemory { data, .. }, .. }) = self.prepared.get(xid) {
+            let prepared = self.prepared.get(xid);
+            if let Some(Prepared { full_xid, state: PreparedState::InMemory { data, .. }, .. }) = prepared {
                 self.twophase_files.write(*full_xid, data)?;
             }
         }
         self.prepared.files_changed(&changes);
-        self.restartpoint = checkpoint;
         Ok(())
     }
 

@@ -107,8 +107,10 @@ impl Cluster {
     }
 
     fn restartpoint(&mut self, redo: u64) {
-        self.globals.checkpoint(Lsn(self.lsn)).unwrap();
-        self.globals.checkpoint_prepared(Lsn(self.lsn), Lsn(redo)).unwrap();
+        let body = CheckPoint { redo: Lsn(redo), ..self.control.checkpoint_copy };
+        let checkpoint = SeenCheckpoint { lsn: Lsn(self.lsn), end: Lsn(self.lsn), shutdown: false, body };
+        self.globals.checkpoint(&checkpoint).unwrap();
+        self.globals.checkpoint_prepared(&checkpoint).unwrap();
     }
 
     fn status(&mut self, xid: TransactionId) -> Option<XidStatus> {
@@ -221,7 +223,10 @@ fn prepared_transactions_across_restartpoints_and_a_crash() {
     cluster.done(RmgrId::XACT, PREPARE, 1003, &prepare(1003, "first"));
     let redo = cluster.lsn + 0x100;
     cluster.done(RmgrId::XACT, PREPARE, 1004, &prepare(1004, "second"));
-    assert_eq!(cluster.globals.prepared().map(|prepared| &prepared.gid[..]).collect::<Vec<_>>(), [b"first", &b"second"[..]]);
+    assert_eq!(
+        cluster.globals.prepared().map(|prepared| &prepared.gid[..]).collect::<Vec<_>>(),
+        [b"first", &b"second"[..]]
+    );
     cluster.restartpoint(redo);
     assert_eq!(cluster.twophase_files(), ["00000007000003EB"]);
     let file = fs::read(cluster.dir.path().join("pg_twophase/00000007000003EB")).unwrap();
@@ -340,8 +345,19 @@ fn any_bytes_are_a_record_or_an_error() {
     let mut cluster = Cluster::new();
     let mut random = 0x2545_F491_4F6C_DD1Du64;
     let rmgrs = [
-        RmgrId::XLOG, RmgrId::XACT, RmgrId::SMGR, RmgrId::CLOG, RmgrId::DBASE, RmgrId::TBLSPC, RmgrId::MULTIXACT,
-        RmgrId::RELMAP, RmgrId::STANDBY, RmgrId::COMMIT_TS, RmgrId::REPLORIGIN, RmgrId::LOGICALMSG, RmgrId::HEAP2,
+        RmgrId::XLOG,
+        RmgrId::XACT,
+        RmgrId::SMGR,
+        RmgrId::CLOG,
+        RmgrId::DBASE,
+        RmgrId::TBLSPC,
+        RmgrId::MULTIXACT,
+        RmgrId::RELMAP,
+        RmgrId::STANDBY,
+        RmgrId::COMMIT_TS,
+        RmgrId::REPLORIGIN,
+        RmgrId::LOGICALMSG,
+        RmgrId::HEAP2,
     ];
     for round in 0..30_000u32 {
         let mut next = || {

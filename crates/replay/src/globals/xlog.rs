@@ -5,45 +5,23 @@
 use walrider_layout::control::{CheckPoint, ControlFile};
 use walrider_layout::{Lsn, TimelineId};
 use walrider_wal::record::Record;
-use walrider_wal::records::xlog;
+use walrider_wal::records::xlog::{self, ParameterChange};
 
 use super::action::{Action, SeenCheckpoint};
 use super::xid::NextXid;
 use super::{GlobalError, Globals};
 
-/// The primary's settings that a standby must know (`xl_parameter_change`, kept in `pg_control`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameters {
-    /// `max_connections`.
-    pub max_connections: u32,
-    /// `max_worker_processes`.
-    pub max_worker_processes: u32,
-    /// `max_wal_senders`.
-    pub max_wal_senders: u32,
-    /// `max_prepared_transactions`.
-    pub max_prepared_xacts: u32,
-    /// `max_locks_per_transaction`.
-    pub max_locks_per_xact: u32,
-    /// `wal_level`: 0 minimal, 1 replica, 2 logical.
-    pub wal_level: u32,
-    /// `wal_log_hints`.
-    pub wal_log_hints: bool,
-    /// `track_commit_timestamp`.
-    pub track_commit_timestamp: bool,
-}
-
-impl Parameters {
-    pub(super) fn from_control(control: &ControlFile) -> Parameters {
-        Parameters {
-            max_connections: control.max_connections,
-            max_worker_processes: control.max_worker_processes,
-            max_wal_senders: control.max_wal_senders,
-            max_prepared_xacts: control.max_prepared_xacts,
-            max_locks_per_xact: control.max_locks_per_xact,
-            wal_level: control.wal_level,
-            wal_log_hints: control.wal_log_hints,
-            track_commit_timestamp: control.track_commit_timestamp,
-        }
+/// The primary's settings in a control file.
+pub(super) fn parameters_of(control: &ControlFile) -> ParameterChange {
+    ParameterChange {
+        max_connections: control.max_connections,
+        max_worker_processes: control.max_worker_processes,
+        max_wal_senders: control.max_wal_senders,
+        max_prepared_xacts: control.max_prepared_xacts,
+        max_locks_per_xact: control.max_locks_per_xact,
+        wal_level: control.wal_level,
+        wal_log_hints: control.wal_log_hints,
+        track_commit_timestamp: control.track_commit_timestamp,
     }
 }
 
@@ -105,6 +83,53 @@ impl Globals {
         control.backup_start_point = self.backup.start;
         control.backup_end_point = self.backup.end;
         control.backup_end_required = self.backup.end_required;
+    }
+
+    /// `xlog_redo`, and the part of it that is in `xlogrecovery.c`.
+    pub(super) fn redo_xlog(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
+        let data = record.main_data;
+        match record.info() {
+            xlog::XLOG_CHECKPOINT_SHUTDOWN => return self.redo_checkpoint(record, true),
+            xlog::XLOG_CHECKPOINT_ONLINE => return self.redo_checkpoint(record, false),
+            xlog::XLOG_NEXTOID => {
+                self.next_oid = xlog::NextOid::parse(data).ok_or(GlobalError::DataLength("next oid"))?.next_oid;
+            }
+            xlog::XLOG_BACKUP_END => {
+                let ended = xlog::BackupEnd::parse(data).ok_or(GlobalError::DataLength("end of backup"))?;
+                // There may be others, of backups that are not this one.
+                if self.backup.start.is_valid() && ended.start == self.backup.start {
+                    self.backup = BackupState::default();
+                    return Ok(vec![Action::BackupEnded]);
+                }
+            }
+            xlog::XLOG_PARAMETER_CHANGE => {
+                self.parameters = ParameterChange::parse(data).ok_or(GlobalError::DataLength("settings"))?;
+                self.commit_ts.set_active(self.parameters.track_commit_timestamp, self.next_xid.xid())?;
+                return Ok(vec![Action::ParametersChanged]);
+            }
+            xlog::XLOG_FPW_CHANGE => {
+                let change = xlog::FpwChange::parse(data).ok_or(GlobalError::DataLength("full_page_writes"))?;
+                self.full_page_writes = change.full_page_writes;
+            }
+            xlog::XLOG_END_OF_RECOVERY => {
+                let end = xlog::EndOfRecovery::parse(data).ok_or(GlobalError::DataLength("end of recovery"))?;
+                return Ok(self.switch_timeline(end.timeline, end.previous_timeline).into_iter().collect());
+            }
+            xlog::XLOG_OVERWRITE_CONTRECORD => {
+                let parsed = xlog::OverwriteContrecord::parse(data);
+                let overwritten = parsed.ok_or(GlobalError::DataLength("overwritten record"))?.overwritten_lsn;
+                return Ok(vec![Action::OverwriteContrecord { overwritten }]);
+            }
+            // Images are pages, restore points are for the recovery target, the others only say something.
+            xlog::XLOG_NOOP
+            | xlog::XLOG_SWITCH
+            | xlog::XLOG_RESTORE_POINT
+            | xlog::XLOG_FPI
+            | xlog::XLOG_FPI_FOR_HINT
+            | xlog::XLOG_CHECKPOINT_REDO => {}
+            _ => return Err(GlobalError::UnknownType(record.header.info)),
+        }
+        Ok(Vec::new())
     }
 
     fn redo_checkpoint(&mut self, record: &Record<'_>, shutdown: bool) -> Result<Vec<Action>, GlobalError> {

@@ -1,0 +1,181 @@
+//! Records of transactions (`xact_redo` in `access/transam/xact.c`, PostgreSQL 18), and of what knows about
+//! transactions: `pg_xact`, `pg_commit_ts`, `pg_multixact`, replication origins.
+
+use walrider_layout::TransactionId;
+use walrider_layout::bytes::u64_at;
+use walrider_wal::record::Record;
+use walrider_wal::records::xact::{self, Abort, Commit, Prepare};
+use walrider_wal::records::{clog, commit_ts, multixact, replorigin};
+use walrider_wal::rmgr::RmgrId;
+
+use super::action::Action;
+use super::clog::XidStatus;
+use super::xid::precedes;
+use super::{GlobalError, Globals};
+
+/// The time of a commit that says nothing else: `XLOG_XACT_COMMIT` without `XLOG_XACT_HAS_INFO`.
+#[inline]
+pub(super) fn plain_commit(record: &Record<'_>) -> Option<i64> {
+    let plain = record.header.rmgr == RmgrId::XACT && record.info() == xact::XLOG_XACT_COMMIT;
+    (plain && record.main_data.len() == 8 && record.xid() != 0).then(|| u64_at(record.main_data, 0) as i64)
+}
+
+/// The identifier in the state of a prepared transaction, of a record or a file.
+pub(super) fn prepared_gid(state: &[u8]) -> Result<Vec<u8>, GlobalError> {
+    let prepare = Prepare::parse(state).ok_or(GlobalError::DataLength("prepared transaction"))?;
+    Ok(prepare.gid.to_vec())
+}
+
+impl Globals {
+    /// `xact_redo`.
+    pub(super) fn redo_xact(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
+        let info = record.header.info;
+        match info & xact::XLOG_XACT_OPMASK {
+            xact::XLOG_XACT_COMMIT | xact::XLOG_XACT_COMMIT_PREPARED => {
+                let commit = Commit::parse(info, record.main_data).ok_or(GlobalError::DataLength("commit"))?;
+                self.end_transaction(record, &commit, XidStatus::Committed)
+            }
+            xact::XLOG_XACT_ABORT | xact::XLOG_XACT_ABORT_PREPARED => {
+                let abort = Abort::parse(info, record.main_data).ok_or(GlobalError::DataLength("abort"))?;
+                self.end_transaction(record, &abort, XidStatus::Aborted)
+            }
+            xact::XLOG_XACT_PREPARE => self.prepare(record),
+            // Which subtransactions belong where matters to snapshots only, and invalidations to decoding.
+            xact::XLOG_XACT_ASSIGNMENT | xact::XLOG_XACT_INVALIDATIONS => Ok(Vec::new()),
+            _ => Err(GlobalError::UnknownType(info)),
+        }
+    }
+
+    /// `xact_redo_commit`, `xact_redo_abort`; an abort may also be that of a subtransaction alone.
+    fn end_transaction(
+        &mut self,
+        record: &Record<'_>,
+        end: &Commit<'_>,
+        status: XidStatus,
+    ) -> Result<Vec<Action>, GlobalError> {
+        let op = record.info() & xact::XLOG_XACT_OPMASK;
+        let prepared = matches!(op, xact::XLOG_XACT_COMMIT_PREPARED | xact::XLOG_XACT_ABORT_PREPARED);
+        let xid = if prepared { end.twophase.map_or(0, |twophase| twophase.xid) } else { record.xid() };
+        if xid == 0 {
+            return Err(GlobalError::CorruptRecord("the end of a transaction without saying which"));
+        }
+        let newest =
+            end.subxacts.iter().fold(xid, |newest, subxid| if precedes(newest, subxid) { subxid } else { newest });
+        self.next_xid.advance_past(newest);
+        if status == XidStatus::Committed && self.commit_ts.is_active() {
+            let time = end.origin.map_or(end.time, |origin| origin.time);
+            for xid in std::iter::once(xid).chain(end.subxacts.iter()) {
+                self.commit_ts.set(xid, time, record.origin)?;
+            }
+        }
+        for xid in std::iter::once(xid).chain(end.subxacts.iter()) {
+            self.clog.set(xid, status)?;
+        }
+        if let Some(origin) = end.origin {
+            self.origins.advance(record.origin, origin.lsn, false);
+        }
+        if prepared {
+            self.prepared.finish(xid);
+        }
+        if end.dropped_rels.is_empty() {
+            return Ok(Vec::new());
+        }
+        Ok(vec![Action::DropRelations(end.dropped_rels.iter().collect())])
+    }
+
+    /// `XLOG_XACT_PREPARE` (`PrepareRedoAdd`, `access/transam/twophase.c`).
+    fn prepare(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
+        let data = record.main_data;
+        let prepare = Prepare::parse(data).ok_or(GlobalError::DataLength("prepared transaction"))?;
+        // The file must be one that PostgreSQL accepts (`ReadTwoPhaseFile`).
+        let whole = u64::from(prepare.total_len) == data.len() as u64 + 4 && data.len().is_multiple_of(8);
+        if prepare.magic != xact::TWOPHASE_MAGIC || !whole {
+            return Err(GlobalError::CorruptRecord(
+                "the state of a prepared transaction has the wrong magic or length",
+            ));
+        }
+        if prepare.xid != record.xid() {
+            return Err(GlobalError::CorruptRecord("a transaction prepares another one"));
+        }
+        let full_xid = self.next_xid.full(prepare.xid);
+        if self.prepared.prepare(full_xid, prepare.gid, record.end, data) {
+            self.origins.advance(record.origin, prepare.origin_lsn, false);
+        }
+        Ok(Vec::new())
+    }
+
+    /// `clog_redo` (`access/transam/clog.c`).
+    pub(super) fn redo_clog(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
+        match record.info() {
+            clog::CLOG_ZEROPAGE => {
+                let zero = clog::ZeroPage::parse(record.main_data).ok_or(GlobalError::DataLength("page"))?;
+                self.clog.zero_page(zero.page)?;
+            }
+            clog::CLOG_TRUNCATE => {
+                let truncate = clog::Truncate::parse(record.main_data).ok_or(GlobalError::DataLength("truncation"))?;
+                self.clog.truncate(truncate.page)?;
+            }
+            _ => return Err(GlobalError::UnknownType(record.header.info)),
+        }
+        Ok(Vec::new())
+    }
+
+    /// `commit_ts_redo` (`access/transam/commit_ts.c`).
+    pub(super) fn redo_commit_ts(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
+        match record.info() {
+            commit_ts::COMMIT_TS_ZEROPAGE => {
+                let zero = commit_ts::ZeroPage::parse(record.main_data).ok_or(GlobalError::DataLength("page"))?;
+                self.commit_ts.zero_page(zero.page)?;
+            }
+            commit_ts::COMMIT_TS_TRUNCATE => {
+                let truncate = commit_ts::Truncate::parse(record.main_data);
+                self.commit_ts.truncate(truncate.ok_or(GlobalError::DataLength("truncation"))?.page)?;
+            }
+            _ => return Err(GlobalError::UnknownType(record.header.info)),
+        }
+        Ok(Vec::new())
+    }
+
+    /// `multixact_redo` (`access/transam/multixact.c`).
+    pub(super) fn redo_multixact(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
+        let (info, data) = (record.info(), record.main_data);
+        match info {
+            multixact::XLOG_MULTIXACT_ZERO_OFF_PAGE | multixact::XLOG_MULTIXACT_ZERO_MEM_PAGE => {
+                let page = multixact::ZeroPage::parse(data).ok_or(GlobalError::DataLength("page"))?.page;
+                match info {
+                    multixact::XLOG_MULTIXACT_ZERO_OFF_PAGE => self.multixacts.zero_offsets_page(page)?,
+                    _ => self.multixacts.zero_members_page(page)?,
+                }
+            }
+            multixact::XLOG_MULTIXACT_CREATE_ID => {
+                let create = multixact::CreateId::parse(data).ok_or(GlobalError::DataLength("multixact"))?;
+                self.multixacts.create(create.multi, create.offset, create.members.iter())?;
+                let newer = |newest: TransactionId, xid| if precedes(newest, xid) { xid } else { newest };
+                let newest = create.members.iter().map(|member| member.xid).fold(record.xid(), newer);
+                self.next_xid.advance_past(newest);
+            }
+            multixact::XLOG_MULTIXACT_TRUNCATE_ID => {
+                let truncate = multixact::Truncate::parse(data).ok_or(GlobalError::DataLength("truncation"))?;
+                self.multixacts.truncate(truncate.members_start, truncate.members_end, truncate.offsets_end)?;
+            }
+            _ => return Err(GlobalError::UnknownType(record.header.info)),
+        }
+        Ok(Vec::new())
+    }
+
+    /// `replorigin_redo` (`replication/logical/origin.c`).
+    pub(super) fn redo_replorigin(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
+        match record.info() {
+            replorigin::XLOG_REPLORIGIN_SET => {
+                let set = replorigin::Set::parse(record.main_data).ok_or(GlobalError::DataLength("origin"))?;
+                self.origins.advance(set.origin, set.remote_lsn, set.force);
+            }
+            replorigin::XLOG_REPLORIGIN_DROP => {
+                let drop = replorigin::Drop::parse(record.main_data).ok_or(GlobalError::DataLength("origin"))?;
+                self.origins.remove(drop.origin);
+            }
+            _ => return Err(GlobalError::UnknownType(record.header.info)),
+        }
+        Ok(Vec::new())
+    }
+}
