@@ -4,6 +4,7 @@
 
 pub mod decode;
 pub mod image;
+pub mod pglz;
 pub mod record;
 pub mod records;
 pub mod rmgr;

@@ -185,6 +185,38 @@ pub(super) fn wal_level_name(level: u32) -> &'static str {
     ["minimal", "replica", "logical"].get(level as usize).copied().unwrap_or("?")
 }
 
+/// A truth as a letter.
+pub(super) fn true_false(value: bool) -> char {
+    if value { 'T' } else { 'F' }
+}
+
+/// A number as C's `%g` writes it.
+pub(super) struct General(pub(super) f64);
+
+impl fmt::Display for General {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const DIGITS: i32 = 6;
+        if !self.0.is_finite() {
+            let sign = if self.0.is_sign_negative() { "-" } else { "" };
+            return write!(f, "{sign}{}", if self.0.is_nan() { "nan" } else { "inf" });
+        }
+        let without_zeros = |digits: &str| match digits.contains('.') {
+            true => digits.trim_end_matches('0').trim_end_matches('.').to_owned(),
+            false => digits.to_owned(),
+        };
+        let scientific = format!("{:.*e}", DIGITS as usize - 1, self.0);
+        let (digits, exponent) = scientific.split_once('e').expect("an exponent");
+        let exponent: i32 = exponent.parse().expect("a number");
+        if (-4..DIGITS).contains(&exponent) {
+            let fixed = format!("{:.*}", (DIGITS - 1 - exponent) as usize, self.0);
+            f.write_str(&without_zeros(&fixed))
+        } else {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            write!(f, "{}e{sign}{:02}", without_zeros(digits), exponent.abs())
+        }
+    }
+}
+
 /// The bytes before the first zero; `None` if there is none.
 pub(super) fn c_string(bytes: &[u8]) -> Option<&[u8]> {
     bytes.iter().position(|&byte| byte == 0).map(|end| &bytes[..end])
@@ -245,6 +277,27 @@ pub(crate) mod tests {
         assert_eq!(Timestamp(762_566_400_000_000).to_string(), "2024-03-01 00:00:00.000000 UTC");
         assert_eq!(Timestamp(-1_000_000).to_string(), "1999-12-31 23:59:59.000000 UTC");
         let _ = (Timestamp(i64::MIN).to_string(), Timestamp(i64::MAX).to_string());
+    }
+
+    #[test]
+    fn numbers_are_written_as_c_does() {
+        let cases = [
+            (0.0, "0"),
+            (100.0, "100"),
+            (123_456.0, "123456"),
+            (1_234_567.0, "1.23457e+06"),
+            (1e6, "1e+06"),
+            (0.5, "0.5"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (-2.5e100, "-2.5e+100"),
+            (999_999.5, "1e+06"),
+            (f64::NEG_INFINITY, "-inf"),
+            (f64::NAN, "nan"),
+        ];
+        for (number, text) in cases {
+            assert_eq!(General(number).to_string(), text);
+        }
     }
 
     #[test]
