@@ -6,8 +6,8 @@
 
 use std::path::Path;
 
-use walrider_datadir::durable;
 use walrider_datadir::mappings::{self, MAPPING_SIZE, MappingFile};
+use walrider_datadir::{DataDirError, durable};
 use walrider_layout::Lsn;
 use walrider_layout::bytes::Reader;
 use walrider_wal::record::Record;
@@ -32,7 +32,7 @@ fn parse_rewrite<'a>(record: &Record<'a>) -> Option<(MappingFile, u64, &'a [u8])
 
 /// Removes all of them, as a restartpoint does where there is no logical slot (`CheckPointSnapBuild`,
 /// `CheckPointLogicalRewriteHeap`).
-pub(super) fn checkpoint(root: &Path) -> Result<(), GlobalError> {
+pub(super) fn checkpoint(root: &Path) -> Result<(), DataDirError> {
     remove_files(&root.join("pg_logical/snapshots"), is_snapshot)?;
     remove_files(&root.join("pg_logical/mappings"), |name| name.starts_with("map-"))
 }
@@ -44,7 +44,7 @@ fn is_snapshot(name: &str) -> bool {
     lsn.is_some_and(|(high, low)| hex(high) && hex(low))
 }
 
-fn remove_files(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), GlobalError> {
+fn remove_files(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), DataDirError> {
     for entry in durable::list_dir(directory)? {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
         if is_file && entry.file_name().to_str().is_some_and(&is_ours) {
