@@ -1,6 +1,6 @@
 //! Bringing global state to disk, and back.
 
-use walrider_datadir::{DataDirError, origins as origins_file};
+use walrider_datadir::origins as origins_file;
 use walrider_layout::TransactionId;
 
 use super::origins::Origins;
@@ -38,7 +38,7 @@ impl Globals {
     ///
     /// # Errors
     /// A file that cannot be written. Replay must end.
-    pub fn flush(&mut self) -> Result<(), DataDirError> {
+    pub fn flush(&mut self) -> Result<(), GlobalError> {
         for pages in self.slrus_mut() {
             pages.flush()?;
         }
@@ -52,7 +52,7 @@ impl Globals {
     ///
     /// # Errors
     /// A file that cannot be written. Replay must end, and begin at the last restartpoint.
-    pub fn checkpoint(&mut self, _checkpoint: &SeenCheckpoint) -> Result<(), DataDirError> {
+    pub fn checkpoint(&mut self, _checkpoint: &SeenCheckpoint) -> Result<(), GlobalError> {
         decoding::checkpoint(&self.root)?;
         origins_file::write(&self.root, self.origins.states())?;
         for pages in self.slrus_mut() {
@@ -67,7 +67,7 @@ impl Globals {
     ///
     /// # Errors
     /// A file that cannot be written. Replay must end, and begin at the last restartpoint.
-    pub fn checkpoint_prepared(&mut self, checkpoint: &SeenCheckpoint) -> Result<(), DataDirError> {
+    pub fn checkpoint_prepared(&mut self, checkpoint: &SeenCheckpoint) -> Result<(), GlobalError> {
         let changes = self.prepared.file_changes(checkpoint.body.redo);
         for &file in &changes.remove {
             self.twophase_files.remove(file)?;
