@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.harness import install, load, load_server, recovery
 from tests.harness.cluster import PgCluster, ServerError, parse_lsn, run
 from tests.harness.progress import Progress
+from tests.harness.records import waldump_types
 from tests.harness.walrider import binary, walrider
 
 from .report import write_report
@@ -75,7 +76,6 @@ class Demo:
 
     def count_transactions(self):
         """Commits and aborts in the WAL, by PostgreSQL's own pg_waldump; the same figure serves both sides."""
-        from tests.harness.records import waldump_types
         names = sorted(file.name for file in self.archive.iterdir() if len(file.name) == 24)
         transactions = records = 0
         for timeline in sorted({name[:8] for name in names}):
@@ -159,8 +159,8 @@ class Demo:
                    f"{rows} rows, {tables} tables, {len(contents)} databases" + (f"; differ: {wrong[:5]}" if wrong else ""))
         self.check("prepared transactions are still open", prepared == sorted(self.info["left_open"]), ", ".join(prepared))
         self.check("pg_amcheck --heapallindexed, all databases", amcheck.returncode == 0,
-                   amcheck.stdout[:400] + amcheck.stderr[:400])
-        self.check("pg_checksums", checksums.returncode == 0, checksums.stderr[:400])
+                   f"{len(contents)} databases" if amcheck.returncode == 0 else (amcheck.stdout + amcheck.stderr)[:400])
+        self.check("pg_checksums", checksums.returncode == 0, checksums.stderr.strip()[:400])
 
     def summary(self):
         """The figures, as text; returns whether all is well."""

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness import install, load, records, recovery
-from tests.harness.cluster import PgCluster, run
+from tests.harness.cluster import PgCluster, parse_lsn, run
 from tests.harness.walrider import compare, replay, walrider
 
 
@@ -101,21 +101,26 @@ def test_postgresql_takes_over(variant, work):
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_continue_a_standby(plain, work, mode):
-    """A stock standby stopped half-way, cleanly or not, and continued by us."""
+    """A stock standby stopped on the way, cleanly or not, and continued by us.
+
+    It is stopped before the load copies databases by file: a standby that dies after CREATE_FILE_COPY and
+    before its next restartpoint copies the source again later than the primary did (dbase_redo,
+    dbcommands.c), and what it then copies is not what an uninterrupted recovery has.
+    """
     partial = work / "partial"
     partial.mkdir()
-    segments = plain.segments()
-    for segment in segments[: len(segments) // 2]:
+    before = parse_lsn(plain.target("prepared")["lsn"])
+    known = [segment for segment in plain.segments() if parse_lsn(
+        f"{segment.name[8:16]}/{int(segment.name[16:], 16) << 24:X}") + (16 << 20) <= before]
+    for segment in known:
         (partial / segment.name).symlink_to(segment)
     ours = work / "ours"
     server = recovery.prepare(plain.backup, partial, ours, plain.directory, signal="standby.signal")
     with server:
         server.launch(hot_standby="off", log_min_messages="debug1")
-        last = segments[len(segments) // 2 - 1].name
-        while f'restored log file "{last}"' not in server.log_tail(2000):
+        while f'restored log file "{known[-1].name}"' not in server.log_tail(2000):
             assert server.process.poll() is None, server.log_tail()
         server.stop(mode)
-    assert not (ours / "postmaster.pid").exists() or mode == "immediate"
     plain.point(ours)
     replay(ours, plain.archive).expect()
     recovery.pin_tablespaces(ours)

@@ -132,6 +132,8 @@ def run(command, writable=()):
             mirror = Path(scratch) / Path(directory).name
             if mirror.is_dir():
                 shutil.copytree(mirror, directory, dirs_exist_ok=True)
+            if root:
+                subprocess.run(["chown", "-R", "0:0", str(directory)], check=True)
     finally:
         if os.environ.get("WALRIDER_KEEP") == "1":
             print(f"kept: {scratch}", file=sys.stderr)

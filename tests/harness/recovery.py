@@ -19,6 +19,9 @@ from .cluster import PgCluster, ServerError, controldata, copy_tree
 
 REPLAY_SETTINGS = dict(hot_standby="off", shared_buffers="1GB", fsync="off", archive_mode="off",
                        max_wal_size="64GB", checkpoint_timeout="1h", bgwriter_lru_maxpages="0")
+# A hot standby needs at least what the load's parameter change set on the primary (CheckRequiredParameterValues).
+SERVE_SETTINGS = dict(fsync="off", max_connections="80", max_worker_processes="10", max_prepared_transactions="30",
+                      autovacuum="off")
 
 
 @dataclass
@@ -148,7 +151,7 @@ def timings(server, total_seconds=0.0):
 
 def recover_and_promote(server, timeout=600, **settings):
     """Start a prepared directory, let it reach its target and promote; returns the LSN it ended at."""
-    server.launch(**{"fsync": "off", **settings})
+    server.launch(**{**SERVE_SETTINGS, **settings})
     server.wait_ready(timeout)
     deadline = time.monotonic() + timeout
     while server.value("SELECT pg_is_in_recovery()") == "t":
