@@ -3,10 +3,12 @@
 //! This crate never touches a file, socket, clock or thread: whoever has the bytes hands them in.
 
 pub mod decode;
+pub mod describe;
 pub mod image;
 pub mod pglz;
 pub mod record;
 pub mod records;
 pub mod rmgr;
+pub mod stats;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
