@@ -471,3 +471,48 @@ fn describe_removal(record: &Record<'_>, deleted: u16, updated: u16, out: &mut S
     out.push(']');
     Some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rmgr::RmgrId;
+    use crate::testing::{RecordBuilder, TEST_REL};
+    use walrider_layout::{ForkNumber, Lsn};
+
+    fn described(info: u8, main: &[u8], data: &[u8]) -> String {
+        let bytes = RecordBuilder::new(RmgrId::BTREE, info)
+            .main_data(main)
+            .block(0, TEST_REL, ForkNumber::Main, 3)
+            .data(data)
+            .build();
+        let mut out = String::new();
+        describe(&RecordBuilder::parse(&bytes, Lsn(0x28)), &mut out);
+        out
+    }
+
+    /// What pg_waldump 18.6 prints.
+    #[test]
+    fn removals_are_described_as_pg_waldump_does() {
+        assert_eq!(
+            described(XLOG_BTREE_DELETE, &[0xF8, 2, 0, 0, 2, 0, 1, 0, 1], &[3, 0, 5, 0, 4, 0, 2, 0, 0, 0, 7, 0]),
+            "snapshotConflictHorizon: 760, ndeleted: 2, nupdated: 1, isCatalogRel: T, deleted: [3, 5], \
+             updated: [{ off: 4, nptids: 2, ptids: [0, 7] }]"
+        );
+        assert_eq!(
+            described(XLOG_BTREE_VACUUM, &[1, 0, 0, 0], &[9, 0]),
+            "ndeleted: 1, nupdated: 0, deleted: [9], updated: []"
+        );
+        assert_eq!(described(XLOG_BTREE_VACUUM, &[1, 0, 0, 0], &[]), "ndeleted: 1, nupdated: 0");
+    }
+
+    #[test]
+    fn data_that_ends_too_early_is_not_read() {
+        let removal = Removal::parse(0, 2, &[1, 0, 2, 0, 1, 0, 0, 0, 3, 0, 0]).unwrap();
+        let updates: Vec<_> = removal.updates().map(|update| update.map(|known| known.offset)).collect();
+        assert_eq!(updates, [Some(1), None]);
+        assert_eq!(Removal::parse(3, 0, &[0; 5]), None);
+        assert_eq!(Dedup::parse(&[2, 0], &[0; 7]), None);
+        assert_eq!(UnlinkPage::parse(&[0; 35]), None);
+        assert!(UnlinkPage::parse(&[0; 36]).is_some());
+    }
+}
