@@ -124,3 +124,72 @@ pub fn next(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let right = block_number(redo, 1)?;
     change_opaque(redo, |opaque| opaque.prev = right)
 }
+
+#[cfg(test)]
+mod tests {
+    use walrider_layout::bytes::put_u16;
+    use walrider_layout::page::PageMut;
+    use walrider_layout::{BLCKSZ, ForkNumber, Lsn, Major};
+    use walrider_wal::records::btree::{XLOG_BTREE_SPLIT_L, XLOG_BTREE_SPLIT_R};
+    use walrider_wal::rmgr::RmgrId;
+    use walrider_wal::testing::{RecordBuilder, TEST_REL};
+
+    use super::*;
+    use crate::{Effects, Env, Target, redo_block};
+
+    fn plain(key: u8, tid: u16) -> Vec<u8> {
+        let mut tuple = vec![key; 16];
+        tuple[..TID_SIZE].copy_from_slice(&page::make_tid(7, tid));
+        put_u16(&mut tuple, 6, 16);
+        tuple
+    }
+
+    fn posting_list(key: u8, tids: &[u16]) -> Vec<u8> {
+        let mut tuple = vec![key; 16];
+        tuple[..TID_SIZE].copy_from_slice(&page::make_tid(16, tids.len() as u16 | 0x2000));
+        tids.iter().for_each(|tid| tuple.extend(page::make_tid(7, *tid)));
+        tuple.resize(maxalign(tuple.len()), 0);
+        let size = tuple.len() as u16;
+        put_u16(&mut tuple, 6, size | page::INDEX_ALT_TID_MASK);
+        tuple
+    }
+
+    /// Splits a leaf whose third item is a posting list of 3, 5, 7, 9, into which TID 6 goes; the items on the left.
+    fn split_at(info: u8, first_right: u8, data: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let mut bytes = [0; BLCKSZ];
+        let mut page = PageMut(&mut bytes);
+        page.init(Opaque::SIZE);
+        Opaque { next: 8, flags: BTP_LEAF, cycle_id: 5, ..Opaque::default() }.put(&mut page);
+        let items = [plain(9, 1), plain(1, 1), posting_list(2, &[3, 5, 7, 9]), plain(3, 1), plain(4, 1)];
+        for (item, number) in items.iter().zip(1..) {
+            add(&mut page, item, number).unwrap();
+        }
+        let record = RecordBuilder::new(RmgrId::BTREE, info)
+            .main_data([0, 0, 0, 0, first_right, 0, 4, 0, 2, 0])
+            .block(0, TEST_REL, ForkNumber::Main, 3)
+            .data(data.concat())
+            .block(1, TEST_REL, ForkNumber::Main, 20)
+            .build();
+        let record = RecordBuilder::parse(&record, Lsn(0x28));
+        let env = Env { major: Major::V18, hint_bits_are_logged: true };
+        let mut target = Target { bytes: &mut bytes, exists: true, dirty: false };
+        redo_block(&record, &record.blocks[0], &mut target, &env, &mut Effects::default()).unwrap();
+        let page = Page(&bytes);
+        let opaque = Opaque::of(page).unwrap();
+        assert_eq!((opaque.next, opaque.flags, opaque.cycle_id), (20, BTP_LEAF | BTP_INCOMPLETE_SPLIT, 0));
+        (1..=page.max_offset()).map(|number| page::item(page, number).unwrap().to_vec()).collect()
+    }
+
+    #[test]
+    fn a_posting_list_on_the_left_passes_its_last_tid_to_the_new_tuple() {
+        let items = split_at(XLOG_BTREE_SPLIT_L, 5, &[plain(2, 6), plain(4, 1)]);
+        assert_eq!(items, [plain(4, 1), plain(1, 1), posting_list(2, &[3, 5, 6, 7]), plain(2, 9), plain(3, 1)]);
+    }
+
+    /// The new tuple is the first one on the right, and in the record only for the sake of the list.
+    #[test]
+    fn a_posting_list_that_is_last_on_the_left_is_changed_too() {
+        let items = split_at(XLOG_BTREE_SPLIT_R, 4, &[plain(2, 6), plain(2, 9)]);
+        assert_eq!(items, [plain(2, 9), plain(1, 1), posting_list(2, &[3, 5, 6, 7])]);
+    }
+}
