@@ -1,1 +1,34 @@
-fn main() {}
+//! The `walrider` command.
+
+mod compare;
+mod replay;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A replication engine for PostgreSQL
+///
+/// Exit codes: 0 done; 1 a difference or failure was found; 2 wrong usage; 3 replay stopped cleanly before a record that
+/// Walrider does not support; 4 the input is corrupt.
+#[derive(Parser)]
+#[command(name = "walrider", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Roll a data directory forward through WAL, and hand it to PostgreSQL
+    Replay(replay::ReplayArgs),
+    /// Compare two data directories page by page, as PostgreSQL sees them
+    Compare(compare::CompareArgs),
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Replay(args) => replay::run(args),
+        Command::Compare(args) => compare::run(args),
+    }
+}

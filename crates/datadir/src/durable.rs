@@ -56,6 +56,15 @@ pub fn write_file(path: &Path, contents: &[u8]) -> Result<()> {
     fsync_parent(path)
 }
 
+/// Copies a file, replacing what has the new name at once; durable on return.
+pub fn copy_file(from: &Path, to: &Path) -> Result<()> {
+    let temporary = temporary_name(to);
+    fs::copy(from, &temporary).context("copy to file", &temporary)?;
+    fsync_file(&temporary)?;
+    fs::rename(&temporary, to).context("rename a temporary file to", to)?;
+    fsync_parent(to)
+}
+
 /// Renames a file, replacing what has the new name; returns when that is durable (`durable_rename`).
 pub fn rename(from: &Path, to: &Path) -> Result<()> {
     fsync_file(from)?;

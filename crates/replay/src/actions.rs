@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use walrider_datadir::DataDir;
+use walrider_datadir::directories::{Directories, Missing};
+use walrider_datadir::relmap;
 use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
-use walrider_redo::{fsm, vm};
+use walrider_redo::{Target, fsm, vm};
 
 use crate::error::ReplayError;
 use crate::globals::{Action, DatabaseDir};
@@ -27,8 +28,10 @@ pub struct Context<'e> {
     pub shared: Shared<'e>,
     /// Pages that records expected and that were not there.
     pub invalid: &'e mut BTreeSet<PageKey>,
-    /// The data directory.
-    pub data_dir: &'e DataDir,
+    /// The directories of databases and tablespaces.
+    pub directories: &'e Directories,
+    /// What to do about a tablespace that is not there.
+    pub missing: Missing,
 }
 
 impl Context<'_> {
@@ -45,17 +48,22 @@ impl Context<'_> {
             }
             Action::TruncateRelation { rel, blocks, flags } => self.truncate(rel, blocks, flags)?,
             Action::CopyDatabase { from, to } => self.copy_database(from, to)?,
-            Action::CreateDatabase(dir) => self.data_dir.create_database(dir.tablespace, dir.database)?,
+            Action::CreateDatabase(dir) => {
+                self.directories.create_database(dir.tablespace, dir.database, self.missing)?;
+            }
             Action::DropDatabase { database, tablespaces } => {
                 self.forget(|fork| fork.rel.database == database);
-                self.data_dir.drop_database(database, &tablespaces)?;
+                self.directories.drop_database(database, &tablespaces)?;
             }
             Action::CreateTablespace { tablespace, location } => {
-                self.data_dir.create_tablespace(tablespace, &location)?;
+                self.directories.create_tablespace(tablespace, &location)?;
             }
-            Action::DropTablespace(tablespace) => self.data_dir.drop_tablespace(tablespace)?,
+            Action::DropTablespace(tablespace) => {
+                self.shared.files.forget(|file| file.rel.tablespace == tablespace);
+                self.directories.drop_tablespace(tablespace)?;
+            }
             Action::UpdateRelmap { dir, map } => {
-                self.data_dir.write_relmap(dir.tablespace, dir.database, &map)?;
+                relmap::write(&self.directories.database(dir.tablespace, dir.database), &map)?;
             }
             Action::Checkpoint(_)
             | Action::SwitchTimeline { .. }
@@ -100,10 +108,11 @@ impl Context<'_> {
             cuts.push((ForkNumber::Main, blocks));
         }
         // The maps are only touched where they exist (smgrexists).
-        let fsm_exists = flags & TRUNCATE_FSM != 0 && self.exists(rel, ForkNumber::FreeSpaceMap)?;
-        if fsm_exists && let Some(keep) = self.prepare_fsm(rel, blocks)? {
-            cuts.push((ForkNumber::FreeSpaceMap, keep));
-        }
+        let fsm_cut = match flags & TRUNCATE_FSM != 0 && self.exists(rel, ForkNumber::FreeSpaceMap)? {
+            true => fsm::prepare_truncate(&mut FsmPages { context: self, rel }, blocks)?,
+            false => None,
+        };
+        cuts.extend(fsm_cut.map(|keep| (ForkNumber::FreeSpaceMap, keep)));
         if flags & TRUNCATE_VM != 0
             && self.exists(rel, ForkNumber::VisibilityMap)?
             && let Some(keep) = self.prepare_vm(rel, blocks)?
@@ -113,8 +122,9 @@ impl Context<'_> {
         for (fork, keep) in cuts {
             self.cut(rel, fork, keep)?;
         }
-        if fsm_exists {
-            self.vacuum_fsm(rel, blocks)?;
+        if fsm_cut.is_some() {
+            let env = self.shared.env;
+            fsm::vacuum_range(&mut FsmPages { context: self, rel }, blocks, BlockNumber::MAX, &env)?;
         }
         Ok(())
     }
@@ -149,34 +159,36 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Runs `change` on a page, if the page exists.
+    /// Lets `change` have a page; `None` if it does not exist.
     fn with_page<R>(
         &mut self,
         rel: RelFileLocator,
         fork: ForkNumber,
         block: BlockNumber,
-        change: impl FnOnce(&mut walrider_redo::Target<'_>) -> R,
-    ) -> Result<R, ReplayError> {
+        change: impl FnOnce(&mut Target<'_>) -> R,
+    ) -> Result<Option<R>, ReplayError> {
+        if block >= self.blocks(rel, fork)? {
+            return Ok(None);
+        }
         let key = PageKey::new(self.fork_number(rel, fork), block);
-        Ok(self.partitions[partition_of(key)].page(key, &self.shared)?.with(change))
+        let page = self.partitions[partition_of(key)].page(key, &self.shared)?;
+        Ok(Some(page.with(|target| {
+            target.exists = true;
+            change(target)
+        })))
     }
 
-    /// `FreeSpaceMapPrepareTruncateRel`: how many blocks of the map stay, `None` if it is short enough.
-    fn prepare_fsm(&mut self, rel: RelFileLocator, blocks: BlockNumber) -> Result<Option<BlockNumber>, ReplayError> {
-        let _ = (rel, blocks, fsm::location(blocks));
-        Ok(None)
-    }
-
-    /// `visibilitymap_prepare_truncate`.
+    /// `visibilitymap_prepare_truncate`: clears the bits behind the heap's new end. How many blocks of the map stay;
+    /// `None` if it has no more.
     fn prepare_vm(&mut self, rel: RelFileLocator, blocks: BlockNumber) -> Result<Option<BlockNumber>, ReplayError> {
-        let _ = (rel, blocks, vm::map_block(blocks));
-        Ok(None)
-    }
-
-    /// `FreeSpaceMapVacuumRange` from `blocks` on.
-    fn vacuum_fsm(&mut self, rel: RelFileLocator, blocks: BlockNumber) -> Result<(), ReplayError> {
-        let _ = (rel, blocks);
-        Ok(())
+        let fork = ForkNumber::VisibilityMap;
+        if let Some(tail) = vm::tail_block(blocks)
+            && self.with_page(rel, fork, tail, |target| vm::truncate_tail(target, blocks))?.is_none()
+        {
+            return Ok(None);
+        }
+        let keep = vm::blocks_kept(blocks);
+        Ok((self.blocks(rel, fork)? > keep).then_some(keep))
     }
 
     /// `XLOG_DBASE_CREATE_FILE_COPY`: every page of the source goes to its file first (`FlushDatabaseBuffers`).
@@ -190,7 +202,32 @@ impl Context<'_> {
             partition.write_back(&self.shared, of_source)?;
         }
         self.forget(|fork| fork.rel.database == to.database && fork.rel.tablespace == to.tablespace);
-        self.data_dir.copy_database((from.tablespace, from.database), (to.tablespace, to.database))?;
-        Ok(())
+        let (from, to) = ((from.tablespace, from.database), (to.tablespace, to.database));
+        Ok(self.directories.copy_database(from, to, self.missing)?)
+    }
+}
+
+/// The free space map of one relation.
+struct FsmPages<'c, 'e> {
+    context: &'c mut Context<'e>,
+    rel: RelFileLocator,
+}
+
+impl fsm::FsmFork for FsmPages<'_, '_> {
+    type Error = ReplayError;
+
+    fn blocks(&mut self) -> Result<BlockNumber, ReplayError> {
+        match self.context.exists(self.rel, ForkNumber::FreeSpaceMap)? {
+            true => self.context.blocks(self.rel, ForkNumber::FreeSpaceMap),
+            false => Ok(0),
+        }
+    }
+
+    fn page<R>(
+        &mut self,
+        block: BlockNumber,
+        change: impl FnOnce(&mut Target<'_>) -> R,
+    ) -> Result<Option<R>, ReplayError> {
+        self.context.with_page(self.rel, ForkNumber::FreeSpaceMap, block, change)
     }
 }

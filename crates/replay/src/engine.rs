@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use rayon::prelude::*;
+use walrider_datadir::directories::{Directories, Missing};
 use walrider_datadir::relation::RelationFiles;
 use walrider_layout::{Lsn, PageBytes, RelFileLocator, TimelineId};
 use walrider_redo::Env;
@@ -44,6 +45,17 @@ pub struct Settings {
     pub window_bytes: u64,
     /// Where to stop.
     pub target: RecoveryTarget,
+    /// What to do about a tablespace that is not there.
+    pub missing: Missing,
+}
+
+/// What whoever watches the progress wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Go on.
+    Continue,
+    /// Stop at the end of this batch.
+    Stop,
 }
 
 /// Why replay stopped. The directory is at the end of the last record that was replayed.
@@ -65,6 +77,8 @@ pub enum Stop {
         /// The first relation it refers to.
         relation: Option<RelFileLocator>,
     },
+    /// Somebody asked to stop.
+    Interrupted,
     /// The next record, or the WAL there, is damaged although more follows.
     Corrupt {
         /// Where.
@@ -84,6 +98,7 @@ pub struct Engine<'a> {
     spare_pages: Mutex<Vec<Box<PageBytes>>>,
     globals: Globals,
     recovery: Recovery,
+    directories: Directories,
     loader: Loader,
     queue: VecDeque<Planned>,
     /// Pages that a record expected and that were not there; dropped or truncated later, or the WAL is at fault.
@@ -128,6 +143,7 @@ impl<'a> Engine<'a> {
             partitions: (0..PARTITIONS).map(|_| Partition::default()).collect(),
             spare_pages: Mutex::default(),
             globals,
+            directories: recovery.data_dir().directories(),
             recovery,
             loader,
             queue: VecDeque::new(),
@@ -144,6 +160,13 @@ impl<'a> Engine<'a> {
         self.replayed
     }
 
+    /// Changes the size of stretches from the next one on.
+    pub fn set_window(&mut self, window_bytes: u64) {
+        self.settings.window_bytes = window_bytes;
+        self.settings.batch_bytes = self.settings.batch_bytes.min(window_bytes * 16);
+        self.loader.set_window(window_bytes);
+    }
+
     /// Timeline of the last record that was replayed.
     pub fn timeline(&self) -> TimelineId {
         self.recovery.timeline()
@@ -158,7 +181,7 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// What [`ReplayError`] lists. Nothing of the batch that failed has reached the directory, unless memory was short.
-    pub fn run(&mut self, progress: &mut dyn FnMut(&Stats, Lsn)) -> Result<Stop, ReplayError> {
+    pub fn run(&mut self, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Stop, ReplayError> {
         let stretches = self.settings.batch_bytes.div_ceil(self.settings.window_bytes).max(1) as usize;
         loop {
             if self.queue.is_empty() {
@@ -174,16 +197,28 @@ impl<'a> Engine<'a> {
             let loaded = self.apply(&batch, missing)?;
             self.finish(&mut batch)?;
             self.retire(&batch.upto);
+            self.globals.passed(self.replayed);
             self.queue.extend(loaded);
             self.check_invalid()?;
-            progress(&self.stats, self.replayed);
+            let flow = progress(&self.stats, self.replayed);
             if let Some(stop) = batch.stop {
                 return Ok(stop);
+            }
+            if flow == Flow::Stop {
+                return Ok(Stop::Interrupted);
+            }
+            if self.globals.wants_flush() {
+                self.recovery.ensure_min_recovery_point(self.replayed)?;
+                self.flush_globals()?;
             }
             if self.recovery.restartpoint_is_due() {
                 self.restartpoint(false)?;
             }
         }
+    }
+
+    fn flush_globals(&mut self) -> Result<(), ReplayError> {
+        Ok(self.globals.flush()?)
     }
 
     /// Why the loader has no more.
@@ -274,7 +309,7 @@ impl<'a> Engine<'a> {
             if barrier {
                 return Ok((place + 1, true));
             }
-            if self.settings.target.goal == Goal::Immediate {
+            if self.settings.target.goal == Some(Goal::Immediate) {
                 consistent_at = self.consistency_limit(planned, place + 1);
             }
         }
@@ -289,10 +324,10 @@ impl<'a> Engine<'a> {
 
     /// With `recovery_target = 'immediate'`: the first record, from `from` on, that is not replayed any more.
     fn consistency_limit(&self, planned: &Planned, from: u32) -> Option<u32> {
-        if self.settings.target.goal != Goal::Immediate {
+        if self.settings.target.goal != Some(Goal::Immediate) {
             return None;
         }
-        let point = self.recovery.consistency_point()?;
+        let point = self.recovery.consistency_point(self.globals.backup())?;
         let spans = planned.stretch.spans();
         if from == 0 && self.replayed >= point {
             return Some(0);
@@ -336,11 +371,7 @@ impl<'a> Engine<'a> {
                 }
                 Ok(false)
             }
-            Action::ParametersChanged => Ok(false),
-            Action::BackupEnded => {
-                self.recovery.backup_ended(record.end);
-                Ok(false)
-            }
+            Action::ParametersChanged | Action::BackupEnded => Ok(false),
             Action::DropRelations(rels) => {
                 batch.drops.extend(&rels);
                 batch.actions.push(Action::DropRelations(rels));
@@ -431,7 +462,8 @@ impl<'a> Engine<'a> {
                 spare_pages: &self.spare_pages,
             },
             invalid: &mut self.invalid,
-            data_dir: self.recovery.data_dir(),
+            directories: &self.directories,
+            missing: self.settings.missing,
         };
         context.discard_relations(&batch.drops);
         for action in batch.actions.drain(..) {
@@ -461,7 +493,7 @@ impl<'a> Engine<'a> {
     /// (`XLogCheckInvalidPages`).
     fn check_invalid(&self) -> Result<(), ReplayError> {
         match self.invalid.first() {
-            Some(key) if self.recovery.is_consistent(self.replayed) => {
+            Some(key) if self.is_consistent() => {
                 let page = page_name(&self.rels.fork(key.fork()), key.block());
                 Err(ReplayError::CorruptWal(format!(
                     "at {}: WAL contains references to invalid pages, the first is {page}",
@@ -470,6 +502,11 @@ impl<'a> Engine<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether the directory is consistent where it stands.
+    pub fn is_consistent(&self) -> bool {
+        self.recovery.is_consistent(self.globals.backup(), self.replayed)
     }
 
     /// Whether some page that a record referred to is missing, so far without explanation.
@@ -498,6 +535,7 @@ impl<'a> Engine<'a> {
         self.stats.write += started.elapsed();
         let started = Instant::now();
         self.recovery.restartpoint(&mut self.globals, self.files, self.invalid.is_empty(), finished)?;
+        self.stats.restartpoints += 1;
         self.stats.sync += started.elapsed();
         Ok(())
     }
@@ -509,7 +547,7 @@ impl<'a> Engine<'a> {
 }
 
 /// The pages' side of the engine, while a batch is applied.
-struct Pages<'e, 'a> {
+struct Pages<'e> {
     partitions: &'e mut [Partition],
     shared: Shared<'e>,
     /// Most pages in memory.
@@ -521,7 +559,7 @@ struct Pages<'e, 'a> {
     replayed: Lsn,
 }
 
-impl Pages<'_, '_> {
+impl Pages<'_> {
     fn apply(&mut self, parts: &[Part<'_>], dropped: &[bool]) -> Result<(), ReplayError> {
         let started = Instant::now();
         *self.batch += 1;

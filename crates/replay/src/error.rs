@@ -5,6 +5,7 @@ use walrider_layout::{BlockNumber, Lsn};
 use walrider_redo::RedoError;
 use walrider_wal::record::Record;
 
+use crate::globals::GlobalError;
 use crate::rels::RelFork;
 
 /// Redo of a record failed on a page.
@@ -76,5 +77,15 @@ impl ReplayError {
     /// Whether the input is corrupt (exit code 4), not the circumstances (1).
     pub fn is_corruption(&self) -> bool {
         matches!(self, ReplayError::Redo(_) | ReplayError::BadPage { .. } | ReplayError::CorruptWal(_))
+    }
+}
+
+impl From<GlobalError> for ReplayError {
+    /// Outside redo of a record, only files can be at fault.
+    fn from(error: GlobalError) -> ReplayError {
+        match error {
+            GlobalError::DataDir(error) => ReplayError::DataDir(error),
+            other => ReplayError::CorruptWal(other.to_string()),
+        }
     }
 }

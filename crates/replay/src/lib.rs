@@ -1,1 +1,18 @@
-//! Placeholder, written next.
+//! Replay: drives WAL from its source through decoding, partitions and redo onto a data directory, and hands that to
+//! PostgreSQL.
+//!
+//! This crate never talks to a server, and knows nothing of command lines.
+
+mod actions;
+pub mod engine;
+pub mod error;
+pub mod globals;
+pub mod load;
+mod partition;
+mod plan;
+mod rels;
+pub mod restartpoint;
+pub mod source;
+pub mod startup;
+pub mod stats;
+pub mod target;

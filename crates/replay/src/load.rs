@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use walrider_layout::wal::{WalPageHeader, page_header_size, page_of};
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
-use walrider_wal::decode::{Invalid, Status, WalFormat, check_page_header};
+use walrider_wal::decode::{Invalid, Status, Stretch, WalFormat, check_page_header};
 
 use crate::error::ReplayError;
 use crate::plan::Planned;
@@ -89,6 +89,11 @@ impl Loader {
         self.next
     }
 
+    /// Changes the size of stretches from the next one on.
+    pub fn set_window(&mut self, window: u64) {
+        self.window = window.min(self.format.segment_size.bytes());
+    }
+
     /// Gives a stretch back for reuse.
     pub fn recycle(&mut self, planned: Planned) {
         self.spare.push(planned);
@@ -114,7 +119,7 @@ impl Loader {
         let endings: Vec<Ending> = work
             .par_iter_mut()
             .map(|(planned, numbers)| {
-                let ending = fill(planned, source, format);
+                let ending = fill(&mut planned.stretch, source, format);
                 planned.plan.make(&planned.stretch, rels, numbers);
                 ending
             })
@@ -208,10 +213,22 @@ impl Loader {
     }
 }
 
+/// Reads the record at `at` alone.
+///
+/// # Errors
+/// How the WAL ends there.
+pub fn read_record(source: &dyn ReadWal, format: &WalFormat, at: Lsn) -> Result<Stretch, Ending> {
+    let mut stretch = Stretch::new();
+    stretch.reset(at, true, Lsn(at.0 + 1));
+    match fill(&mut stretch, source, format) {
+        Ending::Goes(_) => Ok(stretch),
+        other => Err(other),
+    }
+}
+
 /// Fills a stretch from the source and decodes it.
-fn fill(planned: &mut Planned, source: &dyn ReadWal, format: &WalFormat) -> Ending {
-    let stretch = &mut planned.stretch;
-    let mut upto = stretch.limit();
+fn fill(stretch: &mut Stretch, source: &dyn ReadWal, format: &WalFormat) -> Ending {
+    let mut upto = Lsn(stretch.limit().0.next_multiple_of(XLOG_BLCKSZ as u64));
     let timeline = source.timeline_at(stretch.start());
     loop {
         while stretch.filled() < upto {

@@ -58,7 +58,7 @@ pub struct Part<'a> {
 
 impl Part<'_> {
     /// The operations of the batch among `ops`, which are in LSN order.
-    fn cut<'o>(&self, ops: &'o [PageOp]) -> &'o [PageOp] {
+    pub fn cut<'o>(&self, ops: &'o [PageOp]) -> &'o [PageOp] {
         let first = ops.partition_point(|op| op.span < self.from);
         let behind = ops.partition_point(|op| op.span < self.upto);
         &ops[first..behind]
@@ -392,7 +392,7 @@ impl Partition {
             for op in ops {
                 match op.change {
                     FsmChange::Set { slot, category } => {
-                        fsm::record_free_space(&mut target, usize::from(slot), category, &shared.env);
+                        fsm::record_free_space(&mut target, slot, category);
                     }
                     FsmChange::Redo { part, span, block } => {
                         let record = record_of(&parts[part as usize], span);
@@ -636,7 +636,7 @@ impl PageWork<'_, '_> {
     fn note_free_space(&mut self, free: &FreeSpace) {
         let (block, slot) = fsm::location(free.block);
         let fork = self.shared.rels.number(free.rel, ForkNumber::FreeSpaceMap);
-        let change = FsmChange::Set { slot: slot as u16, category: fsm::category(free.free_bytes) };
+        let change = FsmChange::Set { slot, category: fsm::category(free.free_bytes) };
         self.report.fsm.push(FsmOp { key: PageKey::new(fork, block), lsn: self.record.end, change });
     }
 

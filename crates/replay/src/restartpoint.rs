@@ -3,12 +3,12 @@
 //! `access/transam/xlogrecovery.c`, PostgreSQL 18). The steps are argued in docs/crash-safety.md.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
 use walrider_datadir::relation::RelationFiles;
-use walrider_datadir::{DataDirError, durable};
+use walrider_datadir::{DataDir, DataDirError, durable};
 use walrider_layout::control::{ControlFile, DbState};
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
@@ -23,7 +23,8 @@ const RESTARTPOINT_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The control file as it is on disk, and what leads to the next one.
 pub struct Recovery {
-    root: PathBuf,
+    data_dir: DataDir,
+    /// What is on disk, or will be with the next [`Recovery::write_control`].
     control: ControlFile,
     history: TimelineHistory,
     /// Of the last record that was sequenced.
@@ -39,17 +40,17 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    /// Begins with a control file that is on disk as it stands here. `timeline` is the one of the first record.
+    /// Begins with what the control file on disk says. `timeline` is the one of the first record.
     pub fn new(
-        root: &Path,
-        control: ControlFile,
+        data_dir: DataDir,
         history: TimelineHistory,
         timeline: TimelineId,
         archive_recovery: bool,
     ) -> Recovery {
+        let control = data_dir.control().clone();
         let consistent_from = control.min_recovery_point;
         Recovery {
-            root: root.to_owned(),
+            data_dir,
             control,
             history,
             timeline,
@@ -67,8 +68,13 @@ impl Recovery {
     }
 
     /// The data directory.
-    pub fn root(&self) -> &Path {
-        &self.root
+    pub fn data_dir(&self) -> &DataDir {
+        &self.data_dir
+    }
+
+    /// Whether this is recovery from an archive, with a `minRecoveryPoint`; else it is crash recovery.
+    pub fn is_archive_recovery(&self) -> bool {
+        self.archive_recovery
     }
 
     /// Timeline of the last record that was sequenced.
@@ -147,8 +153,7 @@ impl Recovery {
     fn write_control(&mut self) -> Result<(), ReplayError> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.control.time = now.as_secs() as i64;
-        durable::write_file(&self.root.join("global/pg_control"), &self.control.to_bytes())?;
-        Ok(())
+        Ok(self.data_dir.write_control(self.control.clone())?)
     }
 
     /// Makes everything that was written durable, and the last checkpoint record the place where recovery begins.
@@ -177,7 +182,7 @@ impl Recovery {
         }
         globals.apply_to(&mut self.control);
         if finished {
-            self.control.state = DbState::ShutdownedInRecovery;
+            self.control.state = DbState::ShutDownInRecovery;
         }
         self.last_restartpoint = Instant::now();
         self.write_control()

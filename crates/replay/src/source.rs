@@ -258,6 +258,13 @@ impl Source {
         Ok(Some(open.entry(segment).or_insert(found).clone()))
     }
 
+    /// The file that holds `lsn` and its timeline, if it is a `.partial` one.
+    pub fn partial_file(&self, lsn: Lsn) -> Option<(PathBuf, TimelineId)> {
+        let segment = self.segment(self.size.segment_of(lsn)).ok().flatten()?;
+        let partial = segment.path.extension().is_some_and(|extension| extension == "partial");
+        partial.then(|| (segment.path.clone(), segment.timeline))
+    }
+
     fn cached(&self, lsn: Lsn) -> Option<Arc<Segment>> {
         self.open.lock().expect("no panic while locked").get(&self.size.segment_of(lsn)).cloned()
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use walrider_wal::record::Record;
 use walrider_wal::records::xact;
+use walrider_wal::rmgr::RmgrId;
 
 use crate::partition::ImageDifference;
 
@@ -51,10 +52,12 @@ pub struct Stats {
 impl Stats {
     /// Counts a record that is replayed in order.
     pub fn count_global(&mut self, record: &Record<'_>) {
-        match xact::outcome(record) {
-            Some(xact::Outcome::Commit) => self.transactions += 1,
-            Some(xact::Outcome::Abort) => self.aborts += 1,
-            None => {}
+        if record.header.rmgr == RmgrId::XACT {
+            match record.header.info & xact::XLOG_XACT_OPMASK {
+                xact::XLOG_XACT_COMMIT | xact::XLOG_XACT_COMMIT_PREPARED => self.transactions += 1,
+                xact::XLOG_XACT_ABORT | xact::XLOG_XACT_ABORT_PREPARED => self.aborts += 1,
+                _ => {}
+            }
         }
     }
 

@@ -44,7 +44,7 @@ impl CommitTs {
     }
 
     /// `CommitTsParameterChange`. Going on makes the page of the next transaction if it is missing, since the primary
-    /// logged nothing while it was off (`ActivateCommitTs`); going off removes everything (`DeactivateCommitTs`).
+    /// logged nothing while it was off (`ActivateCommitTs`); going off removes all files (`DeactivateCommitTs`).
     pub(super) fn set_active(&mut self, track: bool, next_xid: TransactionId) -> Result<(), GlobalError> {
         match (self.active, track) {
             (false, true) => {
@@ -53,7 +53,7 @@ impl CommitTs {
                     self.slru.zero_page(page)?;
                 }
             }
-            (true, false) => self.slru.remove_segments(|_| true)?,
+            (true, false) => self.slru.remove_files()?,
             _ => {}
         }
         self.active = track;
@@ -121,12 +121,15 @@ mod tests {
         assert_eq!(dir.path().join("0001").metadata().unwrap().len(), 2 * BLCKSZ as u64);
         commit_ts.set_active(true, 90 * 819).unwrap();
         assert!(!commit_ts.slru.exists(90).unwrap(), "on already");
+        commit_ts.set(33 * 819 + 6, 9, 0).unwrap();
+        commit_ts.set(34 * 819, 9, 0).unwrap();
         commit_ts.set_active(false, 0).unwrap();
         commit_ts.set_active(true, 34 * 819).unwrap();
         commit_ts.slru.sync().unwrap();
         let file = std::fs::read(dir.path().join("0001")).unwrap();
         assert_eq!(file.len(), 3 * BLCKSZ);
-        assert!(file.iter().all(|&byte| byte == 0), "what was recorded before is gone");
+        assert!(file[2 * BLCKSZ..].iter().all(|&byte| byte == 0), "what was recorded before is gone");
+        assert_eq!(file[BLCKSZ + 60], 9, "but for pages that had not been written");
     }
 
     #[test]

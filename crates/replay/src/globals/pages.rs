@@ -7,7 +7,7 @@
 //!   and if nobody has moved `minRecoveryPoint` before, a server could be started at a point where the commits on it have
 //!   not happened. So the engine asks [`Globals::wants_flush`](super::Globals::wants_flush) once in a while.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use walrider_datadir::DataDirError;
 use walrider_datadir::slru::{PAGES_PER_SEGMENT, Slru};
@@ -27,6 +27,8 @@ pub(super) struct Pages {
     dirty: BTreeSet<u64>,
     /// Segments that are removed as far as replay is concerned.
     doomed: BTreeSet<u64>,
+    /// Pages of such segments that are there again once the segment is removed; see [`Pages::remove_files`].
+    survivors: BTreeMap<u64, Box<PageBytes>>,
 }
 
 impl Pages {
@@ -38,6 +40,7 @@ impl Pages {
             hot_dirty: false,
             dirty: BTreeSet::new(),
             doomed: BTreeSet::new(),
+            survivors: BTreeMap::new(),
         }
     }
 
@@ -83,9 +86,18 @@ impl Pages {
     /// in it must not shine through.
     fn remove_if_doomed(&mut self, page: u64) -> Result<(), DataDirError> {
         let segment = page / PAGES_PER_SEGMENT;
-        if !self.doomed.is_empty() && self.doomed.remove(&segment) {
-            self.slru.remove_segment(segment)?;
-            self.dirty.retain(|page| page / PAGES_PER_SEGMENT != segment);
+        if !self.doomed.is_empty() && self.doomed.remove(&segment) { self.remove(segment) } else { Ok(()) }
+    }
+
+    fn remove(&mut self, segment: u64) -> Result<(), DataDirError> {
+        self.slru.remove_segment(segment)?;
+        let pages = segment * PAGES_PER_SEGMENT..(segment + 1) * PAGES_PER_SEGMENT;
+        self.dirty.retain(|page| !pages.contains(page));
+        for page in pages {
+            if let Some(bytes) = self.survivors.remove(&page) {
+                self.slru.zero_page(page)?.copy_from_slice(&bytes[..]);
+                self.dirty.insert(page);
+            }
         }
         Ok(())
     }
@@ -118,8 +130,25 @@ impl Pages {
     pub(super) fn remove_segments(&mut self, goes: impl Fn(u64) -> bool) -> Result<(), DataDirError> {
         self.put_back()?;
         self.hot = NONE;
+        self.survivors.retain(|page, _| !goes(page / PAGES_PER_SEGMENT));
         let unwritten = self.dirty.iter().map(|page| page / PAGES_PER_SEGMENT);
         self.doomed.extend(self.slru.segments()?.into_iter().chain(unwritten).filter(|&segment| goes(segment)));
+        Ok(())
+    }
+
+    /// Removes all files, but not the pages that changed since they were last written: those come back with the next
+    /// restartpoint. This is what stock does, which forgets its buffers here (`SlruScanDirCbDeleteAll`), and nobody asks
+    /// for what is on them; done the same so that the directories are the same.
+    pub(super) fn remove_files(&mut self) -> Result<(), DataDirError> {
+        self.put_back()?;
+        let mut survivors = std::mem::take(&mut self.survivors);
+        for &page in &self.dirty {
+            if !self.doomed.contains(&(page / PAGES_PER_SEGMENT)) {
+                survivors.insert(page, Box::new(*self.slru.page(page)?));
+            }
+        }
+        self.remove_segments(|_| true)?;
+        self.survivors = survivors;
         Ok(())
     }
 
@@ -140,7 +169,7 @@ impl Pages {
     pub(super) fn sync(&mut self) -> Result<(), DataDirError> {
         self.put_back()?;
         while let Some(segment) = self.doomed.pop_first() {
-            self.slru.remove_segment(segment)?;
+            self.remove(segment)?;
         }
         self.slru.sync()?;
         self.dirty.clear();
@@ -204,5 +233,24 @@ mod tests {
         pages.sync().unwrap();
         assert_eq!(pages.page(5).unwrap()[..2], [0, 2]);
         assert!(!pages.exists(6).unwrap());
+    }
+
+    #[test]
+    fn unwritten_pages_survive_the_removal_of_all_files() {
+        let (dir, mut pages) = pages();
+        pages.page_mut(5).unwrap()[0] = 1;
+        pages.page_mut(40).unwrap()[0] = 1;
+        pages.sync().unwrap();
+        pages.page_mut(6).unwrap()[0] = 2;
+        pages.remove_files().unwrap();
+        assert!(!pages.exists(6).unwrap());
+        pages.sync().unwrap();
+        assert_eq!((pages.page(5).unwrap()[0], pages.page(6).unwrap()[0]), (0, 2));
+        assert!(dir.path().join("0000").exists() && !dir.path().join("0001").exists());
+        pages.page_mut(7).unwrap()[0] = 3;
+        pages.remove_files().unwrap();
+        pages.remove_segments(|_| true).unwrap();
+        pages.sync().unwrap();
+        assert!(!dir.path().join("0000").exists());
     }
 }

@@ -1,0 +1,312 @@
+//! `walrider replay`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use walrider_datadir::recovery_settings::{RecoveryTarget, TargetTimeline};
+use walrider_datadir::timestamp::parse_timestamptz;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_replay::engine::{Flow, Stop};
+use walrider_replay::error::ReplayError;
+use walrider_replay::startup::{Options, Summary, replay};
+use walrider_replay::stats::Stats;
+
+/// Roll a data directory forward through WAL, and hand it to PostgreSQL
+///
+/// DIR is a base backup, or a stopped or crashed standby. Replay goes to the end of the WAL or to a recovery target.
+/// Without options, restore_command and recovery_target_* are read from the directory's own configuration, as
+/// PostgreSQL reads them. Afterwards PostgreSQL, started on the directory, finishes at the same place: where options are
+/// given and the directory has no recovery.signal or standby.signal, recovery.signal is written, and what PostgreSQL
+/// must know is set in postgresql.auto.conf.
+///
+/// If replay is interrupted, even by a crash, run the same command again, or start PostgreSQL on the directory.
+#[derive(Args)]
+pub struct ReplayArgs {
+    /// The data directory
+    #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
+    data_dir: PathBuf,
+    /// Directory with WAL segments, .partial ones included [default: restore_command, then DIR/pg_wal]
+    #[arg(long, value_name = "SOURCE")]
+    wal: Option<PathBuf>,
+    /// Stop at this LSN (recovery_target_lsn)
+    #[arg(long, value_name = "LSN", group = "target")]
+    target_lsn: Option<Lsn>,
+    /// Stop at this time (recovery_target_time)
+    #[arg(long, value_name = "TIMESTAMP", group = "target")]
+    target_time: Option<String>,
+    /// Stop at the end of this transaction (recovery_target_xid)
+    #[arg(long, value_name = "XID", group = "target")]
+    target_xid: Option<u32>,
+    /// Stop at this restore point (recovery_target_name)
+    #[arg(long, value_name = "NAME", group = "target")]
+    target_name: Option<String>,
+    /// Stop as soon as the directory is consistent (recovery_target = 'immediate')
+    #[arg(long, group = "target")]
+    target_immediate: bool,
+    /// Stop just before the target, not after it (recovery_target_inclusive = off)
+    #[arg(long, requires = "target")]
+    target_exclusive: bool,
+    /// Follow this timeline: latest, current, or a number (recovery_target_timeline)
+    #[arg(long, value_name = "TIMELINE", value_parser = parse_timeline)]
+    target_timeline: Option<TargetTimeline>,
+    /// Wait for more WAL at its end, until SIGINT or SIGTERM
+    #[arg(long)]
+    follow: bool,
+    /// Threads [default: one per core]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<u64>,
+    /// Compare each page with the images that wal_consistency_checking leaves in the WAL; 1 if one differs
+    #[arg(long)]
+    verify_images: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_timeline(text: &str) -> Result<TargetTimeline, String> {
+    match text {
+        "latest" => Ok(TargetTimeline::Latest),
+        "current" => Ok(TargetTimeline::Current),
+        number => match number.parse() {
+            Ok(number) if number > 0 => Ok(TargetTimeline::Number(TimelineId(number))),
+            _ => Err("expected \"latest\", \"current\" or a number".into()),
+        },
+    }
+}
+
+/// A size as in `postgresql.conf`: a number with kB, MB, GB or TB, in powers of 1,024.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: u64 = match &text[digits.len()..] {
+        "" | "B" => 1,
+        "kB" => 1 << 10,
+        "MB" => 1 << 20,
+        "GB" => 1 << 30,
+        "TB" => 1 << 40,
+        unit => return Err(format!("\"{unit}\" is not a unit: use kB, MB, GB or TB")),
+    };
+    let size = digits.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    size.filter(|&size| size >= 16 << 20).ok_or_else(|| "expected a size of at least 16MB".into())
+}
+
+/// Runs the command.
+pub fn run(args: ReplayArgs) -> ExitCode {
+    let json = args.json;
+    let jobs = args.jobs.map_or_else(default_jobs, usize::from);
+    if let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(jobs).build_global() {
+        eprintln!("walrider: could not start threads: {error}");
+        return ExitCode::from(1);
+    }
+    let verify = args.verify_images;
+    let result = options(args).and_then(|options| {
+        let mut progress = Progress::new(&options)?;
+        let summary = replay(&options, &mut |stats, lsn| progress.update(stats, lsn));
+        progress.bar.finish_and_clear();
+        summary
+    });
+    match result {
+        Ok(summary) => {
+            if json {
+                println!("{}", to_json(&summary));
+            } else {
+                print(&summary, verify);
+            }
+            complain(&summary)
+        }
+        Err(error) => {
+            eprintln!("walrider: {error}");
+            ExitCode::from(if error.is_corruption() { 4 } else { 1 })
+        }
+    }
+}
+
+fn default_jobs() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn options(args: ReplayArgs) -> Result<Options, ReplayError> {
+    let zone = std::env::var("PGTZ").or_else(|_| std::env::var("TZ")).unwrap_or_else(|_| "GMT".into());
+    let goal = match (args.target_lsn, args.target_time, args.target_xid, args.target_name) {
+        (Some(lsn), ..) => Some(RecoveryTarget::Lsn(lsn)),
+        (_, Some(time), ..) => Some(RecoveryTarget::Time(
+            parse_timestamptz(&time, &zone)
+                .map_err(|error| ReplayError::Refused(format!("--target-time \"{time}\": {error}")))?,
+        )),
+        (_, _, Some(xid), _) => Some(RecoveryTarget::Xid(xid)),
+        (_, _, _, Some(name)) => Some(RecoveryTarget::Name(name)),
+        _ => args.target_immediate.then_some(RecoveryTarget::Immediate),
+    };
+    Ok(Options {
+        data_dir: args.data_dir,
+        wal: args.wal,
+        inclusive: args.target_exclusive.then_some(false),
+        goal,
+        timeline: args.target_timeline,
+        memory_bytes: args.memory.unwrap_or_else(|| total_memory() / 4),
+        verify_images: args.verify_images,
+        follow: args.follow,
+    })
+}
+
+/// Bytes of RAM; a gigabyte where the system does not tell.
+fn total_memory() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kilobytes = total.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kilobytes.map_or(1 << 30, |kilobytes| kilobytes << 10)
+}
+
+/// Most memory that this process has had, in bytes.
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    peak.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
+/// The progress line on a terminal, and the wish to stop.
+struct Progress {
+    bar: ProgressBar,
+    started: Instant,
+    first: Option<Lsn>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Progress {
+    fn new(options: &Options) -> Result<Progress, ReplayError> {
+        let stop = Arc::new(AtomicBool::new(false));
+        if options.follow {
+            for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+                signal_hook::flag::register(signal, stop.clone())
+                    .map_err(|error| ReplayError::Refused(format!("could not handle signals: {error}")))?;
+            }
+        }
+        // Hidden unless stderr is a terminal.
+        let bar = ProgressBar::new_spinner();
+        bar.set_style(ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}").expect("a valid template"));
+        Ok(Progress { bar, started: Instant::now(), first: None, stop })
+    }
+
+    fn update(&mut self, stats: &Stats, lsn: Lsn) -> Flow {
+        let first = *self.first.get_or_insert(lsn);
+        let seconds = self.started.elapsed().as_secs_f64().max(1e-3);
+        let megabytes = (lsn.0 - first.0) as f64 / 1e6;
+        self.bar.set_message(format!(
+            "at {lsn}: {} records, {} transactions, {:.0} MB/s",
+            stats.records,
+            stats.transactions,
+            megabytes / seconds
+        ));
+        self.bar.tick();
+        if self.stop.load(Ordering::Relaxed) { Flow::Stop } else { Flow::Continue }
+    }
+}
+
+fn end_reason(stop: Option<&Stop>) -> &'static str {
+    match stop {
+        None => "nothing_to_do",
+        Some(Stop::Target) => "target",
+        Some(Stop::EndOfWal { .. }) => "end_of_wal",
+        Some(Stop::Unsupported { .. }) => "unsupported",
+        Some(Stop::Interrupted) => "interrupted",
+        Some(Stop::Corrupt { .. }) => "corrupt",
+    }
+}
+
+fn to_json(summary: &Summary) -> Value {
+    let stats = &summary.stats;
+    let stages: serde_json::Map<String, Value> =
+        stats.stages().into_iter().map(|(name, time)| (name.to_owned(), json!(time.as_secs_f64()))).collect();
+    let settings: serde_json::Map<String, Value> =
+        summary.settings_written.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+    json!({
+        "end_reason": end_reason(summary.stop.as_ref()),
+        "start_lsn": summary.start.to_string(),
+        "end_lsn": summary.end.to_string(),
+        "checkpoint_lsn": summary.checkpoint.to_string(),
+        "timeline": summary.timeline.0,
+        "records": stats.records,
+        "wal_bytes": summary.end.0 - summary.start.0,
+        "transactions": stats.transactions,
+        "aborts": stats.aborts,
+        "redo_seconds": summary.redo.as_secs_f64(),
+        "total_seconds": summary.total.as_secs_f64(),
+        "stages": stages,
+        "pages_read": stats.pages_read,
+        "pages_written": stats.pages_written,
+        "pages_evicted": stats.pages_evicted,
+        "restartpoints": stats.restartpoints,
+        "images_verified": stats.images_verified,
+        "image_differences": stats.image_difference_count,
+        "peak_memory_bytes": peak_memory(),
+        "settings_written": settings,
+    })
+}
+
+fn print(summary: &Summary, verify: bool) {
+    let stats = &summary.stats;
+    if summary.stop.is_none() {
+        println!("The directory was shut down cleanly at {}: nothing to replay.", summary.end);
+        return;
+    }
+    let seconds = summary.redo.as_secs_f64().max(1e-6);
+    println!(
+        "Replayed {} to {} on timeline {}: {} records, {} transactions, {:.1} MB of WAL.",
+        summary.start,
+        summary.end,
+        summary.timeline,
+        stats.records,
+        stats.transactions,
+        (summary.end.0 - summary.start.0) as f64 / 1e6
+    );
+    println!(
+        "Redo took {:.2} s ({:.0} transactions/s, {:.0} MB/s), everything {:.2} s.",
+        seconds,
+        stats.transactions as f64 / seconds,
+        (summary.end.0 - summary.start.0) as f64 / 1e6 / seconds,
+        summary.total.as_secs_f64()
+    );
+    if verify {
+        println!("Compared {} images with redo: {} differ.", stats.images_verified, stats.image_difference_count);
+    }
+    for (name, value) in &summary.settings_written {
+        println!("Set in postgresql.auto.conf: {name} = '{value}'");
+    }
+    if let Some(Stop::EndOfWal { why }) = &summary.stop {
+        println!("The WAL ends there: {why}.");
+    }
+}
+
+/// Says what is not as it should be, on stderr, and gives the exit code.
+fn complain(summary: &Summary) -> ExitCode {
+    for difference in &summary.stats.image_differences {
+        eprintln!("walrider: at {}: {}: redo differs from the image at {}", difference.lsn, difference.what, difference.at);
+    }
+    match &summary.stop {
+        Some(Stop::Unsupported { lsn, record, relation }) => {
+            let relation = relation.map(|rel| format!(" (relation {rel})")).unwrap_or_default();
+            eprintln!(
+                "walrider: stopped cleanly before the record at {lsn}: there is no redo for {record}{relation} yet. \
+                 PostgreSQL, started on the directory, replays the rest"
+            );
+            ExitCode::from(3)
+        }
+        Some(Stop::Corrupt { lsn, why }) => {
+            eprintln!(
+                "walrider: WAL is corrupt at {lsn}: {why}. Replay stopped cleanly before; get an intact copy of that file \
+                 and run the same command again"
+            );
+            ExitCode::from(4)
+        }
+        _ if summary.stats.image_difference_count > 0 => ExitCode::from(1),
+        _ => ExitCode::SUCCESS,
+    }
+}

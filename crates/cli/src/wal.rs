@@ -1,0 +1,216 @@
+//! `walrider wal`: what is in some WAL, as `pg_waldump` tells it.
+
+mod files;
+mod json;
+mod read;
+
+use std::io::{self, BufWriter, Write};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use walrider_layout::Lsn;
+use walrider_layout::history::InvalidHistory;
+use walrider_wal::decode::Invalid;
+use walrider_wal::describe::describe_line;
+use walrider_wal::record::{InvalidRecord, Record};
+use walrider_wal::rmgr::RmgrId;
+use walrider_wal::stats::{By, WalStats};
+
+use files::WalFiles;
+use read::{Ended, Range, each_record};
+
+/// Tells what is in some WAL.
+#[derive(clap::Args, Clone, Debug)]
+pub struct WalArgs {
+    #[command(subcommand)]
+    command: WalCommand,
+}
+
+#[derive(clap::Subcommand, Clone, Debug)]
+enum WalCommand {
+    /// Count records and their bytes, by type
+    Stats(StatsArgs),
+    /// Print records, one a line
+    Dump(DumpArgs),
+}
+
+#[derive(clap::Args, Clone, Debug)]
+struct SourceArgs {
+    /// A directory of WAL segments (an archive, or pg_wal), or segment files that follow one another
+    #[arg(required = true)]
+    source: Vec<PathBuf>,
+    /// Begin with the first record at or behind this position
+    #[arg(long, value_name = "LSN")]
+    start: Option<Lsn>,
+    /// Leave out records that do not end before this position
+    #[arg(long, value_name = "LSN")]
+    end: Option<Lsn>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args, Clone, Debug)]
+struct StatsArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// What to count by
+    #[arg(long, value_enum, default_value_t = StatsBy::Record)]
+    by: StatsBy,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum StatsBy {
+    /// Resource managers
+    Rmgr,
+    /// Record types
+    Record,
+}
+
+#[derive(clap::Args, Clone, Debug)]
+struct DumpArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Only records of this resource manager; may be given several times
+    #[arg(long, value_name = "NAME", value_parser = parse_rmgr)]
+    rmgr: Vec<RmgrId>,
+    /// Stop after this many records
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
+}
+
+/// A resource manager by the name that `pg_waldump` prints, in any case.
+fn parse_rmgr(name: &str) -> Result<RmgrId, String> {
+    let valid = || (0..=u8::MAX).map(RmgrId).filter(|rmgr| rmgr.is_valid());
+    valid().find(|rmgr| rmgr.to_string().eq_ignore_ascii_case(name)).ok_or_else(|| {
+        let known: Vec<String> = valid().filter(|rmgr| !rmgr.is_custom()).map(|rmgr| rmgr.to_string()).collect();
+        format!("no such resource manager: there are {}, and custom128 to custom255", known.join(", "))
+    })
+}
+
+/// Why reading failed.
+#[derive(Debug, thiserror::Error)]
+enum WalError {
+    #[error("\"{}\": {1}", .0.display())]
+    Io(PathBuf, io::Error),
+    #[error("could not write: {0}")]
+    Output(#[from] io::Error),
+    #[error("no WAL segments in \"{}\"", .0.display())]
+    NoSegments(PathBuf),
+    #[error("\"{}\" is compressed: unpack it first", .0.display())]
+    Packed(PathBuf),
+    #[error("\"{}\" is not a WAL segment", .0.display())]
+    NotWal(PathBuf),
+    #[error("\"{}\" is not named like a WAL segment of {1} bytes", .0.display())]
+    NotASegmentName(PathBuf, u64),
+    #[error("\"{}\": WAL of an unsupported version (magic number {1:04X}): PostgreSQL 18 is supported", .0.display())]
+    Version(PathBuf, u16),
+    #[error("\"{}\": {1}", .0.display())]
+    History(PathBuf, InvalidHistory),
+    #[error("{what} is missing, but later WAL is there: the record at {at} cannot be read")]
+    Missing { at: Lsn, what: String },
+    #[error("invalid WAL at {at} ({file}): {why}")]
+    Damaged { at: Lsn, file: String, why: Invalid },
+    #[error("invalid record at {1} ({0}): {2}")]
+    InvalidRecord(String, Lsn, InvalidRecord),
+    #[error("WAL ends at {at}, before {end}: {why}")]
+    EndsEarly { at: Lsn, end: Lsn, why: Invalid },
+}
+
+impl WalError {
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            WalError::Io(..) | WalError::Output(_) => 1,
+            WalError::NoSegments(_) | WalError::Packed(_) | WalError::NotASegmentName(..) => 2,
+            _ => 4,
+        }
+        .into()
+    }
+}
+
+/// Runs the command.
+pub fn run(args: WalArgs) -> ExitCode {
+    let result = match &args.command {
+        WalCommand::Stats(args) => stats(args),
+        WalCommand::Dump(args) => dump(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read our output has seen enough.
+        Err(WalError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("walrider wal: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+impl SourceArgs {
+    /// Hands all records asked for to `take`. An end of WAL before the end asked for is an error.
+    fn each(&self, mut take: impl FnMut(&Record<'_>) -> Result<ControlFlow<()>, WalError>) -> Result<Ended, WalError> {
+        let mut files = WalFiles::find(&self.source)?;
+        let range = Range { start: self.start.unwrap_or(files.start()), end: self.end };
+        let ended = each_record(&mut files, range, &mut take)?;
+        match (&ended, self.end) {
+            (Ended::EndOfWal { at, why }, Some(end)) => Err(WalError::EndsEarly { at: *at, end, why: why.clone() }),
+            _ => Ok(ended),
+        }
+    }
+}
+
+fn stats(args: &StatsArgs) -> Result<(), WalError> {
+    let mut stats = WalStats::new();
+    let result = args.source.each(|record| {
+        stats.add(record);
+        Ok(ControlFlow::Continue(()))
+    });
+    // What comes before an invalid record is worth knowing.
+    let mut out = BufWriter::new(io::stdout().lock());
+    let by = if args.by == StatsBy::Rmgr { By::Rmgr } else { By::Record };
+    if args.source.json {
+        serde_json::to_writer(&mut out, &json::Stats::new(&stats, by)).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", stats.table(by))?;
+    }
+    out.flush()?;
+    note_end(&result?, args.source.json);
+    Ok(())
+}
+
+fn dump(args: &DumpArgs) -> Result<(), WalError> {
+    let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
+    let mut left = args.limit.unwrap_or(u64::MAX);
+    if left == 0 {
+        return Ok(());
+    }
+    let mut line = String::new();
+    let result = args.source.each(|record| {
+        if !args.rmgr.is_empty() && !args.rmgr.contains(&record.header.rmgr) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        if args.source.json {
+            serde_json::to_writer(&mut out, &json::Record::new(record)).map_err(io::Error::from)?;
+            writeln!(out)?;
+        } else {
+            line.clear();
+            describe_line(record, &mut line);
+            writeln!(out, "{line}")?;
+        }
+        left -= 1;
+        Ok(if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    });
+    out.flush()?;
+    note_end(&result?, args.source.json);
+    Ok(())
+}
+
+/// Says where the WAL ended, which may be earlier than its files do.
+fn note_end(ended: &Ended, json: bool) {
+    if let Ended::EndOfWal { at, why } = ended
+        && !json
+    {
+        eprintln!("walrider wal: WAL ends at {at}: {why}");
+    }
+}

@@ -1,0 +1,163 @@
+//! One record after the other, from segment files.
+
+use std::ops::ControlFlow;
+
+use walrider_layout::wal::{RECORD_HEADER_SIZE, WalPageHeader, page_header_size, page_of};
+use walrider_layout::{Lsn, XLOG_BLCKSZ, maxalign};
+use walrider_wal::decode::{Invalid, Span, Status, Stretch, check_page_header};
+use walrider_wal::record::Record;
+use walrider_wal::records::xlog::XLOG_SWITCH;
+use walrider_wal::rmgr::RmgrId;
+
+use super::WalError;
+use super::files::WalFiles;
+
+const PAGE: u64 = XLOG_BLCKSZ as u64;
+/// Bytes that are read and decoded at once: the smallest segment, so that none lies across two files.
+const WINDOW: u64 = 1 << 20;
+
+/// How reading ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Whoever took the records wanted no more of them, or they are behind the end asked for.
+    Enough,
+    /// No valid record follows, and no other WAL either.
+    EndOfWal {
+        /// Where a record was expected.
+        at: Lsn,
+        /// Why there is none.
+        why: Invalid,
+    },
+}
+
+/// Which records are read: those that begin at or behind `start` and end at or before `end`.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    /// Inclusive; need not be where a record begins.
+    pub start: Lsn,
+    /// Exclusive.
+    pub end: Option<Lsn>,
+}
+
+/// Hands the records to `take`, in order.
+pub fn each_record(
+    files: &mut WalFiles,
+    range: Range,
+    mut take: impl FnMut(&Record<'_>) -> Result<ControlFlow<()>, WalError>,
+) -> Result<Ended, WalError> {
+    let mut stretch = Stretch::new();
+    let (mut next, mut exact, mut last) = (page_of(range.start), false, Lsn::INVALID);
+    loop {
+        let limit = Lsn((next.0 / WINDOW + 1) * WINDOW);
+        stretch.reset(next, exact, limit);
+        let status = fill(files, &mut stretch)?;
+        if let Err(why) = stretch.follows(last) {
+            return Err(files.damaged(next, page_of(next), why));
+        }
+        for span in stretch.spans() {
+            if range.end.is_some_and(|end| last_byte(files, &stretch, span) > end) {
+                return Ok(Ended::Enough);
+            }
+            last = span.lsn;
+            let record = Record::parse(stretch.bytes(span), span.lsn, span.end)
+                .map_err(|why| WalError::InvalidRecord(files.describe(span.lsn), span.lsn, why))?;
+            if span.lsn >= range.start && take(&record)?.is_break() {
+                return Ok(Ended::Enough);
+            }
+        }
+        match status {
+            Status::Complete { next: further } => {
+                exact |= !stretch.spans().is_empty();
+                next = further;
+                if range.end.is_some_and(|end| next >= end) {
+                    return Ok(Ended::Enough);
+                }
+            }
+            // There were no more pages.
+            Status::NeedPages { upto } => {
+                let at = stretch.position();
+                // The record begins before the end asked for, but does not lie before it whole.
+                if range.end.is_some_and(|end| at >= end || upto > end && !files.goes_on_at(stretch.filled())) {
+                    return Ok(Ended::Enough);
+                }
+                return files.ended(at, stretch.filled(), Invalid::Incomplete);
+            }
+            Status::Invalid { at, page, why } => return files.ended(at, page, why),
+        }
+    }
+}
+
+/// Reads what the stretch needs, as far as it is there, and decodes it.
+fn fill(files: &mut WalFiles, stretch: &mut Stretch) -> Result<Status, WalError> {
+    let mut upto = stretch.limit();
+    loop {
+        while stretch.filled() < upto {
+            let from = stretch.filled();
+            let got = files.read(from, stretch.extend((upto.0 - from.0) as usize))?;
+            stretch.truncate_to(Lsn(from.0 + got as u64));
+            if got == 0 {
+                break;
+            }
+        }
+        // A record that goes on in the next segment may do so on the next timeline.
+        let timeline = files.timeline_at(stretch.start()).max(files.timeline_at(Lsn(stretch.filled().0 - 1)));
+        let short = stretch.filled() < upto;
+        match stretch.decode(files.format(), timeline) {
+            Status::NeedPages { upto: more } if !short => upto = more,
+            // Nothing at all was there, not even for a look at the first page.
+            Status::Complete { next } if short && next < stretch.limit() => {
+                return Ok(Status::Invalid { at: next, page: next, why: Invalid::Incomplete });
+            }
+            status => return Ok(status),
+        }
+    }
+}
+
+/// One past the last byte of a record, before alignment. That is what `pg_waldump --end` goes by.
+fn last_byte(files: &WalFiles, stretch: &Stretch, span: &Span) -> Lsn {
+    let bytes = stretch.bytes(span);
+    // After a switch the next record is in the next segment; the record itself is a bare header.
+    if bytes[17] == RmgrId::XLOG.0 && bytes[16] & 0xF0 == XLOG_SWITCH {
+        let page_end = page_of(span.lsn).0 + PAGE;
+        let crosses = span.lsn.0 + RECORD_HEADER_SIZE as u64 > page_end;
+        let header = if crosses { page_header_size(Lsn(page_end), files.format().segment_size) } else { 0 };
+        return Lsn(span.lsn.0 + (RECORD_HEADER_SIZE + header) as u64);
+    }
+    Lsn(span.end.0 - (maxalign(bytes.len()) - bytes.len()) as u64)
+}
+
+impl WalFiles {
+    fn damaged(&self, at: Lsn, page: Lsn, why: Invalid) -> WalError {
+        WalError::Damaged { at, file: self.describe(page), why }
+    }
+
+    /// The WAL ends at `at` if no more of it follows behind `page`; else it is damaged, or some is missing.
+    fn ended(&mut self, at: Lsn, page: Lsn, why: Invalid) -> Result<Ended, WalError> {
+        let size = self.format().segment_size;
+        if self.goes_on_at(Lsn(page_of(page).0 + PAGE)) && self.read(page_of(page), &mut [0; XLOG_BLCKSZ])? == 0 {
+            return Err(WalError::Missing { at, what: self.describe(page) });
+        }
+        let segment_end = size.start_of(size.segment_of(page) + 1);
+        let mut behind = Lsn(page_of(page).0 + PAGE);
+        while behind < segment_end {
+            if self.valid_page(behind)? {
+                return Err(self.damaged(at, page, why));
+            }
+            behind = Lsn(behind.0 + PAGE);
+        }
+        if self.valid_page(segment_end)? {
+            return Err(self.damaged(at, page, why));
+        }
+        Ok(Ended::EndOfWal { at, why })
+    }
+
+    fn valid_page(&mut self, page: Lsn) -> Result<bool, WalError> {
+        let mut buffer = [0; XLOG_BLCKSZ];
+        if self.read(page, &mut buffer)? == 0 {
+            return Ok(false);
+        }
+        let timeline = self.timeline_at(page);
+        let header = WalPageHeader::parse(&buffer);
+        Ok(header.is_some_and(|header| check_page_header(&header, page, self.format(), timeline).is_ok()))
+    }
+}

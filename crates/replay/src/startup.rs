@@ -1,0 +1,502 @@
+//! From a data directory and a source of WAL to a running engine, and from its end to a directory that PostgreSQL
+//! takes over (`InitWalRecovery` in `access/transam/xlogrecovery.c`, `StartupXLOG` in `access/transam/xlog.c`,
+//! PostgreSQL 18).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use walrider_datadir::config::{self, Config};
+use walrider_datadir::directories::Missing;
+use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetTimeline};
+use walrider_datadir::{DataDir, DataDirError};
+use walrider_layout::control::{CheckPoint, ControlFile, DbState};
+use walrider_layout::history::TimelineHistory;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_redo::Env;
+use walrider_wal::decode::{Invalid, WalFormat};
+use walrider_wal::record::Record;
+use walrider_wal::records::xlog;
+use walrider_wal::rmgr::RmgrId;
+
+use crate::engine::{Engine, Flow, Settings, Stop};
+use crate::error::ReplayError;
+use crate::globals::Globals;
+use crate::load::{Ending, Loader, ReadWal, read_record};
+use crate::restartpoint::Recovery;
+use crate::source::{FETCH_PREFIX, Place, Source};
+use crate::stats::Stats;
+use crate::target::RecoveryTarget;
+
+/// Most WAL in one batch: more than that does not make replay faster, and less delays it.
+const MAX_BATCH_BYTES: u64 = 128 << 20;
+/// Most WAL in one stretch: small enough that two threads share a batch evenly.
+const MAX_WINDOW_BYTES: u64 = 8 << 20;
+/// Least WAL in one stretch: what follows live comes in small pieces.
+const MIN_WINDOW_BYTES: u64 = 128 << 10;
+/// How often a source is asked for more, when it had none.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What to replay, where to, how far.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The data directory.
+    pub data_dir: PathBuf,
+    /// A directory with WAL; without, what the directory's own configuration says.
+    pub wal: Option<PathBuf>,
+    /// Where to stop; without, what the configuration says.
+    pub goal: Option<Goal>,
+    /// `recovery_target_inclusive`; without, what the configuration says.
+    pub inclusive: Option<bool>,
+    /// The timeline to follow; without, what the configuration says.
+    pub timeline: Option<TargetTimeline>,
+    /// Memory for pages and WAL.
+    pub memory_bytes: u64,
+    /// Compare pages with `wal_consistency_checking` images.
+    pub verify_images: bool,
+    /// Wait for more WAL at its end.
+    pub follow: bool,
+}
+
+/// How a replay went.
+#[derive(Debug)]
+pub struct Summary {
+    /// Why it stopped; `None`: the directory was shut down cleanly, and nobody asked for more WAL.
+    pub stop: Option<Stop>,
+    /// Where it began.
+    pub start: Lsn,
+    /// End of the last record replayed.
+    pub end: Lsn,
+    /// Timeline there.
+    pub timeline: TimelineId,
+    /// The checkpoint record that recovery begins at now.
+    pub checkpoint: Lsn,
+    /// Counters and stages.
+    pub stats: Stats,
+    /// From the first record to the last page change.
+    pub redo: Duration,
+    /// All of it, until everything is durable.
+    pub total: Duration,
+    /// Settings that were written to `postgresql.auto.conf`, so that PostgreSQL finishes at the same place.
+    pub settings_written: Vec<(String, String)>,
+}
+
+/// Replays WAL onto a data directory and hands it over.
+///
+/// # Errors
+/// What [`ReplayError`] lists. Unless it says otherwise, the same call can be repeated, or PostgreSQL started.
+pub fn replay(
+    options: &Options,
+    progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
+) -> Result<Summary, ReplayError> {
+    let started = Instant::now();
+    let mut data_dir = DataDir::open(&options.data_dir)?;
+    let mut settings = RecoverySettings::from_config(&Config::read(data_dir.path(), None)?)?;
+    let archive_recovery = data_dir.signals().archive_recovery() || asks_for_archive_recovery(options, &data_dir);
+    if let Some(summary) = nothing_to_do(&data_dir, archive_recovery, started) {
+        return Ok(summary);
+    }
+    refuse_crashed_without_end(&data_dir, archive_recovery)?;
+    let wanted = override_settings(options, &data_dir, &mut settings)?;
+    let mut source = Source::new(
+        places(options, &data_dir, &settings, archive_recovery),
+        data_dir.control().segment_size,
+        TimelineHistory::alone(TimelineId(1)),
+    );
+    remove_old_fetches(data_dir.path())?;
+    let history = choose_history(&source, &data_dir, &settings, archive_recovery)?;
+    source.set_history(history.clone());
+    let format = WalFormat {
+        major: data_dir.control().major,
+        segment_size: data_dir.control().segment_size,
+        system_identifier: Some(data_dir.control().system_identifier),
+    };
+    let begin = Beginning::find(&data_dir, &source, &format)?;
+    begin.check_history(&data_dir, &history)?;
+    source.set_restartpoint(begin.checkpoint.redo);
+    let settings_written = if archive_recovery { write_settings(&data_dir, wanted)? } else { Vec::new() };
+    begin.enter_recovery(&mut data_dir, archive_recovery)?;
+
+    let globals = Globals::open(data_dir.path(), data_dir.control(), archive_recovery)
+        .map_err(|error| ReplayError::Refused(format!("could not begin at {}: {error}", begin.start)))?;
+    let files = data_dir.relation_files();
+    let control = data_dir.control();
+    let (window_bytes, batch_bytes) = batch_sizes(options.memory_bytes);
+    let engine_settings = Settings {
+        env: Env {
+            major: control.major,
+            hint_bits_are_logged: control.data_checksums() || settings.wal_log_hints,
+        },
+        checksums: control.data_checksums(),
+        verify_images: options.verify_images,
+        memory_bytes: options.memory_bytes.saturating_sub(3 * batch_bytes),
+        batch_bytes,
+        window_bytes,
+        target: RecoveryTarget { goal: settings.target.clone(), inclusive: settings.target_inclusive },
+        missing: Missing::Create,
+    };
+    let loader = Loader::new(format, window_bytes, begin.start);
+    let recovery = Recovery::new(data_dir, history, begin.checkpoint.timeline, archive_recovery);
+    let mut engine = Engine::new(engine_settings, &source, &files, globals, recovery, loader);
+    let redo_started = Instant::now();
+    let stop = run(&mut engine, &source, options.follow, progress)?;
+    let redo = redo_started.elapsed();
+    hand_over(&mut engine, &stop, settings.target.is_some())?;
+    keep_partial_segments(&source, &engine)?;
+    Ok(Summary {
+        stop: Some(stop),
+        start: begin.start,
+        end: engine.replayed(),
+        timeline: engine.timeline(),
+        checkpoint: engine.recovery().control().checkpoint,
+        redo,
+        total: started.elapsed(),
+        settings_written,
+        stats: std::mem::take(&mut engine.stats),
+    })
+}
+
+/// Stretches and batches that fit into the memory that there is.
+fn batch_sizes(memory_bytes: u64) -> (u64, u64) {
+    let batch = (memory_bytes / 16).clamp(2 * MIN_WINDOW_BYTES, MAX_BATCH_BYTES);
+    let window = (batch / 4).clamp(MIN_WINDOW_BYTES, MAX_WINDOW_BYTES);
+    (1 << window.ilog2(), batch)
+}
+
+/// Whether the command line asks for more than what is in `pg_wal`.
+fn asks_for_archive_recovery(options: &Options, data_dir: &DataDir) -> bool {
+    let pg_wal = fs::canonicalize(data_dir.path().join("pg_wal")).ok();
+    let other = options.wal.as_ref().is_some_and(|wal| fs::canonicalize(wal).ok() != pg_wal);
+    other || options.goal.is_some() || options.timeline.is_some()
+}
+
+/// A primary that was shut down cleanly needs no recovery, unless somebody asks for it (`InitWalRecovery`).
+fn nothing_to_do(data_dir: &DataDir, archive_recovery: bool, started: Instant) -> Option<Summary> {
+    let control = data_dir.control();
+    if archive_recovery || control.state != DbState::ShutDown || data_dir.label().is_some() {
+        return None;
+    }
+    Some(Summary {
+        stop: None,
+        start: control.checkpoint,
+        end: control.checkpoint,
+        timeline: control.checkpoint_copy.timeline,
+        checkpoint: control.checkpoint,
+        stats: Stats::default(),
+        redo: Duration::ZERO,
+        total: started.elapsed(),
+        settings_written: Vec::new(),
+    })
+}
+
+/// A crashed primary that is to go on from an archive: PostgreSQL first replays all of `pg_wal`, because nothing tells
+/// where the directory is consistent. That is two recoveries; we do one.
+fn refuse_crashed_without_end(data_dir: &DataDir, archive_recovery: bool) -> Result<(), ReplayError> {
+    let control = data_dir.control();
+    let knows_end = data_dir.label().is_some()
+        || control.min_recovery_point.is_valid()
+        || control.backup_end_required
+        || control.backup_end_point.is_valid()
+        || control.state == DbState::ShutDown;
+    if archive_recovery && !knows_end {
+        return Err(ReplayError::Refused(format!(
+            "\"{}\" is of a server that crashed, and has no backup_label: nothing tells where it becomes consistent. \
+             Replay its own pg_wal first (no --wal, no target, no recovery.signal or standby.signal)",
+            data_dir.path().display()
+        )));
+    }
+    Ok(())
+}
+
+/// Lets the command line override the configuration. Returns what PostgreSQL must be told to finish at the same place.
+fn override_settings(
+    options: &Options,
+    data_dir: &DataDir,
+    settings: &mut RecoverySettings,
+) -> Result<Vec<(String, String)>, ReplayError> {
+    let mut wanted = Vec::new();
+    if let Some(goal) = &options.goal {
+        if let Some(configured) = settings.target.as_ref().filter(|old| old.parameter() != goal.parameter()) {
+            return Err(ReplayError::Refused(format!(
+                "{} is set in the configuration of \"{}\", and PostgreSQL allows one recovery target only: remove it, or \
+                 give the same target",
+                configured.parameter(),
+                data_dir.path().display()
+            )));
+        }
+        settings.target = Some(goal.clone());
+        let value = match goal {
+            Goal::Immediate => "immediate".into(),
+            Goal::Lsn(lsn) => lsn.to_string(),
+            Goal::Name(name) => name.clone(),
+            Goal::Time(time) => time.to_string(),
+            Goal::Xid(xid) => xid.to_string(),
+        };
+        wanted.push((goal.parameter().to_owned(), value));
+    }
+    if let Some(inclusive) = options.inclusive {
+        settings.target_inclusive = inclusive;
+        wanted.push(("recovery_target_inclusive".into(), if inclusive { "on" } else { "off" }.into()));
+    }
+    if let Some(timeline) = options.timeline {
+        settings.target_timeline = timeline;
+        let value = match timeline {
+            TargetTimeline::Latest => "latest".into(),
+            TargetTimeline::Current => "current".into(),
+            TargetTimeline::Number(number) => number.to_string(),
+        };
+        wanted.push(("recovery_target_timeline".into(), value));
+    }
+    if let Some(wal) = options.wal.as_ref().filter(|_| settings.restore_command.is_none()) {
+        let wal = fs::canonicalize(wal).map_err(|error| DataDirError::io("open", wal, error))?;
+        let quoted = wal.display().to_string().replace('%', "%%").replace('\'', "'\\''");
+        wanted.push(("restore_command".into(), format!("cp '{quoted}'/%f '%p'")));
+    }
+    Ok(wanted)
+}
+
+/// Writes `recovery.signal` and the settings that the command line gave, unless they stand there already.
+fn write_settings(
+    data_dir: &DataDir,
+    wanted: Vec<(String, String)>,
+) -> Result<Vec<(String, String)>, ReplayError> {
+    let configured = Config::read(data_dir.path(), None)?;
+    let missing: Vec<(String, String)> = wanted
+        .into_iter()
+        .filter(|(name, value)| configured.get(name).is_none_or(|setting| setting.value != *value))
+        .collect();
+    if !missing.is_empty() {
+        let pairs: Vec<(&str, &str)> = missing.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        config::set_auto_conf(data_dir.path(), &pairs)?;
+    }
+    if !data_dir.signals().archive_recovery() {
+        config::write_recovery_signal(data_dir.path())?;
+    }
+    Ok(missing)
+}
+
+/// Where WAL is looked for: what the command line or `restore_command` says, then `pg_wal`, as PostgreSQL does.
+fn places(
+    options: &Options,
+    data_dir: &DataDir,
+    settings: &RecoverySettings,
+    archive_recovery: bool,
+) -> Vec<Place> {
+    let mut places = Vec::new();
+    if let Some(wal) = &options.wal {
+        places.push(Place::Directory(wal.clone()));
+    } else if let Some(command) = settings.restore_command.as_ref().filter(|_| archive_recovery) {
+        places.push(Place::RestoreCommand { command: command.clone(), data_dir: data_dir.path().to_owned() });
+    }
+    places.push(Place::Directory(data_dir.path().join("pg_wal")));
+    places
+}
+
+/// Removes what an earlier run fetched and did not get to remove.
+fn remove_old_fetches(data_dir: &Path) -> Result<(), ReplayError> {
+    let pg_wal = data_dir.join("pg_wal");
+    let entries = fs::read_dir(&pg_wal).map_err(|error| DataDirError::io("open", &pg_wal, error))?;
+    for entry in entries {
+        let entry = entry.map_err(|error| DataDirError::io("read", &pg_wal, error))?;
+        if entry.file_name().to_string_lossy().starts_with(FETCH_PREFIX) {
+            fs::remove_file(entry.path()).map_err(|error| DataDirError::io("remove", entry.path(), error))?;
+        }
+    }
+    Ok(())
+}
+
+/// The timelines to follow (`validateRecoveryParameters`, `rescanLatestTimeLine`).
+fn choose_history(
+    source: &Source,
+    data_dir: &DataDir,
+    settings: &RecoverySettings,
+    archive_recovery: bool,
+) -> Result<TimelineHistory, ReplayError> {
+    let control = data_dir.control();
+    let mut current = control.min_recovery_point_timeline.max(control.checkpoint_copy.timeline);
+    if let Some(label) = data_dir.label() {
+        current = current.max(label.start_timeline);
+    }
+    let target = match settings.target_timeline {
+        _ if !archive_recovery => current,
+        TargetTimeline::Current => current,
+        TargetTimeline::Latest => source.newest_timeline(current)?,
+        TargetTimeline::Number(number) => {
+            if number > TimelineId(1) && !source.has_history(number)? {
+                return Err(ReplayError::Refused(format!(
+                    "recovery target timeline {number} does not exist: its history file is not in the WAL source"
+                )));
+            }
+            number
+        }
+    };
+    source.read_history(target)
+}
+
+/// Where recovery begins.
+struct Beginning {
+    /// The checkpoint record.
+    at: Lsn,
+    timeline: TimelineId,
+    checkpoint: CheckPoint,
+    /// The first record to replay.
+    start: Lsn,
+}
+
+impl Beginning {
+    /// Reads the checkpoint record that `backup_label`, or else `pg_control`, names.
+    fn find(data_dir: &DataDir, source: &Source, format: &WalFormat) -> Result<Beginning, ReplayError> {
+        let (at, timeline, named_by) = match data_dir.label() {
+            Some(label) => (label.checkpoint, label.start_timeline, "backup_label"),
+            None => (data_dir.control().checkpoint, data_dir.control().checkpoint_copy.timeline, "pg_control"),
+        };
+        let failed = |why: String| {
+            ReplayError::Refused(format!(
+                "could not locate the checkpoint record at {at}, which {named_by} names: {}: {why}; recovery cannot begin \
+                 without WAL from there on",
+                source.describe(at)
+            ))
+        };
+        let stretch = read_record(source, format, at).map_err(|ending| match ending {
+            Ending::Failed(error) => error,
+            Ending::Ends { why: Invalid::Incomplete, .. } => failed("no such file, or it ends before".into()),
+            Ending::Ends { why, .. } => failed(why.to_string()),
+            Ending::Goes(next) => failed(format!("the next record is at {next}")),
+        })?;
+        let span = stretch.spans().first().ok_or_else(|| failed("there is no record".into()))?;
+        let record = Record::parse(stretch.bytes(span), span.lsn, span.end).map_err(|why| failed(why.to_string()))?;
+        let is_checkpoint = record.header.rmgr == RmgrId::XLOG
+            && [xlog::XLOG_CHECKPOINT_ONLINE, xlog::XLOG_CHECKPOINT_SHUTDOWN].contains(&record.info());
+        let checkpoint = CheckPoint::parse(record.main_data)
+            .filter(|_| is_checkpoint)
+            .ok_or_else(|| failed("the record there is none of a checkpoint".into()))?;
+        if checkpoint.redo > at || (record.info() == xlog::XLOG_CHECKPOINT_SHUTDOWN && checkpoint.redo != at) {
+            return Err(failed(format!("its redo position {} makes no sense", checkpoint.redo)));
+        }
+        let start = if checkpoint.redo < at { checkpoint.redo } else { span.end };
+        if start < at && let Err(ending) = read_record(source, format, start) {
+            let why = match ending {
+                Ending::Ends { why, .. } => why.to_string(),
+                Ending::Failed(error) => error.to_string(),
+                Ending::Goes(_) => "there is no record".into(),
+            };
+            return Err(ReplayError::Refused(format!(
+                "could not find redo location {start} referenced by the checkpoint record at {at}: {}: {why}",
+                source.describe(start)
+            )));
+        }
+        Ok(Beginning { at, timeline, checkpoint, start })
+    }
+
+    /// The directory must lie on the way to the target timeline (`InitWalRecovery`).
+    fn check_history(&self, data_dir: &DataDir, history: &TimelineHistory) -> Result<(), ReplayError> {
+        let target = history.target();
+        if history.timeline_at(self.at) != self.timeline {
+            return Err(ReplayError::Refused(format!(
+                "requested timeline {target} is not a child of this directory's history: its checkpoint at {} is on \
+                 timeline {}, but the requested one left that at {}",
+                self.at,
+                self.timeline,
+                history.switch_point(self.timeline).map_or("no point".into(), |lsn| lsn.to_string())
+            )));
+        }
+        let control = data_dir.control();
+        let min = control.min_recovery_point;
+        if min.is_valid() && history.timeline_at(Lsn(min.0 - 1)) != control.min_recovery_point_timeline {
+            return Err(ReplayError::Refused(format!(
+                "requested timeline {target} does not contain minimum recovery point {min} on timeline {}",
+                control.min_recovery_point_timeline
+            )));
+        }
+        Ok(())
+    }
+
+    /// Puts the beginning into the control file, and `backup_label` away: from then on the directory says by itself
+    /// where recovery begins, whoever goes on with it.
+    fn enter_recovery(&self, data_dir: &mut DataDir, archive_recovery: bool) -> Result<(), ReplayError> {
+        let mut control: ControlFile = data_dir.control().clone();
+        let clean = [DbState::ShutDown, DbState::ShutDownInRecovery].contains(&control.state);
+        if !clean {
+            // What an earlier run wrote last may not be durable, and will not be written again.
+            data_dir.fsync_all()?;
+        }
+        data_dir.directories().remove_relation_caches()?;
+        data_dir.apply_tablespace_map()?;
+        control.state = if archive_recovery { DbState::InArchiveRecovery } else { DbState::InCrashRecovery };
+        control.checkpoint = self.at;
+        control.checkpoint_copy = self.checkpoint;
+        if archive_recovery && control.min_recovery_point < self.checkpoint.redo {
+            control.min_recovery_point = self.checkpoint.redo;
+            control.min_recovery_point_timeline = self.checkpoint.timeline;
+        }
+        if let Some(label) = data_dir.label() {
+            control.backup_start_point = self.checkpoint.redo;
+            control.backup_end_required = label.streamed;
+            if label.from_standby {
+                control.backup_end_point = control.min_recovery_point;
+            }
+        }
+        data_dir.write_control(control)?;
+        Ok(data_dir.retire_label()?)
+    }
+}
+
+/// Replays until there is a reason to stop that waiting does not cure.
+fn run(
+    engine: &mut Engine<'_>,
+    source: &Source,
+    follow: bool,
+    progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
+) -> Result<Stop, ReplayError> {
+    loop {
+        let stop = engine.run(progress)?;
+        if !follow || !matches!(stop, Stop::EndOfWal { .. }) {
+            return Ok(stop);
+        }
+        engine.set_window(MIN_WINDOW_BYTES);
+        if progress(&engine.stats, engine.replayed()) == Flow::Stop {
+            return Ok(Stop::Interrupted);
+        }
+        std::thread::sleep(POLL_INTERVAL);
+        source.close_all();
+    }
+}
+
+/// Makes everything durable, and says what keeps PostgreSQL from finishing, if anything does.
+fn hand_over(engine: &mut Engine<'_>, stop: &Stop, has_goal: bool) -> Result<(), ReplayError> {
+    let consistent = !engine.recovery().is_archive_recovery() || engine.is_consistent();
+    let complete = matches!(stop, Stop::Target | Stop::EndOfWal { .. });
+    engine.restartpoint(consistent)?;
+    let replayed = engine.replayed();
+    if complete && !consistent {
+        let what = if has_goal { "the recovery target lies" } else { "WAL ends" };
+        return Err(ReplayError::Refused(format!(
+            "{what} before the directory is consistent: replay stands at {replayed}, and must get past the end of the \
+             base backup and at least to {}; give it WAL, or a target, behind that",
+            engine.recovery().control().min_recovery_point
+        )));
+    }
+    if let Stop::EndOfWal { why } = stop
+        && has_goal
+    {
+        return Err(ReplayError::Refused(format!(
+            "WAL ended at {replayed} before the configured recovery target was reached ({why}); add WAL and run the same \
+             command again"
+        )));
+    }
+    Ok(())
+}
+
+/// PostgreSQL does not read `.partial` files: it gets what it needs of them under their full name, in `pg_wal`.
+fn keep_partial_segments(source: &Source, engine: &Engine<'_>) -> Result<(), ReplayError> {
+    let recovery = engine.recovery();
+    let size = recovery.control().segment_size;
+    let first = size.segment_of(recovery.control().checkpoint_copy.redo);
+    let last = size.segment_of(Lsn(engine.replayed().0.saturating_sub(1)));
+    for segment in first..=last {
+        let Some((path, timeline)) = source.partial_file(size.start_of(segment)) else { continue };
+        let name = size.file_name(timeline, segment);
+        walrider_datadir::durable::copy_file(&path, &recovery.data_dir().path().join("pg_wal").join(name))?;
+    }
+    Ok(())
+}
