@@ -92,7 +92,7 @@ fn parse_rmgr(name: &str) -> Result<RmgrId, String> {
 /// Why reading failed.
 #[derive(Debug, thiserror::Error)]
 enum WalError {
-    #[error("\"{}\": {1}", .0.display())]
+    #[error("\"{}\": {}", .0.display(), .1)]
     Io(PathBuf, io::Error),
     #[error("could not write: {0}")]
     Output(#[from] io::Error),
@@ -102,11 +102,11 @@ enum WalError {
     Packed(PathBuf),
     #[error("\"{}\" is not a WAL segment", .0.display())]
     NotWal(PathBuf),
-    #[error("\"{}\" is not named like a WAL segment of {1} bytes", .0.display())]
+    #[error("\"{}\" is not named like a WAL segment of {} bytes", .0.display(), .1)]
     NotASegmentName(PathBuf, u64),
-    #[error("\"{}\": WAL of an unsupported version (magic number {1:04X}): PostgreSQL 18 is supported", .0.display())]
+    #[error("\"{}\": WAL of an unsupported version (magic number {:04X}): PostgreSQL 18 is supported", .0.display(), .1)]
     Version(PathBuf, u16),
-    #[error("\"{}\": {1}", .0.display())]
+    #[error("\"{}\": {}", .0.display(), .1)]
     History(PathBuf, InvalidHistory),
     #[error("{what} is missing, but later WAL is there: the record at {at} cannot be read")]
     Missing { at: Lsn, what: String },

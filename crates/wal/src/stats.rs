@@ -276,8 +276,8 @@ mod tests {
         );
         assert_eq!(
             lines[7],
-            "Total                                          4                           163 [52.08%]                 \
-             150 [47.92%]                 313 [100%]"
+            "Total                                          4                           163 [52.08%]                  \
+             150 [47.92%]                  313 [100%]"
         );
         assert_eq!(lines.len(), 8);
         assert_eq!(
