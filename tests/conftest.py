@@ -108,8 +108,10 @@ def mixed_small(scratch):
 
 @pytest.fixture(scope="session")
 def plain(scratch):
-    """The mixed load as a default server writes it; quick to replay many times."""
-    return make(scratch / "plain", rows=3000, seconds=2)
+    """The mixed load as a default server writes it, images in zstd or lz4 if it can; quick to replay many times."""
+    best = install.compressions()[-1]
+    return make(scratch / "plain", rows=3000, seconds=2,
+                settings=f"wal_compression = {best}\n" if best in ("lz4", "zstd") else "")
 
 
 @pytest.fixture(params=["mixed", "mixed_small", "plain"])

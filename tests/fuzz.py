@@ -8,6 +8,7 @@ counters, which these flags give.  A crash leaves its input under fuzz/artifacts
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -44,6 +45,9 @@ def main():
     chosen = args.target or targets()
     if not chosen:
         sys.exit(f"error: no fuzz targets in {FUZZ}")
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        # `cargo test` has tried the same decoders with bytes from a random seed; libFuzzer itself is C++.
+        sys.exit("error: libFuzzer needs a C++ compiler")
     programs = build()
     seed = int(os.environ.get("WALRIDER_SEED") or time.time_ns() % 1_000_000 + 1)
     failed = []

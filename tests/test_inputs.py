@@ -1,0 +1,169 @@
+"""The shapes in which WAL and backups come: partial segments, growing archives, tar backups, large relations."""
+
+import shutil
+import tarfile
+import time
+from pathlib import Path
+
+from tests.harness import load, recovery
+from tests.harness.cluster import PgCluster, run
+from tests.harness.install import program
+from tests.harness.walrider import compare, replay, start
+
+
+def archive_of_links(fixture, target, skip=()):
+    """An archive whose files are links to the fixture's."""
+    target.mkdir()
+    for file in fixture.archive.iterdir():
+        if file.name not in skip:
+            (target / file.name).symlink_to(file)
+    return target
+
+
+def test_partial_segment(plain, work):
+    """The last segment as pg_receivewal leaves it."""
+    last = plain.segments()[-1]
+    archive = archive_of_links(plain, work / "archive", skip=[last.name])
+    (archive / f"{last.name}.partial").symlink_to(last)
+    ours = plain.copy(work / "ours")
+    result = replay(ours, archive).expect()
+    assert result.json["checkpoint_lsn"] == plain.info["final_checkpoint"]
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)
+
+
+def test_follow_a_growing_archive(plain, work):
+    """--follow waits for segments, and ends at its target."""
+    archive = work / "archive"
+    archive.mkdir()
+    for history in plain.archive.glob("*.history"):
+        (archive / history.name).symlink_to(history)
+    segments = plain.segments()
+    ours = plain.copy(work / "ours")
+    process = start("replay", "--data-dir", ours, "--wal", archive, "--follow",
+                    "--target-lsn", plain.info["final_checkpoint"])
+    try:
+        for segment in segments:
+            scratch = archive / "incoming"
+            scratch.symlink_to(segment)
+            scratch.rename(archive / segment.name)
+            time.sleep(0.15)
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said
+    finally:
+        process.kill()
+        process.wait()
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)
+
+
+def test_tar_backup_with_tablespace_map(small_primary, work):
+    """Unpacked by hand: the links are in tablespace_map, and pg_tblspc is empty."""
+    server = small_primary.start()
+    (work / "space").mkdir()
+    server.psql(f"CREATE TABLESPACE space LOCATION '{work / 'space'}'")
+    server.psql("CREATE TABLE t (id int PRIMARY KEY, v text) TABLESPACE space; "
+                "INSERT INTO t SELECT g, 'before' FROM generate_series(1, 5000) g")
+    server.basebackup(work / "tars", "-F", "t")
+    server.psql("UPDATE t SET v = 'after' WHERE id % 2 = 0; CHECKPOINT; DELETE FROM t WHERE id % 5 = 0")
+    expected = load.contents(server)
+    server.stop()
+    server.complete_archive()
+    final = server.controldata()["Latest checkpoint location"]
+    unpacked = {}
+    for name in ("ours", "stock"):
+        data_dir = work / name
+        data_dir.mkdir(mode=0o700)
+        for tar in (work / "tars").glob("*.tar"):
+            target = data_dir if tar.stem == "base" else Path(f"{data_dir}.tablespaces") / tar.stem
+            target.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(tar) as archive:
+                archive.extractall(target)
+        table = (data_dir / "tablespace_map").read_text()
+        oid = table.split()[0]
+        (data_dir / "tablespace_map").write_text(f"{oid} {data_dir}.tablespaces/{oid}\n")
+        for link in (data_dir / "pg_tblspc").iterdir():
+            link.unlink()
+        unpacked[name] = data_dir
+    reference = PgCluster(unpacked["stock"])
+    reference.configure("archive_mode = off\n" + recovery.restore_settings(
+        server.archive, target=("lsn", final), action="shutdown"), "postgresql.auto.conf")
+    (unpacked["stock"] / "recovery.signal").touch()
+    with reference:
+        recovery.finish_stock(reference, final)
+    replay(unpacked["ours"], server.archive).expect()
+    assert (unpacked["ours"] / "tablespace_map.old").exists()
+    compare(unpacked["ours"], unpacked["stock"])
+    taker = PgCluster(unpacked["ours"])
+    taker.configure("archive_mode = off", "postgresql.auto.conf")
+    with taker:
+        recovery.recover_and_promote(taker)
+        assert load.contents(taker) == expected
+
+
+def test_backup_that_carries_its_wal(small_primary, work):
+    """pg_basebackup -X fetch: without an archive, pg_wal is the source."""
+    server = small_primary.start()
+    server.psql("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 1000)")
+    server.basebackup(work / "ours", wal="fetch")
+    result = replay(work / "ours", work / "ours" / "pg_wal").expect()
+    assert result.json["end_reason"] == "end_of_wal"
+    taker = PgCluster(work / "ours")
+    taker.configure("archive_mode = off", "postgresql.auto.conf")
+    with taker:
+        recovery.recover_and_promote(taker)
+        assert taker.value("SELECT count(*) FROM t") == "1000"
+
+
+def test_crashed_primary(small_primary, work):
+    """A primary that crashed, its own pg_wal: rolled forward as crash recovery would."""
+    server = small_primary.start()
+    server.psql("CREATE TABLE t (id int PRIMARY KEY, v text); CHECKPOINT; "
+                "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 20000) g")
+    expected = load.contents(server)
+    server.kill()
+    shutil.copytree(server.data_dir, work / "ours", symlinks=True)
+    (work / "ours" / "postmaster.pid").unlink(missing_ok=True)
+    (work / "ours" / "recovery.signal").touch()
+    replay(work / "ours", work / "ours" / "pg_wal").expect()
+    taker = PgCluster(work / "ours")
+    taker.configure(f"archive_mode = off\nrestore_command = 'cp {server.data_dir}/pg_wal/%f %p'", "postgresql.auto.conf")
+    with taker:
+        recovery.recover_and_promote(taker)
+        assert load.contents(taker) == expected
+
+
+def test_relation_over_one_gigabyte(small_primary, work):
+    """Two segment files: grown, changed across the boundary, truncated below it, and grown again.
+
+    At fillfactor 10 one short row fills a page, so a gigabyte of relation costs little WAL.
+    """
+    server = small_primary
+    server.configure("max_wal_size = 8GB\nautovacuum = off")
+    server.start()
+    server.psql("CREATE TABLE big (id int, t text) WITH (fillfactor = 10); ALTER TABLE big ALTER t SET STORAGE PLAIN; "
+                "CREATE INDEX big_id ON big (id)")
+    server.basebackup(work / "backup")
+    server.psql("INSERT INTO big SELECT g, repeat('x', 700) FROM generate_series(1, 134000) g")
+    assert int(server.value("SELECT pg_relation_size('big')")) > 1 << 30
+    server.psql("UPDATE big SET t = 'y' WHERE id BETWEEN 131000 AND 131200; CHECKPOINT; "
+                "UPDATE big SET t = 'z' WHERE id % 1000 = 0; DELETE FROM big WHERE id > 130000; VACUUM big")
+    assert int(server.value("SELECT pg_relation_size('big')")) < 1 << 30
+    server.psql("INSERT INTO big SELECT g, repeat('w', 700) FROM generate_series(200001, 202500) g")
+    expected = server.psql("SELECT count(*), sum(id), md5(string_agg(md5(t), '' ORDER BY id)) FROM big")
+    node = server.value("SELECT pg_relation_filepath('big')")
+    server.stop()
+    server.complete_archive()
+    final = server.controldata()["Latest checkpoint location"]
+    shutil.rmtree(server.data_dir)
+    recovery.stock_replay(work / "backup", server.archive, work / "stock", final)
+    ours = recovery.copy_backup(work / "backup", work / "ours")
+    replay(ours, server.archive, "--memory", "128MB").expect()
+    assert (ours / f"{node}.1").stat().st_size == (work / "stock" / f"{node}.1").stat().st_size > 0
+    compare(ours, work / "stock")
+    run([program("pg_checksums"), "--check", "-D", ours])
+    taker = PgCluster(ours)
+    taker.configure("archive_mode = off", "postgresql.auto.conf")
+    with taker:
+        recovery.recover_and_promote(taker)
+        assert taker.psql("SELECT count(*), sum(id), md5(string_agg(md5(t), '' ORDER BY id)) FROM big") == expected
