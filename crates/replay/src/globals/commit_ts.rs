@@ -122,6 +122,7 @@ mod tests {
         commit_ts.set_active(true, 90 * 819).unwrap();
         assert!(!commit_ts.slru.exists(90).unwrap(), "on already");
         commit_ts.set(33 * 819 + 6, 9, 0).unwrap();
+        commit_ts.zero_page(34).unwrap();
         commit_ts.set(34 * 819, 9, 0).unwrap();
         commit_ts.set_active(false, 0).unwrap();
         commit_ts.set_active(true, 34 * 819).unwrap();

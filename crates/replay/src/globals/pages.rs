@@ -23,8 +23,8 @@ pub(super) struct Pages {
     hot: u64,
     hot_bytes: Box<PageBytes>,
     hot_dirty: bool,
-    /// Changed since the last flush.
-    dirty: BTreeSet<u64>,
+    /// Changed since the last flush; true unless stock would have written the page since ([`Pages::truncate`]).
+    dirty: BTreeMap<u64, bool>,
     /// Segments that are removed as far as replay is concerned.
     doomed: BTreeSet<u64>,
     /// Pages of such segments that are there again once the segment is removed; see [`Pages::remove_files`].
@@ -38,7 +38,7 @@ impl Pages {
             hot: NONE,
             hot_bytes: Box::new([0; BLCKSZ]),
             hot_dirty: false,
-            dirty: BTreeSet::new(),
+            dirty: BTreeMap::new(),
             doomed: BTreeSet::new(),
             survivors: BTreeMap::new(),
         }
@@ -76,7 +76,7 @@ impl Pages {
     fn put_back(&mut self) -> Result<(), DataDirError> {
         if self.hot_dirty {
             self.slru.page_mut(self.hot)?.copy_from_slice(&self.hot_bytes[..]);
-            self.dirty.insert(self.hot);
+            self.dirty.insert(self.hot, true);
             self.hot_dirty = false;
         }
         Ok(())
@@ -92,11 +92,11 @@ impl Pages {
     fn remove(&mut self, segment: u64) -> Result<(), DataDirError> {
         self.slru.remove_segment(segment)?;
         let pages = segment * PAGES_PER_SEGMENT..(segment + 1) * PAGES_PER_SEGMENT;
-        self.dirty.retain(|page| !pages.contains(page));
+        self.dirty.retain(|page, _| !pages.contains(page));
         for page in pages {
             if let Some(bytes) = self.survivors.remove(&page) {
                 self.slru.zero_page(page)?.copy_from_slice(&bytes[..]);
-                self.dirty.insert(page);
+                self.dirty.insert(page, true);
             }
         }
         Ok(())
@@ -108,7 +108,7 @@ impl Pages {
         self.hot = NONE;
         self.remove_if_doomed(page)?;
         self.slru.zero_page(page)?;
-        self.dirty.insert(page);
+        self.dirty.insert(page, true);
         Ok(())
     }
 
@@ -118,12 +118,18 @@ impl Pages {
         if self.doomed.contains(&(page / PAGES_PER_SEGMENT)) { Ok(false) } else { self.slru.exists(page) }
     }
 
-    /// Removes the segments before the one with page `cutoff` (`SlruMayDeleteSegment`).
+    /// Removes the segments before the one with page `cutoff` (`SlruMayDeleteSegment`). Stock writes what older pages
+    /// stay (`SimpleLruTruncate`), which only [`Pages::remove_files`] can tell.
     pub(super) fn truncate(&mut self, cutoff: u64, precedes: impl Fn(u64, u64) -> bool) -> Result<(), DataDirError> {
         self.remove_segments(|segment| {
             let first = segment * PAGES_PER_SEGMENT;
             precedes(first, cutoff) && precedes(first + PAGES_PER_SEGMENT - 1, cutoff)
-        })
+        })?;
+        self.dirty
+            .iter_mut()
+            .filter(|(page, _)| precedes(**page, cutoff))
+            .for_each(|(_, unwritten)| *unwritten = false);
+        Ok(())
     }
 
     /// Removes the segments of these numbers.
@@ -131,19 +137,19 @@ impl Pages {
         self.put_back()?;
         self.hot = NONE;
         self.survivors.retain(|page, _| !goes(page / PAGES_PER_SEGMENT));
-        let unwritten = self.dirty.iter().map(|page| page / PAGES_PER_SEGMENT);
+        let unwritten = self.dirty.keys().map(|page| page / PAGES_PER_SEGMENT);
         self.doomed.extend(self.slru.segments()?.into_iter().chain(unwritten).filter(|&segment| goes(segment)));
         Ok(())
     }
 
     /// Removes all files, but not the pages that changed since they were last written: those come back with the next
-    /// restartpoint. This is what stock does, which forgets its buffers here (`SlruScanDirCbDeleteAll`), and nobody asks
-    /// for what is on them; done the same so that the directories are the same.
+    /// restartpoint. So it is in stock, which does not think of its buffers here (`SlruScanDirCbDeleteAll`). Nobody asks
+    /// for what is on those pages; they are kept so that the directories are the same.
     pub(super) fn remove_files(&mut self) -> Result<(), DataDirError> {
         self.put_back()?;
         let mut survivors = std::mem::take(&mut self.survivors);
-        for &page in &self.dirty {
-            if !self.doomed.contains(&(page / PAGES_PER_SEGMENT)) {
+        for (&page, &unwritten) in &self.dirty {
+            if unwritten && !self.doomed.contains(&(page / PAGES_PER_SEGMENT)) {
                 survivors.insert(page, Box::new(*self.slru.page(page)?));
             }
         }
@@ -241,11 +247,17 @@ mod tests {
         pages.page_mut(5).unwrap()[0] = 1;
         pages.page_mut(40).unwrap()[0] = 1;
         pages.sync().unwrap();
+        for page in [3, 6, 9] {
+            pages.zero_page(page).unwrap();
+        }
         pages.page_mut(6).unwrap()[0] = 2;
+        pages.page_mut(3).unwrap()[0] = 2;
+        pages.truncate(4, |page, cutoff| page < cutoff).unwrap();
         pages.remove_files().unwrap();
         assert!(!pages.exists(6).unwrap());
         pages.sync().unwrap();
-        assert_eq!((pages.page(5).unwrap()[0], pages.page(6).unwrap()[0]), (0, 2));
+        let first = |pages: &mut Pages, page| pages.page(page).unwrap()[0];
+        assert_eq!((first(&mut pages, 3), first(&mut pages, 5), first(&mut pages, 6)), (0, 0, 2));
         assert!(dir.path().join("0000").exists() && !dir.path().join("0001").exists());
         pages.page_mut(7).unwrap()[0] = 3;
         pages.remove_files().unwrap();
