@@ -1,7 +1,9 @@
 //! The interlock between servers on one data directory: `postmaster.pid`, as PostgreSQL keeps it
 //! (`CreateLockFile`, `checkDataDir`; `utils/init/miscinit.c`; line numbers: `utils/pidfile.h`).
 //!
-//! A stock server refuses to start while the process whose id stands there lives; so do we.
+//! A stock server refuses to start while the process whose id stands there lives; so do we. The exception is its own:
+//! it takes a file that names its parent, or the parent of pg_ctl, for a leftover. So whoever holds the lock must not
+//! start a server as its own child.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

@@ -242,6 +242,8 @@ fn what_a_server_leaves_behind() {
     server.start_ok();
     assert_eq!(server.sql("SELECT gid FROM pg_prepared_xacts").trim(), "p");
     assert_eq!(server.sql("SELECT remote_lsn FROM pg_replication_origin_status ORDER BY 1"), "1/2\n3/4\n");
+    // The slot would wait for it.
+    server.sql("COMMIT PREPARED 'p'");
     server.sql("SELECT pg_create_logical_replication_slot('logical', 'test_decoding')");
     server.stop("fast");
     let error = DataDir::open(&server.data()).unwrap_err().to_string();
