@@ -3,6 +3,8 @@
 mod files;
 mod json;
 mod read;
+#[cfg(test)]
+mod tests;
 
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
@@ -114,8 +116,8 @@ enum WalError {
     Damaged { at: Lsn, file: String, why: Invalid },
     #[error("invalid record at {1} ({0}): {2}")]
     InvalidRecord(String, Lsn, InvalidRecord),
-    #[error("WAL ends at {at}, before {end}: {why}")]
-    EndsEarly { at: Lsn, end: Lsn, why: Invalid },
+    #[error("WAL ends at {at}, before {end}")]
+    EndsEarly { at: Lsn, end: Lsn },
 }
 
 impl WalError {
@@ -152,8 +154,10 @@ impl SourceArgs {
         let mut files = WalFiles::find(&self.source)?;
         let range = Range { start: self.start.unwrap_or(files.start()), end: self.end };
         let ended = each_record(&mut files, range, &mut take)?;
-        match (&ended, self.end) {
-            (Ended::EndOfWal { at, why }, Some(end)) => Err(WalError::EndsEarly { at: *at, end, why: why.clone() }),
+        let Some(end) = self.end else { return Ok(ended) };
+        match ended {
+            Ended::EndOfWal { at, .. } => Err(WalError::EndsEarly { at, end }),
+            Ended::EndOfFiles { at } if at < end => Err(WalError::EndsEarly { at, end }),
             _ => Ok(ended),
         }
     }

@@ -108,3 +108,48 @@ impl TimelineHistory {
 pub fn history_file_name(timeline: TimelineId) -> String {
     format!("{:08X}.history", timeline.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<TimelineHistory, InvalidHistory> {
+        TimelineHistory::parse(TimelineId(5), text)
+    }
+
+    #[test]
+    fn timelines_may_be_skipped_and_comments_stand_anywhere() {
+        let history = parse("# made by hand\n1\t0/3000000\tno recovery target specified\n\n  4 1/0\n#\n").unwrap();
+        let newest_first: Vec<u32> = history.newest_first().map(|entry| entry.timeline.0).collect();
+        assert_eq!(newest_first, [5, 4, 1]);
+        assert_eq!(history.target(), TimelineId(5));
+        assert!(history.contains(TimelineId(4)) && !history.contains(TimelineId(2)));
+        assert_eq!(history.timeline_at(Lsn(0xFFFF_FFFF)), TimelineId(4));
+        assert_eq!(history.timeline_at(Lsn(0x1_0000_0000)), TimelineId(5), "the switch point is of the new one");
+        assert_eq!(history.switch_point(TimelineId(1)), Some(Lsn(0x300_0000)));
+        assert_eq!(history.switch_point(TimelineId(5)), None);
+        assert_eq!(history.switch_point(TimelineId(2)), None);
+    }
+
+    #[test]
+    fn without_a_file_there_is_one_timeline() {
+        let history = TimelineHistory::alone(TimelineId(3));
+        assert_eq!(history.timeline_at(Lsn(0)), TimelineId(3));
+        assert_eq!(history, TimelineHistory::parse(TimelineId(3), "").unwrap());
+    }
+
+    #[test]
+    fn what_postgresql_refuses_is_refused() {
+        let line = |text| parse(text).unwrap_err().line;
+        assert_eq!(line("x\t0/1\n"), 1);
+        assert_eq!(line("1\t0/1\n2\n"), 2);
+        assert_eq!(line("1\t0/1\n2\tnowhere\n"), 2);
+        assert_eq!(line("2\t0/1\n2\t0/2\n"), 2);
+        assert_eq!(line("# the child itself\n5\t0/1\n"), 2);
+    }
+
+    #[test]
+    fn history_files_are_named_in_hexadecimal() {
+        assert_eq!(history_file_name(TimelineId(0x1A)), "0000001A.history");
+    }
+}

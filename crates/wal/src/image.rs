@@ -138,6 +138,25 @@ mod tests {
         }
     }
 
+    /// Made by the reference implementations of both formats (lz4 1.10, zstd 1.5.7, level 3) from the page without its
+    /// hole.
+    #[test]
+    fn foreign_compressors_are_understood() {
+        let lz4 = concat!(
+            "1f0101000c1f0301000c1f0501000c1f0701000c1f0901000c1f0b01000c1f0d01000c1f0f01000c1f1101000c1f1301000c1f15",
+            "01000c1f1701000c1b1901001ff501000c1ff701000c1ff901000c1ffb01000c1ffd01000c1fff01000750ffffffffff"
+        );
+        let zstd = concat!(
+            "28b52ffd6050018d0100a00101030507090b0d0f1113151719f5f7f9fbfdff1310008d34d7b0469a6b5827cd35ac91e61ad64873",
+            "0d6ba4b986896d"
+        );
+        for (method, hex) in [(BKPIMAGE_COMPRESS_LZ4, lz4), (BKPIMAGE_COMPRESS_ZSTD, zstd)] {
+            let digits = hex.as_bytes().chunks(2).map(|pair| str::from_utf8(pair).unwrap());
+            let bytes: Vec<u8> = digits.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect();
+            assert_eq!(restored(method, (400, 7600), &bytes), Ok(page_with_hole()));
+        }
+    }
+
     #[test]
     fn images_of_the_wrong_length_are_errors() {
         let page = page_with_hole();

@@ -2,6 +2,8 @@
 //!
 //! What it builds need not make sense; only the lengths of its parts agree with what its headers say.
 
+pub mod pages;
+
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, PageBytes, RelFileLocator, TransactionId};
 
 use crate::record::{

@@ -28,6 +28,11 @@ pub enum Ended {
         /// Why there is none.
         why: Invalid,
     },
+    /// The last file ends, and so does the last record.
+    EndOfFiles {
+        /// Where the next record would begin.
+        at: Lsn,
+    },
 }
 
 /// Which records are read: those that begin at or behind `start` and end at or before `end`.
@@ -147,6 +152,9 @@ impl WalFiles {
         }
         if self.valid_page(segment_end)? {
             return Err(self.damaged(at, page, why));
+        }
+        if at == page && why == Invalid::Incomplete {
+            return Ok(Ended::EndOfFiles { at });
         }
         Ok(Ended::EndOfWal { at, why })
     }
