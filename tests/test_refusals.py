@@ -83,14 +83,14 @@ def test_version(plain, work, major):
     """A directory of a major version we do not know."""
     ours = plain.copy(work / "ours")
     (ours / "PG_VERSION").write_text(major + "\n")
-    refused(replay(ours, plain.archive), major, "PG_VERSION")
+    refused(replay(ours, plain.archive), major)
     untouched(ours)
 
 
 def test_not_a_data_directory(plain, work):
     """No PG_VERSION at all, and no directory at all."""
     (work / "empty").mkdir()
-    refused(replay(work / "empty", plain.archive), "PG_VERSION")
+    refused(replay(work / "empty", plain.archive), "empty")
     refused(replay(work / "nowhere", plain.archive), "nowhere")
 
 
@@ -105,7 +105,6 @@ def test_system_identifier(plain, work):
     result = replay(ours, foreign)
     assert result.code in (1, 4)
     assert plain.info["system_identifier"] in result.stderr
-    assert plain.segments()[0].name in result.stderr or "system identifier" in result.stderr
     untouched(ours)
 
 
@@ -130,7 +129,8 @@ def test_wal_ends_before_the_backup_does(plain, work):
     start = label.split("file ")[1][:24]
     data = bytearray((plain.archive / start).read_bytes())
     position = int(label.split("CHECKPOINT LOCATION: ")[1].split()[0].split("/")[1], 16) % len(data)
-    cut = position + 200
+    length = int.from_bytes(data[position:position + 4], "little")      # xl_tot_len of the checkpoint record
+    cut = position + (length + 7 & ~7)
     data[cut:] = bytes(len(data) - cut)
     (short / start).write_bytes(data)
     result = replay(ours, short)

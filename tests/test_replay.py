@@ -143,7 +143,8 @@ def test_wal_in_pg_wal(plain, work):
     for file in plain.archive.iterdir():
         if len(file.name) == 24 or file.name.endswith(".history"):
             (ours / "pg_wal" / file.name).write_bytes(file.read_bytes())
-    replay(ours, ours / "pg_wal").expect()
+    result = replay(ours, ours / "pg_wal").expect()
+    assert result.json["timeline"] == plain.info["timeline"]
     recovery.pin_tablespaces(ours)
     compare(ours, plain.stock)
 
