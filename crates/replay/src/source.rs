@@ -68,6 +68,8 @@ pub struct Source {
     restartpoint: AtomicU64,
     /// Number of the next fetch, so that several can run side by side.
     fetches: AtomicU64,
+    /// The archive is still written: a segment that is too short is not complete yet, and not an error.
+    growing: bool,
 }
 
 impl Source {
@@ -80,7 +82,14 @@ impl Source {
             open: Mutex::default(),
             restartpoint: AtomicU64::new(0),
             fetches: AtomicU64::new(0),
+            growing: false,
         }
+    }
+
+    /// Says that archives are still written while we read.
+    pub fn growing(mut self) -> Source {
+        self.growing = true;
+        self
     }
 
     /// The timelines that are read.
@@ -160,12 +169,7 @@ impl Source {
 
     /// Runs `restore_command` for a file. Exit code 0 without a file, or another code, means that the archive does not
     /// have it; a signal or a code above 125 (the shell could not run it) ends recovery.
-    fn fetch(
-        &self,
-        command: &str,
-        data_dir: &Path,
-        name: &str,
-    ) -> Result<Option<(File, PathBuf, bool)>, ReplayError> {
+    fn fetch(&self, command: &str, data_dir: &Path, name: &str) -> Result<Option<(File, PathBuf, bool)>, ReplayError> {
         let number = self.fetches.fetch_add(1, Ordering::Relaxed);
         let relative = format!("pg_wal/{FETCH_PREFIX}{number}");
         let path = data_dir.join(&relative);
@@ -176,14 +180,15 @@ impl Source {
             _ => {}
         }
         let restartpoint = Lsn(self.restartpoint.load(Ordering::Relaxed));
-        let oldest =
-            self.size.file_name(self.history.timeline_at(restartpoint), self.size.segment_of(restartpoint));
+        let oldest = self.size.file_name(self.history.timeline_at(restartpoint), self.size.segment_of(restartpoint));
         let line = expand(command, name, &relative, &oldest);
         let status = Command::new("/bin/sh")
             .arg("-c")
             .arg(&line)
             .current_dir(data_dir)
             .stdin(std::process::Stdio::null())
+            // Our own output may be JSON.
+            .stdout(io::stderr())
             .status()
             .map_err(|error| ReplayError::Refused(format!("could not run restore_command \"{line}\": {error}")))?;
         if let Some(signal) = status.signal() {
@@ -198,11 +203,23 @@ impl Source {
             let _ = fs::remove_file(&path);
             return Ok(None);
         }
-        match File::open(&path) {
-            Ok(file) => Ok(Some((file, path, true))),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(DataDirError::io("open", path, error).into()),
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(DataDirError::io("open", path, error).into()),
+        };
+        let len = file.metadata().map_err(|error| DataDirError::io("stat", &path, error))?.len();
+        let expected = self.size.bytes();
+        if self.size.parse_file_name(name).is_some() && len != expected {
+            let _ = fs::remove_file(&path);
+            if self.growing && len < expected {
+                return Ok(None);
+            }
+            return Err(ReplayError::CorruptWal(format!(
+                "restore_command gave WAL file \"{name}\" with {len} bytes instead of {expected}"
+            )));
         }
+        Ok(Some((file, path, true)))
     }
 
     /// Finds the file of a segment: newest timeline first, each in all places; `.partial` files last.
@@ -330,3 +347,6 @@ impl ReadWal for Source {
         matches!(self.segment(self.size.segment_of(start)), Ok(Some(_)))
     }
 }
+
+#[cfg(test)]
+mod tests;
