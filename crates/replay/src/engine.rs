@@ -17,7 +17,7 @@ use walrider_wal::record::Record;
 
 use crate::actions;
 use crate::error::{ReplayError, page_name, type_name};
-use crate::globals::{Action, Globals, SeenCheckpoint};
+use crate::globals::{Action, GlobalError, Globals, SeenCheckpoint};
 use crate::load::{Ending, Loader, ReadWal};
 use crate::partition::{FsmChange, FsmOp, Part, Partition, Report, Shared};
 use crate::plan::{Obstacle, PARTITIONS, Planned, partition_of};
@@ -294,10 +294,15 @@ impl<'a> Engine<'a> {
                 batch.stop = Some(Stop::Target);
                 return Ok((place, true));
             }
+            let actions = match self.globals.redo(&record) {
+                Ok(actions) => actions,
+                Err(GlobalError::UnknownType(_)) => {
+                    batch.stop = Some(self.obstacle(planned, place, &Obstacle::Unsupported));
+                    return Ok((place, true));
+                }
+                Err(error) => return Err(ReplayError::in_global(&record, error)),
+            };
             self.stats.count_global(&record);
-            let actions = self.globals.redo(&record).map_err(|error| {
-                ReplayError::CorruptWal(format!("at {}: redo of {}: {error}", record.lsn, type_name(&record)))
-            })?;
             let mut barrier = false;
             for action in actions {
                 barrier |= self.take_action(action, &record, batch)?;
@@ -693,8 +698,9 @@ impl Pages<'_> {
         grown.dedup();
         for number in grown {
             let fork = self.shared.rels.fork(number);
-            if let Some(blocks) = fork.known_blocks() {
+            if let Some(blocks) = fork.wanted_blocks() {
                 self.shared.files.extend(fork.rel, fork.fork, blocks)?;
+                fork.set_blocks(blocks);
             }
         }
         Ok(())

@@ -74,6 +74,14 @@ impl ReplayError {
         ReplayError::BadPage { page: page_name(fork, block), problem }
     }
 
+    /// Redo of a record of global state failed: a file is at fault, or else the record.
+    pub fn in_global(record: &Record<'_>, error: GlobalError) -> ReplayError {
+        match error {
+            GlobalError::DataDir(error) => ReplayError::DataDir(error),
+            other => ReplayError::CorruptWal(format!("at {}: redo of {}: {other}", record.lsn, type_name(record))),
+        }
+    }
+
     /// Whether the input is corrupt (exit code 4), not the circumstances (1).
     pub fn is_corruption(&self) -> bool {
         matches!(self, ReplayError::Redo(_) | ReplayError::BadPage { .. } | ReplayError::CorruptWal(_))

@@ -554,7 +554,7 @@ impl PageGuard<'_> {
 
 /// Length of a fork, asked of its file the first time.
 pub fn known_blocks(fork: &RelFork, files: &RelationFiles) -> Result<u32, ReplayError> {
-    if let Some(blocks) = fork.known_blocks() {
+    if let Some(blocks) = fork.file_blocks() {
         return Ok(blocks);
     }
     let blocks = match files.blocks(fork.rel, fork.fork)? {
@@ -645,8 +645,13 @@ impl PageWork<'_, '_> {
         block: &walrider_wal::record::BlockRef<'_>,
         target: &Target<'_>,
     ) -> Result<(), RedoError> {
+        let check = mask::check_image(self.record, block, target.bytes)?;
+        if check == mask::ImageCheck::Unchecked {
+            return Ok(());
+        }
         self.report.images_verified += 1;
-        let Some(difference) = mask::verify_image(self.record, block, target.bytes)? else { return Ok(()) };
+        let mask::ImageCheck::Different(offset, field) = check else { return Ok(()) };
+        let difference = format!("{field} (offset {offset} of the page)");
         self.report.image_difference_count += 1;
         if self.report.image_differences.len() < DIFFERENCES_TOLD {
             let rmgr = self.record.header.rmgr;

@@ -43,31 +43,40 @@ pub struct RelFork {
     pub rel: RelFileLocator,
     /// The fork.
     pub fork: ForkNumber,
-    /// Length in blocks, as it is once all that was redone has been written.
+    /// Length in blocks of its files: pages behind need not be read. Constant while a batch is applied.
+    file_blocks: AtomicU32,
+    /// Length in blocks with what the batch at hand has added: `file_blocks <= blocks`.
     blocks: AtomicU32,
 }
 
 impl RelFork {
-    /// Length in blocks, if it is known.
-    pub fn known_blocks(&self) -> Option<BlockNumber> {
-        let blocks = self.blocks.load(Ordering::Relaxed);
+    /// Length of its files in blocks, if it is known.
+    pub fn file_blocks(&self) -> Option<BlockNumber> {
+        let blocks = self.file_blocks.load(Ordering::Relaxed);
         (blocks != UNKNOWN).then_some(blocks)
     }
 
-    /// Notes the length in blocks.
+    /// Notes the length of its files in blocks.
     pub fn set_blocks(&self, blocks: BlockNumber) {
+        self.file_blocks.store(blocks, Ordering::Relaxed);
         self.blocks.store(blocks, Ordering::Relaxed);
     }
 
     /// The length is not known any more: the file was removed.
     pub fn forget_blocks(&self) {
-        self.blocks.store(UNKNOWN, Ordering::Relaxed);
+        self.set_blocks(UNKNOWN);
     }
 
-    /// The fork is at least this long from now on. The length must be known.
+    /// A record has made the fork at least this long; its files follow at the end of the batch.
     pub fn grow_to(&self, blocks: BlockNumber) {
-        debug_assert!(self.known_blocks().is_some());
+        debug_assert!(self.file_blocks().is_some());
         self.blocks.fetch_max(blocks, Ordering::Relaxed);
+    }
+
+    /// The length that the files must get, if they are shorter.
+    pub fn wanted_blocks(&self) -> Option<BlockNumber> {
+        let wanted = self.blocks.load(Ordering::Relaxed);
+        self.file_blocks().filter(|&blocks| blocks < wanted).map(|_| wanted)
     }
 }
 
@@ -93,7 +102,7 @@ impl RelTable {
         let next = inner.forks.len() as u32;
         let number = *inner.numbers.entry((rel, fork)).or_insert(next);
         if number == next {
-            inner.forks.push(Arc::new(RelFork { rel, fork, blocks: AtomicU32::new(UNKNOWN) }));
+            inner.forks.push(Arc::new(RelFork { rel, fork, file_blocks: AtomicU32::new(UNKNOWN), blocks: AtomicU32::new(UNKNOWN) }));
         }
         number
     }

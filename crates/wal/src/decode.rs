@@ -146,8 +146,9 @@ pub struct Stretch {
     start: Lsn,
     /// Records that begin here or later belong to the next stretch.
     limit: Lsn,
-    /// The pages.
+    /// Room for pages, of which the first `filled_bytes` are there.
     pages: Vec<u8>,
+    filled_bytes: usize,
     /// Records that cross pages, joined.
     joined: Vec<u8>,
     spans: Vec<Span>,
@@ -172,7 +173,7 @@ impl Stretch {
     pub fn reset(&mut self, from: Lsn, exact: bool, limit: Lsn) {
         self.start = page_of(from);
         self.limit = limit;
-        self.pages.clear();
+        self.filled_bytes = 0;
         self.joined.clear();
         self.spans.clear();
         self.position = if exact { from } else { self.start };
@@ -185,19 +186,23 @@ impl Stretch {
     /// The buffer behind the pages that are there, for `len` more bytes: read WAL from [`Stretch::filled`] on into
     /// it, then [`Stretch::truncate_to`] what was really read.
     pub fn extend(&mut self, len: usize) -> &mut [u8] {
-        let old = self.pages.len();
-        self.pages.resize(old + len, 0);
-        &mut self.pages[old..]
+        let old = self.filled_bytes;
+        self.filled_bytes = old + len;
+        // Bytes from an earlier use are about to be overwritten: no need to clear them.
+        if self.pages.len() < self.filled_bytes {
+            self.pages.resize(self.filled_bytes, 0);
+        }
+        &mut self.pages[old..self.filled_bytes]
     }
 
     /// Position behind the pages that are there.
     pub fn filled(&self) -> Lsn {
-        Lsn(self.start.0 + self.pages.len() as u64)
+        Lsn(self.start.0 + self.filled_bytes as u64)
     }
 
     /// Forgets what was appended at or behind `upto`.
     pub fn truncate_to(&mut self, upto: Lsn) {
-        self.pages.truncate(upto.0.saturating_sub(self.start.0) as usize);
+        self.filled_bytes = self.filled_bytes.min(upto.0.saturating_sub(self.start.0) as usize);
         self.checked = self.checked.min(page_of(upto));
     }
 
@@ -451,7 +456,7 @@ impl Stretch {
         timeline: TimelineId,
     ) -> Result<WalPageHeader, (Lsn, Invalid)> {
         let at = (page.0 - self.start.0) as usize;
-        let bytes = self.pages.get(at..).unwrap_or(&[]);
+        let bytes = self.pages[..self.filled_bytes].get(at..).unwrap_or(&[]);
         let header = WalPageHeader::parse(bytes).ok_or((page, Invalid::Incomplete))?;
         check_page_header(&header, page, format, timeline).map_err(|why| (page, why))?;
         Ok(header)

@@ -1,6 +1,8 @@
 //! One WAL record, taken apart: header, block references with their images and data, main data
 //! (`access/xlogrecord.h`, `DecodeXLogRecord` in `access/transam/xlogreader.c`, PostgreSQL 18).
 
+use std::ops::{Deref, DerefMut};
+
 use arrayvec::ArrayVec;
 use walrider_layout::bytes::{Reader, u32_at, u64_at};
 use walrider_layout::wal::RECORD_HEADER_SIZE;
@@ -135,6 +137,70 @@ impl BlockRef<'_> {
     }
 }
 
+/// The block references of a record, in ascending order of their ids.
+///
+/// Up to four, which is nearly always, are held in place; room for all 33 would make every record that is moved a copy of
+/// two kilobytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockRefs<'a> {
+    /// Held in place.
+    Few(ArrayVec<BlockRef<'a>, 4>),
+    /// Allocated.
+    Many(Vec<BlockRef<'a>>),
+}
+
+impl Default for BlockRefs<'_> {
+    fn default() -> Self {
+        BlockRefs::Few(ArrayVec::new())
+    }
+}
+
+impl<'a> BlockRefs<'a> {
+    #[inline]
+    fn push(&mut self, block: BlockRef<'a>) {
+        match self {
+            BlockRefs::Few(few) => {
+                if let Err(error) = few.try_push(block) {
+                    let many = few.iter().copied().chain([error.element()]).collect();
+                    *self = BlockRefs::Many(many);
+                }
+            }
+            BlockRefs::Many(many) => many.push(block),
+        }
+    }
+}
+
+impl<'a> Deref for BlockRefs<'a> {
+    type Target = [BlockRef<'a>];
+
+    #[inline]
+    fn deref(&self) -> &[BlockRef<'a>] {
+        match self {
+            BlockRefs::Few(few) => few,
+            BlockRefs::Many(many) => many,
+        }
+    }
+}
+
+impl DerefMut for BlockRefs<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match self {
+            BlockRefs::Few(few) => few,
+            BlockRefs::Many(many) => many,
+        }
+    }
+}
+
+impl<'r, 'a> IntoIterator for &'r BlockRefs<'a> {
+    type Item = &'r BlockRef<'a>;
+    type IntoIter = std::slice::Iter<'r, BlockRef<'a>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
 /// A record whose framing was checked; the bytes are borrowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
@@ -149,7 +215,7 @@ pub struct Record<'a> {
     /// Top-level transaction of a subtransaction's record, 0 if not stated.
     pub toplevel_xid: TransactionId,
     /// Block references in ascending order of their ids, which may have gaps.
-    pub blocks: ArrayVec<BlockRef<'a>, { MAX_BLOCK_ID as usize + 1 }>,
+    pub blocks: BlockRefs<'a>,
     /// The data that belongs to no block.
     pub main_data: &'a [u8],
 }
@@ -201,7 +267,7 @@ impl<'a> Record<'a> {
             return Err(InvalidRecord::LengthMismatch);
         }
         let mut record =
-            Record { lsn, end, header, origin: 0, toplevel_xid: 0, blocks: ArrayVec::new(), main_data: &[] };
+            Record { lsn, end, header, origin: 0, toplevel_xid: 0, blocks: BlockRefs::default(), main_data: &[] };
         let mut pending: ArrayVec<Pending, { MAX_BLOCK_ID as usize + 1 }> = ArrayVec::new();
         let mut reader = Reader::new(&bytes[RECORD_HEADER_SIZE..]);
         let mut payload_len = 0usize;
