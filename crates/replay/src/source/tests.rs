@@ -33,11 +33,11 @@ impl Dirs {
         fs::write(self.archive().join(name), vec![mark; SEGMENT as usize]).unwrap();
     }
 
-    fn from_directory(&self, history: TimelineHistory) -> Source {
+    fn reads_directory(&self, history: TimelineHistory) -> Source {
         Source::new(vec![Place::Directory(self.archive())], size(), history)
     }
 
-    fn from_command(&self, command: &str) -> Source {
+    fn runs_command(&self, command: &str) -> Source {
         let command = command.replace("ARCHIVE", self.archive().to_str().unwrap());
         let place = Place::RestoreCommand { command, data_dir: self.data() };
         Source::new(vec![place], size(), TimelineHistory::alone(TimelineId(1)))
@@ -64,7 +64,7 @@ fn the_newest_timeline_that_has_a_segment_gives_it() {
     }
     dirs.put(2, 2, "", 2);
     dirs.put(2, 3, "", 2);
-    let source = dirs.from_directory(branched());
+    let source = dirs.reads_directory(branched());
     assert_eq!(mark(&source, 2).unwrap(), Some(1), "timeline 2 had not begun");
     assert_eq!(mark(&source, 3).unwrap(), Some(2));
     assert_eq!(mark(&source, 4).unwrap(), None, "timeline 1 was left before");
@@ -76,7 +76,7 @@ fn the_newest_timeline_that_has_a_segment_gives_it() {
 fn partial_files_come_last() {
     let dirs = Dirs::new();
     dirs.put(2, 3, ".partial", 9);
-    let source = dirs.from_directory(branched());
+    let source = dirs.reads_directory(branched());
     assert_eq!(mark(&source, 3).unwrap(), Some(9));
     dirs.put(1, 3, "", 1);
     source.close_all();
@@ -86,7 +86,7 @@ fn partial_files_come_last() {
 #[test]
 fn what_was_not_there_is_found_once_it_is() {
     let dirs = Dirs::new();
-    let source = dirs.from_directory(TimelineHistory::alone(TimelineId(1)));
+    let source = dirs.reads_directory(TimelineHistory::alone(TimelineId(1)));
     assert_eq!(mark(&source, 7).unwrap(), None);
     dirs.put(1, 7, "", 7);
     assert_eq!(mark(&source, 7).unwrap(), Some(7));
@@ -96,7 +96,7 @@ fn what_was_not_there_is_found_once_it_is() {
 fn packed_segments_are_refused_by_name() {
     let dirs = Dirs::new();
     dirs.put(1, 7, ".zst", 0);
-    let error = mark(&dirs.from_directory(TimelineHistory::alone(TimelineId(1))), 7).unwrap_err();
+    let error = mark(&dirs.reads_directory(TimelineHistory::alone(TimelineId(1))), 7).unwrap_err();
     assert!(error.to_string().contains("000000010000000000000007.zst"), "{error}");
 }
 
@@ -104,7 +104,7 @@ fn packed_segments_are_refused_by_name() {
 fn restore_command_fetches_and_leaves_nothing_behind() {
     let dirs = Dirs::new();
     dirs.put(1, 7, "", 7);
-    let source = dirs.from_command("cp ARCHIVE/%f %p && echo 'noise %r 100%%' >>log");
+    let source = dirs.runs_command("cp ARCHIVE/%f %p && echo 'noise %r 100%%' >>log");
     source.set_restartpoint(Lsn(5 * SEGMENT + 40));
     assert_eq!(mark(&source, 7).unwrap(), Some(7));
     assert_eq!(mark(&source, 8).unwrap(), None, "cp fails: there is no more");
@@ -117,18 +117,18 @@ fn restore_command_fetches_and_leaves_nothing_behind() {
 fn a_command_that_cannot_run_is_not_the_end_of_wal() {
     let dirs = Dirs::new();
     for command in ["exit 126", "no-such-program-of-ours 2>/dev/null", "kill -9 $$"] {
-        assert!(mark(&dirs.from_command(command), 7).is_err(), "{command}");
+        assert!(mark(&dirs.runs_command(command), 7).is_err(), "{command}");
     }
     for command in ["exit 1", "exit 125", "true"] {
-        assert_eq!(mark(&dirs.from_command(command), 7).unwrap(), None, "{command}");
+        assert_eq!(mark(&dirs.runs_command(command), 7).unwrap(), None, "{command}");
     }
 }
 
 #[test]
 fn a_fetched_segment_of_the_wrong_size_is_an_error_unless_it_grows() {
     let dirs = Dirs::new();
-    assert!(mark(&dirs.from_command("printf short >%p"), 7).unwrap_err().is_corruption());
-    assert_eq!(mark(&dirs.from_command("printf short >%p").growing(), 7).unwrap(), None);
+    assert!(mark(&dirs.runs_command("printf short >%p"), 7).unwrap_err().is_corruption());
+    assert_eq!(mark(&dirs.runs_command("printf short >%p").growing(), 7).unwrap(), None);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn the_newest_timeline_is_the_last_without_a_gap() {
     for timeline in [2, 3, 5] {
         fs::write(dirs.archive().join(history_file_name(TimelineId(timeline))), "1\t0/380000\tx\n").unwrap();
     }
-    let source = dirs.from_directory(TimelineHistory::alone(TimelineId(1)));
+    let source = dirs.reads_directory(TimelineHistory::alone(TimelineId(1)));
     assert_eq!(source.newest_timeline(TimelineId(1)).unwrap(), TimelineId(3));
     assert_eq!(source.read_history(TimelineId(2)).unwrap(), branched());
     assert_eq!(source.read_history(TimelineId(4)).unwrap(), TimelineHistory::alone(TimelineId(4)));
