@@ -2,6 +2,7 @@
 
 mod compare;
 mod replay;
+mod wal;
 
 use std::process::ExitCode;
 
@@ -24,11 +25,14 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
+    /// Look into WAL: what it holds, record by record or in sum
+    Wal(wal::WalArgs),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Replay(args) => replay::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Wal(args) => wal::run(args),
     }
 }

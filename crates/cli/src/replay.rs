@@ -288,7 +288,10 @@ fn print(summary: &Summary, verify: bool) {
 /// Says what is not as it should be, on stderr, and gives the exit code.
 fn complain(summary: &Summary) -> ExitCode {
     for difference in &summary.stats.image_differences {
-        eprintln!("walrider: at {}: {}: redo differs from the image at {}", difference.lsn, difference.what, difference.at);
+        eprintln!(
+            "walrider: at {}: {}: redo differs from the image at {}",
+            difference.lsn, difference.what, difference.at
+        );
     }
     match &summary.stop {
         Some(Stop::Unsupported { lsn, record, relation }) => {

@@ -11,7 +11,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use walrider_datadir::directories::{Directories, Missing};
 use walrider_datadir::relation::RelationFiles;
-use walrider_layout::{Lsn, PageBytes, RelFileLocator, TimelineId};
+use walrider_layout::{Lsn, PageBytes, RelFileLocator, TimelineId, TransactionId};
 use walrider_redo::Env;
 use walrider_wal::record::Record;
 
@@ -20,7 +20,7 @@ use crate::error::{ReplayError, page_name, type_name};
 use crate::globals::{Action, GlobalError, Globals, SeenCheckpoint};
 use crate::load::{Ending, Loader, ReadWal};
 use crate::partition::{FsmChange, FsmOp, Part, Partition, Report, Shared};
-use crate::plan::{Obstacle, PARTITIONS, Planned, partition_of};
+use crate::plan::{Global, Obstacle, PARTITIONS, Planned, partition_of};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
 use crate::stats::Stats;
@@ -282,8 +282,8 @@ impl<'a> Engine<'a> {
             }
         }
         let mut consistent_at = self.consistency_limit(planned, planned.done);
-        let first = planned.plan.globals.partition_point(|&place| place < planned.done);
-        for &place in &planned.plan.globals[first..] {
+        let first = planned.plan.globals.partition_point(|global| global.span < planned.done);
+        for &Global { span: place, newest_xid } in &planned.plan.globals[first..] {
             if place >= limit || consistent_at.is_some_and(|at| place >= at) {
                 break;
             }
@@ -294,6 +294,7 @@ impl<'a> Engine<'a> {
                 batch.stop = Some(Stop::Target);
                 return Ok((place, true));
             }
+            self.advance_next_xid(newest_xid);
             let actions = match self.globals.redo(&record) {
                 Ok(actions) => actions,
                 Err(GlobalError::UnknownType(_)) => {
@@ -322,9 +323,16 @@ impl<'a> Engine<'a> {
             batch.stop = Some(Stop::Target);
             return Ok((at, true));
         }
+        self.advance_next_xid(planned.plan.newest_xid);
         let ends = stop.is_some();
         batch.stop = stop;
         Ok((limit, ends))
+    }
+
+    fn advance_next_xid(&mut self, newest_xid: TransactionId) {
+        if newest_xid != 0 {
+            self.globals.advance_next_xid(newest_xid);
+        }
     }
 
     /// With `recovery_target = 'immediate'`: the first record, from `from` on, that is not replayed any more.
@@ -406,11 +414,8 @@ impl<'a> Engine<'a> {
     /// Does the batch's page operations, and loads `missing` more stretches meanwhile.
     fn apply(&mut self, batch: &Batch, missing: usize) -> Result<Vec<Planned>, ReplayError> {
         let queue = std::mem::take(&mut self.queue);
-        let parts: Vec<Part<'_>> = queue
-            .iter()
-            .zip(&batch.upto)
-            .map(|(planned, &upto)| Part { planned, from: planned.done, upto })
-            .collect();
+        let parts: Vec<Part<'_>> =
+            queue.iter().zip(&batch.upto).map(|(planned, &upto)| Part { planned, from: planned.done, upto }).collect();
         let mut dropped = vec![false; if batch.drops.is_empty() { 0 } else { self.rels.len() }];
         for rel in &batch.drops {
             for fork in walrider_layout::ForkNumber::ALL {
@@ -438,8 +443,7 @@ impl<'a> Engine<'a> {
             replayed: self.replayed,
         };
         let (loader, source, rels) = (&mut self.loader, self.source, &self.rels);
-        let (applied, loaded) =
-            rayon::join(|| pages.apply(&parts, &dropped), || loader.load(missing, source, rels));
+        let (applied, loaded) = rayon::join(|| pages.apply(&parts, &dropped), || loader.load(missing, source, rels));
         drop(parts);
         self.queue = queue;
         applied?;
@@ -453,7 +457,8 @@ impl<'a> Engine<'a> {
         }
         let started = Instant::now();
         let ends = self.queue.iter().zip(&batch.upto).rev();
-        let end = ends.filter(|(_, upto)| **upto > 0).map(|(planned, &upto)| planned.stretch.spans()[upto as usize - 1].end);
+        let end =
+            ends.filter(|(_, upto)| **upto > 0).map(|(planned, &upto)| planned.stretch.spans()[upto as usize - 1].end);
         let end = end.max().unwrap_or(self.replayed);
         self.recovery.ensure_min_recovery_point(end)?;
         let mut context = actions::Context {

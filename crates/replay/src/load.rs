@@ -154,11 +154,8 @@ impl Loader {
             });
             return false;
         };
-        let seam = if first.lsn != expected {
-            Err(Invalid::UnexpectedContinuation)
-        } else {
-            stretch.follows(self.last)
-        };
+        let seam =
+            if first.lsn != expected { Err(Invalid::UnexpectedContinuation) } else { stretch.follows(self.last) };
         if let Err(why) = seam {
             self.end(Ending::Ends { at: self.next, page: page_of(self.next), why });
             return false;

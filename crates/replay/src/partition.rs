@@ -278,14 +278,7 @@ impl Partition {
     }
 
     /// Gives the slots in `needed`, which are in file order, memory, and reads those that `reading` says.
-    fn bring_in(
-        &mut self,
-        needed: &[u32],
-        reading: &[bool],
-        lsns: &[Lsn],
-        shared: &Shared<'_>,
-        report: &mut Report,
-    ) {
+    fn bring_in(&mut self, needed: &[u32], reading: &[bool], lsns: &[Lsn], shared: &Shared<'_>, report: &mut Report) {
         let mut at = 0;
         while at < needed.len() {
             let key = self.slots[needed[at] as usize].key;
@@ -414,11 +407,7 @@ impl Partition {
     }
 
     /// Writes dirty pages that `which` picks to their files, in file order. Returns how many.
-    pub fn write_back(
-        &mut self,
-        shared: &Shared<'_>,
-        which: impl Fn(PageKey) -> bool,
-    ) -> Result<u64, ReplayError> {
+    pub fn write_back(&mut self, shared: &Shared<'_>, which: impl Fn(PageKey) -> bool) -> Result<u64, ReplayError> {
         let mut dirty: Vec<u32> = (0..self.slots.len() as u32)
             .filter(|&number| {
                 let slot = &self.slots[number as usize];
@@ -640,11 +629,7 @@ impl PageWork<'_, '_> {
         self.report.fsm.push(FsmOp { key: PageKey::new(fork, block), lsn: self.record.end, change });
     }
 
-    fn verify(
-        &mut self,
-        block: &walrider_wal::record::BlockRef<'_>,
-        target: &Target<'_>,
-    ) -> Result<(), RedoError> {
+    fn verify(&mut self, block: &walrider_wal::record::BlockRef<'_>, target: &Target<'_>) -> Result<(), RedoError> {
         let check = mask::check_image(self.record, block, target.bytes)?;
         if check == mask::ImageCheck::Unchecked {
             return Ok(());

@@ -1,6 +1,6 @@
 //! From records to page operations: which pages each record changes, sorted into partitions.
 
-use walrider_layout::{ForkNumber, Lsn};
+use walrider_layout::{ForkNumber, Lsn, TransactionId};
 use walrider_redo::{redo_fn, vm};
 use walrider_wal::decode::Stretch;
 use walrider_wal::record::{Record, XLR_CHECK_CONSISTENCY};
@@ -50,6 +50,15 @@ pub enum Obstacle {
     Corrupt(String),
 }
 
+/// A record that is replayed in order with all others of its kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Global {
+    /// Its place in the stretch.
+    pub span: u32,
+    /// The newest transaction id since the one before, 0 if there was none: every record advances the next one.
+    pub newest_xid: TransactionId,
+}
+
 /// What is to be done for the records of a stretch.
 #[derive(Debug, Default)]
 pub struct Plan {
@@ -57,10 +66,12 @@ pub struct Plan {
     pub ops: Vec<Vec<PageOp>>,
     /// Changes of pages of free space maps, in LSN order. They come after the heap pages they are told about.
     pub fsm_ops: Vec<PageOp>,
-    /// Records that change more than pages, by place, in LSN order.
-    pub globals: Vec<u32>,
+    /// Records that change more than pages, in LSN order.
+    pub globals: Vec<Global>,
     /// The first record that ends replay.
     pub obstacle: Option<(u32, Obstacle)>,
+    /// The newest transaction id behind the last of `globals`, 0 if there is none.
+    pub newest_xid: TransactionId,
 }
 
 impl Plan {
@@ -71,6 +82,7 @@ impl Plan {
         self.fsm_ops.clear();
         self.globals.clear();
         self.obstacle = None;
+        self.newest_xid = 0;
         for (place, span) in (0..).zip(stretch.spans()) {
             let planned = Record::parse(stretch.bytes(span), span.lsn, span.end)
                 .map_err(|error| Obstacle::Corrupt(error.to_string()))
@@ -90,10 +102,18 @@ impl Plan {
         numbers: &mut RelNumbers,
     ) -> Result<(), Obstacle> {
         let rmgr = record.header.rmgr;
+        let xid = record.xid();
+        // Compared modulo 2^31, as ids wrap around.
+        if self.newest_xid == 0 || (xid != 0 && xid.wrapping_sub(self.newest_xid) as i32 > 0) {
+            self.newest_xid = xid;
+        }
         match class_of(record) {
             Class::Unsupported => return Err(Obstacle::Unsupported),
             Class::Pages => {}
-            Class::Global => self.globals.push(place),
+            Class::Global => {
+                let newest_xid = std::mem::take(&mut self.newest_xid);
+                self.globals.push(Global { span: place, newest_xid });
+            }
         }
         if !record.blocks.is_empty() && redo_fn(rmgr).is_none() {
             return Err(Obstacle::Corrupt(format!("{rmgr} record with block references")));

@@ -102,7 +102,12 @@ impl RelTable {
         let next = inner.forks.len() as u32;
         let number = *inner.numbers.entry((rel, fork)).or_insert(next);
         if number == next {
-            inner.forks.push(Arc::new(RelFork { rel, fork, file_blocks: AtomicU32::new(UNKNOWN), blocks: AtomicU32::new(UNKNOWN) }));
+            inner.forks.push(Arc::new(RelFork {
+                rel,
+                fork,
+                file_blocks: AtomicU32::new(UNKNOWN),
+                blocks: AtomicU32::new(UNKNOWN),
+            }));
         }
         number
     }

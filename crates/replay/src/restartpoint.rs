@@ -41,12 +41,7 @@ pub struct Recovery {
 
 impl Recovery {
     /// Begins with what the control file on disk says. `timeline` is the one of the first record.
-    pub fn new(
-        data_dir: DataDir,
-        history: TimelineHistory,
-        timeline: TimelineId,
-        archive_recovery: bool,
-    ) -> Recovery {
+    pub fn new(data_dir: DataDir, history: TimelineHistory, timeline: TimelineId, archive_recovery: bool) -> Recovery {
         let control = data_dir.control().clone();
         let consistent_from = control.min_recovery_point;
         Recovery {
@@ -108,7 +103,9 @@ impl Recovery {
     ) -> Result<(), ReplayError> {
         let corrupt = |why: String| Err(ReplayError::CorruptWal(format!("at {}: {why}", record.lsn)));
         if previous != from {
-            return corrupt(format!("timeline {to} branches off timeline {previous}, but replay is on timeline {from}"));
+            return corrupt(format!(
+                "timeline {to} branches off timeline {previous}, but replay is on timeline {from}"
+            ));
         }
         if to < from || !self.history.contains(to) {
             return corrupt(format!("timeline {to} does not follow timeline {from} in the history of the target"));

@@ -85,10 +85,7 @@ pub struct Summary {
 ///
 /// # Errors
 /// What [`ReplayError`] lists. Unless it says otherwise, the same call can be repeated, or PostgreSQL started.
-pub fn replay(
-    options: &Options,
-    progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
-) -> Result<Summary, ReplayError> {
+pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Summary, ReplayError> {
     let started = Instant::now();
     let mut data_dir = DataDir::open(&options.data_dir)?;
     let mut settings = RecoverySettings::from_config(&Config::read(data_dir.path(), None)?)?;
@@ -103,6 +100,9 @@ pub fn replay(
         data_dir.control().segment_size,
         TimelineHistory::alone(TimelineId(1)),
     );
+    if options.follow {
+        source = source.growing();
+    }
     remove_old_fetches(data_dir.path())?;
     let history = choose_history(&source, &data_dir, &settings, archive_recovery)?;
     source.set_history(history.clone());
@@ -123,10 +123,7 @@ pub fn replay(
     let control = data_dir.control();
     let (window_bytes, batch_bytes) = batch_sizes(options.memory_bytes);
     let engine_settings = Settings {
-        env: Env {
-            major: control.major,
-            hint_bits_are_logged: control.data_checksums() || settings.wal_log_hints,
-        },
+        env: Env { major: control.major, hint_bits_are_logged: control.data_checksums() || settings.wal_log_hints },
         checksums: control.data_checksums(),
         verify_images: options.verify_images,
         memory_bytes: options.memory_bytes.saturating_sub(3 * batch_bytes),
@@ -256,10 +253,7 @@ fn override_settings(
 }
 
 /// Writes `recovery.signal` and the settings that the command line gave, unless they stand there already.
-fn write_settings(
-    data_dir: &DataDir,
-    wanted: Vec<(String, String)>,
-) -> Result<Vec<(String, String)>, ReplayError> {
+fn write_settings(data_dir: &DataDir, wanted: Vec<(String, String)>) -> Result<Vec<(String, String)>, ReplayError> {
     let configured = Config::read(data_dir.path(), None)?;
     let missing: Vec<(String, String)> = wanted
         .into_iter()
@@ -276,12 +270,7 @@ fn write_settings(
 }
 
 /// Where WAL is looked for: what the command line or `restore_command` says, then `pg_wal`, as PostgreSQL does.
-fn places(
-    options: &Options,
-    data_dir: &DataDir,
-    settings: &RecoverySettings,
-    archive_recovery: bool,
-) -> Vec<Place> {
+fn places(options: &Options, data_dir: &DataDir, settings: &RecoverySettings, archive_recovery: bool) -> Vec<Place> {
     let mut places = Vec::new();
     if let Some(wal) = &options.wal {
         places.push(Place::Directory(wal.clone()));
@@ -374,7 +363,9 @@ impl Beginning {
             return Err(failed(format!("its redo position {} makes no sense", checkpoint.redo)));
         }
         let start = if checkpoint.redo < at { checkpoint.redo } else { span.end };
-        if start < at && let Err(ending) = read_record(source, format, start) {
+        if start < at
+            && let Err(ending) = read_record(source, format, start)
+        {
             let why = match ending {
                 Ending::Ends { why, .. } => why.to_string(),
                 Ending::Failed(error) => error.to_string(),
