@@ -1,5 +1,6 @@
 """What Walrider refuses, and that it says what to do and changes nothing."""
 
+import os
 import subprocess
 
 import pytest
@@ -7,13 +8,6 @@ import pytest
 from tests.harness import recovery
 from tests.harness.cluster import PgCluster
 from tests.harness.walrider import binary, compare, replay, walrider
-
-ROOT_SHIM = """
-#include <unistd.h>
-uid_t geteuid(void) { return 0; }
-uid_t getuid(void) { return 0; }
-"""
-
 
 def refused(result, *words, code=1):
     """Exit code, and a message with these words."""
@@ -142,13 +136,22 @@ def test_wal_ends_before_the_backup_does(plain, work):
 
 
 def test_root(plain, work):
-    """As PostgreSQL's own tools: the directory's owner, never root."""
-    source, shim = work / "root.c", work / "root.so"
-    source.write_text(ROOT_SHIM)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(shim), str(source)], check=True)
-    ours = plain.copy(work / "ours")
-    refused(replay(ours, plain.archive, env={"LD_PRELOAD": str(shim)}), "root")
-    untouched(ours)
+    """As PostgreSQL's own tools: the directory's owner, never root.
+
+    The launcher tells how it went where root called it (as_user.refused_as_root); others are root in a user
+    namespace of their own.
+    """
+    told = os.environ.get("WALRIDER_AS_ROOT")
+    if told:
+        code, said = told.split(":", 1)
+    else:
+        ours = plain.copy(work / "ours")
+        done = subprocess.run(["unshare", "--user", "--map-root-user", binary(), "replay", "--data-dir", str(ours),
+                               "--wal", str(plain.archive)], capture_output=True, text=True)
+        code, said = done.returncode, done.stderr
+        untouched(ours)
+    assert int(code) == 1
+    assert "root" in said
 
 
 def test_unreadable_relation(plain, work):
