@@ -27,6 +27,7 @@ use walrider_layout::control::{ControlError, ControlFile, DbState};
 use classes::Class;
 use relation::Rules;
 use report::Report;
+use slru::CommitTsLimits;
 use tally::{Place, ReadError, Tally};
 use walk::{Entry, Inventory, RelationFile, Role, Slru};
 
@@ -177,6 +178,7 @@ fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
         checksums: [0, 1].map(|side| sides[side].control.data_checksums()),
         fsm_may_differ: hints_logged || !sides.iter().all(Side::left_by_recovery),
     };
+    let limits = CommitTsLimits::of([&sides[0].control, &sides[1].control]);
     // Findings by name, so that the order does not depend on the threads.
     let mut findings: BTreeMap<String, Tally> = BTreeMap::new();
     let mut tasks = Vec::new();
@@ -216,7 +218,9 @@ fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
             }
             Role::Slru(which, number) => {
                 tally.files += 1;
-                if both(&sides, name, &mut tally).is_some() {
+                if let Some(pages) = lone_commit_ts(&sides, name, which, number, limits)? {
+                    (0..pages).for_each(|_| tally.count(Class::CommitTsBeforeOldest));
+                } else if both(&sides, name, &mut tally).is_some() {
                     let bytes = sides[0].bytes_of(name) + sides[1].bytes_of(name);
                     tasks.push(Task { name: name.clone(), bytes, work: Work::Slru(which, number) });
                 }
@@ -244,7 +248,7 @@ fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
         findings.insert(name.clone(), tally);
     }
 
-    for (name, tally) in work_off(tasks, &sides, rules, args)? {
+    for (name, tally) in work_off(tasks, &sides, rules, limits, args)? {
         findings.get_mut(&name).expect("made above").append(tally);
     }
     let mut total = Tally::new(args.strict, args.first);
@@ -284,6 +288,22 @@ fn missing(class: Class, sides: &[Side<'_>; 2], name: &str, paths: [Option<PathB
         None => "absent".to_owned(),
     };
     tally.find(class, name, Place::default(), show(0), show(1));
+}
+
+/// The pages of a segment of commit timestamps that only one directory has, if nobody can read them.
+fn lone_commit_ts(
+    sides: &[Side<'_>; 2],
+    name: &str,
+    which: Slru,
+    number: u64,
+    limits: CommitTsLimits,
+) -> Result<Option<u64>, ReadError> {
+    let path = match [0, 1].map(|side| sides[side].file(name)) {
+        [Some(path), None] | [None, Some(path)] if which == Slru::CommitTs => path,
+        _ => return Ok(None),
+    };
+    let bytes = fs::read(&path).map_err(ReadError::at(&path))?;
+    Ok(limits.pages_of_lone_segment(number, &bytes))
 }
 
 /// Decides on a relation file that only one directory has; whether its pages are to be compared.
@@ -347,6 +367,7 @@ fn work_off(
     mut tasks: Vec<Task>,
     sides: &[Side<'_>; 2],
     rules: Rules,
+    limits: CommitTsLimits,
     args: &CompareArgs,
 ) -> Result<Vec<(String, Tally)>, ReadError> {
     tasks.sort_by_key(|task| std::cmp::Reverse(task.bytes));
@@ -363,7 +384,7 @@ fn work_off(
                     relation::compare_segment(rules, &task.name, file, paths, &mut tally, &done_bytes)
                 }
                 Work::Slru(which, number) => {
-                    slru::compare_slru(*which, *number, &task.name, paths, &mut tally, &done_bytes)
+                    slru::compare_slru(*which, limits, *number, &task.name, paths, &mut tally, &done_bytes)
                 }
             };
             let mut results = results.lock().expect("no thread panicked");

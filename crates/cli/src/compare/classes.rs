@@ -68,6 +68,7 @@ classes! {
     OriginOrder "origin-order" Strict "files" "replorigin_checkpoint with the same origins in another order";
 
     ControlTime "control-time" Never "fields" "pg_control: when it was written, and the checksum that covers that";
+    CommitTsBeforeOldest "commit-ts-before-oldest" Never "pages" "pg_commit_ts of transactions before oldestCommitTsXid: nobody can read it";
     TablespaceTarget "tablespace-target" Never "links" "tablespace links that lead elsewhere; what is there is compared";
     Unlogged "unlogged" Never "files" "unlogged relations: reset from their init fork when the server starts";
     Temporary "temporary" Never "files" "temporary relations and files: removed when the server starts";

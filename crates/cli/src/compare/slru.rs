@@ -2,7 +2,8 @@
 
 use std::sync::atomic::AtomicU64;
 
-use walrider_layout::BLCKSZ;
+use walrider_layout::control::ControlFile;
+use walrider_layout::{BLCKSZ, TransactionId};
 
 use super::classes::Class;
 use super::relation::{Pair, Sides};
@@ -13,12 +14,68 @@ use super::walk::Slru;
 const PAGES_PER_SEGMENT: u64 = 32;
 /// Bytes of a commit timestamp entry (`SizeOfCommitTimestampEntry`).
 const COMMIT_TS_ENTRY: u64 = 10;
+/// Commit timestamp entries of a page (`COMMIT_TS_XACTS_PER_PAGE`).
+const COMMIT_TS_ENTRIES: u64 = BLCKSZ as u64 / COMMIT_TS_ENTRY;
+/// Below are ids of no transaction (`FirstNormalTransactionId`).
+const FIRST_NORMAL_XID: TransactionId = 3;
 /// Bytes of a group of four multixact members and their flags (`MULTIXACT_MEMBERGROUP_SIZE`).
 const MEMBER_GROUP: u64 = 20;
+
+/// What nobody can read in `pg_commit_ts`. `TransactionIdGetCommitTsData` (`access/transam/commit_ts.c`) answers for no
+/// transaction before `oldestCommitTsXid`, whatever stands there. And there may stand anything: when tracking is turned
+/// off, `DeactivateCommitTs` removes the files, not the buffers, and those that were not yet written make files again.
+#[derive(Clone, Copy, Debug)]
+pub struct CommitTsLimits {
+    /// Of either directory: a server that starts there reads nothing before.
+    oldest: [TransactionId; 2],
+    /// Neither directory has anything to be read.
+    none: bool,
+}
+
+impl CommitTsLimits {
+    /// Where the control files put them. Without `oldestCommitTsXid`, turning tracking on makes it the next transaction
+    /// id, and makes the page of that if it is not there (`ActivateCommitTs`).
+    pub fn of(controls: [&ControlFile; 2]) -> CommitTsLimits {
+        let oldest = controls.map(|control| match control.checkpoint_copy.oldest_commit_ts_xid {
+            0 => control.checkpoint_copy.next_xid as TransactionId,
+            oldest => oldest,
+        });
+        let none = controls.iter().all(|control| control.checkpoint_copy.oldest_commit_ts_xid == 0);
+        CommitTsLimits { oldest, none }
+    }
+
+    /// Whether nobody can read the entry (`TransactionIdPrecedes`). Special ids have none.
+    fn hides(&self, xid: TransactionId) -> bool {
+        let precedes = |oldest: &TransactionId| (xid.wrapping_sub(*oldest) as i32) < 0;
+        xid >= FIRST_NORMAL_XID && self.oldest.iter().all(precedes)
+    }
+
+    /// Whether nobody can read what stands at a byte of a page. What is no entry counts as one that can be read.
+    fn hides_byte(&self, page: u64, offset: usize) -> bool {
+        let entry = offset as u64 / COMMIT_TS_ENTRY;
+        entry < COMMIT_TS_ENTRIES && self.hides((page * COMMIT_TS_ENTRIES + entry) as TransactionId)
+    }
+
+    /// Whether a page that only one directory has may as well be absent: nobody reads it, and if it is the one where
+    /// tracking would go on, nothing stands there yet.
+    fn may_lack(&self, page: u64, bytes: &[u8]) -> bool {
+        let last = ((page + 1) * COMMIT_TS_ENTRIES - 1) as TransactionId;
+        let hidden = |(offset, byte): (usize, &u8)| *byte == 0 || self.hides_byte(page, offset);
+        (self.none || self.hides(last)) && bytes.iter().enumerate().all(hidden)
+    }
+
+    /// The pages of a segment that only one directory has, if it may as well be absent.
+    pub fn pages_of_lone_segment(&self, number: u64, bytes: &[u8]) -> Option<u64> {
+        let mut pages = (number * PAGES_PER_SEGMENT..).zip(bytes.chunks(BLCKSZ));
+        let all = pages.all(|(page, bytes)| self.may_lack(page, bytes));
+        (all && !bytes.is_empty()).then(|| bytes.len().div_ceil(BLCKSZ) as u64)
+    }
+}
 
 /// Compares a segment. Zero pages past the end of the shorter file are a class of their own.
 pub fn compare_slru(
     which: Slru,
+    limits: CommitTsLimits,
     number: u64,
     name: &str,
     paths: Sides<'_>,
@@ -31,7 +88,7 @@ pub fn compare_slru(
         if a != b {
             let pages = a.len().max(b.len()).div_ceil(BLCKSZ);
             for at in 0..pages {
-                compare_page(which, number, name, first + at as u32, [page(a, at), page(b, at)], tally);
+                compare_page(which, limits, number, name, first + at as u32, [page(a, at), page(b, at)], tally);
             }
         }
         first += (a.len().max(b.len()) / BLCKSZ) as u32;
@@ -45,18 +102,33 @@ fn page(bytes: &[u8], at: usize) -> &[u8] {
     &bytes[from..(from + BLCKSZ).min(bytes.len())]
 }
 
-fn compare_page(which: Slru, number: u64, name: &str, page: u32, [a, b]: [&[u8]; 2], tally: &mut Tally) {
+fn compare_page(
+    which: Slru,
+    limits: CommitTsLimits,
+    number: u64,
+    name: &str,
+    page: u32,
+    [a, b]: [&[u8]; 2],
+    tally: &mut Tally,
+) {
     if a == b {
         return;
     }
-    let longer = if a.len() > b.len() { a } else { b };
-    if a.len().min(b.len()) == 0 && longer.iter().all(|&byte| byte == 0) {
+    let (shorter, longer) = if a.len() > b.len() { (b, a) } else { (a, b) };
+    if shorter.is_empty() && longer.iter().all(|&byte| byte == 0) {
         let place = Place { block: Some(page), offset: None, field: "page".into() };
         let show = |page: &[u8]| if page.is_empty() { "past the end" } else { "zero" };
         return tally.find(Class::SlruTrailingZero, name, place, show(a), show(b));
     }
-    let offset = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
-    let field = entry(which, number * PAGES_PER_SEGMENT + u64::from(page), offset, a, b);
+    let in_all = number * PAGES_PER_SEGMENT + u64::from(page);
+    let mut different = (0..longer.len()).filter(|&at| a.get(at) != b.get(at));
+    let offset = match which {
+        Slru::CommitTs if shorter.is_empty() && limits.may_lack(in_all, longer) => None,
+        Slru::CommitTs if !shorter.is_empty() => different.find(|&at| !limits.hides_byte(in_all, at)),
+        _ => different.next(),
+    };
+    let Some(offset) = offset else { return tally.count(Class::CommitTsBeforeOldest) };
+    let field = entry(which, in_all, offset, a, b);
     let place = Place { block: Some(page), offset: Some(offset), field };
     tally.find(Class::Slru, name, place, excerpt(a, offset), excerpt(b, offset));
 }
@@ -73,7 +145,7 @@ fn entry(which: Slru, page: u64, offset: usize, a: &[u8], b: &[u8]) -> String {
             format!("state of transaction {}", xid as u32)
         }
         Slru::CommitTs => {
-            let xid = page * (size / COMMIT_TS_ENTRY) + offset / COMMIT_TS_ENTRY;
+            let xid = page * COMMIT_TS_ENTRIES + offset / COMMIT_TS_ENTRY;
             format!("commit timestamp of transaction {}", xid as u32)
         }
         Slru::MultiXactOffsets => format!("offset of multixact {}", (page * size + offset) / 4),
@@ -91,6 +163,37 @@ fn entry(which: Slru, page: u64, offset: usize, a: &[u8], b: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn limits(oldest: TransactionId, none: bool) -> CommitTsLimits {
+        CommitTsLimits { oldest: [oldest; 2], none }
+    }
+
+    #[test]
+    fn entries_before_both_limits_are_hidden() {
+        let hides = |a, b, xid| CommitTsLimits { oldest: [a, b], none: false }.hides(xid);
+        assert!(hides(900, 1000, 899) && !hides(900, 1000, 900) && !hides(1000, 900, 950));
+        assert!(hides(10, 10, u32::MAX) && hides(10, 10, 9) && !hides(10, 10, 2) && !hides(10, 10, 10));
+        assert!(!hides(u32::MAX, u32::MAX, 5));
+        let limits = limits(1639, false);
+        assert!(limits.hides_byte(2, 9) && !limits.hides_byte(2, 10));
+        assert!(limits.hides_byte(1, 8189) && !limits.hides_byte(1, 8190), "bytes of no entry");
+    }
+
+    #[test]
+    fn pages_that_one_may_lack() {
+        let with = |at: usize| {
+            let mut bytes = vec![0; BLCKSZ];
+            bytes[at] = 1;
+            bytes
+        };
+        let (tracked, untracked) = (limits(1639, false), limits(1639, true));
+        assert!(tracked.may_lack(1, &with(8189)) && !tracked.may_lack(1, &with(8190)));
+        assert!(!tracked.may_lack(2, &with(9)), "the page is needed");
+        assert!(untracked.may_lack(2, &with(9)) && !untracked.may_lack(2, &with(10)));
+        assert_eq!(untracked.pages_of_lone_segment(0, &[with(30), with(1), with(2)].concat()), Some(3));
+        assert_eq!(tracked.pages_of_lone_segment(0, &[with(30), with(1), with(2)].concat()), None);
+        assert_eq!(tracked.pages_of_lone_segment(0, &[]), None);
+    }
 
     #[test]
     fn a_byte_is_named_by_its_entry() {

@@ -157,6 +157,54 @@ fn transaction_states_are_compared_page_by_page() {
     assert_eq!(pair.found(Class::MissingFile), (2, 1));
 }
 
+/// As left behind where `track_commit_timestamp` was off in between: transactions from 1000 on can be read.
+#[test]
+fn commit_timestamps_that_nobody_can_read_may_differ() {
+    let pair = Pair::new("commit-ts");
+    let with_oldest = |oldest: u32| {
+        let checkpoint = CheckPoint { oldest_commit_ts_xid: oldest, next_xid: 1000, ..control().checkpoint_copy };
+        pair.both("global/pg_control", &ControlFile { checkpoint_copy: checkpoint, ..control() }.to_bytes());
+    };
+    for side in ["a", "b"] {
+        fs::create_dir(pair.root.join(side).join("pg_commit_ts")).unwrap();
+    }
+    with_oldest(1000);
+    pair.one("a", "pg_commit_ts/0000", &[0; 2 * BLCKSZ]);
+    let mut bytes = vec![0; 2 * BLCKSZ];
+    bytes[70] = 1;
+    // Transaction 999: page 1 begins with 819.
+    bytes[BLCKSZ + 1809] = 1;
+    pair.one("b", "pg_commit_ts/0000", &bytes);
+    assert_eq!(pair.found(Class::CommitTsBeforeOldest), (0, 2));
+    let strict = compare(&CompareArgs { strict: true, ..pair.args() }).unwrap();
+    assert_eq!(strict.tally.differences(), 0, "{}", strict.text());
+
+    // The first that can be read, on a page that also has others.
+    bytes[BLCKSZ + 1810] = 1;
+    pair.one("b", "pg_commit_ts/0000", &bytes);
+    let report = pair.compare();
+    assert_eq!((report.tally.of(Class::Slru), report.tally.of(Class::CommitTsBeforeOldest)), (1, 1));
+    let first = &report.tally.first[0];
+    assert_eq!((first.field.as_str(), first.offset), ("commit timestamp of transaction 1000", Some(1810)));
+
+    // The limit of a single side is not enough.
+    let older = CheckPoint { oldest_commit_ts_xid: 5, next_xid: 1000, ..control().checkpoint_copy };
+    pair.one("a", "global/pg_control", &ControlFile { checkpoint_copy: older, ..control() }.to_bytes());
+    assert_eq!(pair.found(Class::Slru).1, 2);
+
+    // A file that one lacks, with tracking on, and off.
+    with_oldest(1000);
+    bytes[BLCKSZ + 1810] = 0;
+    pair.one("b", "pg_commit_ts/0000", &bytes);
+    fs::remove_file(pair.root.join("a/pg_commit_ts/0000")).unwrap();
+    assert_eq!(pair.found(Class::MissingFile), (1, 1));
+    with_oldest(0);
+    assert_eq!(pair.found(Class::CommitTsBeforeOldest), (0, 2));
+    bytes[BLCKSZ + 1810] = 1;
+    pair.one("b", "pg_commit_ts/0000", &bytes);
+    assert_eq!(pair.found(Class::MissingFile), (1, 1));
+}
+
 #[test]
 fn the_control_file_is_compared_by_field() {
     let pair = Pair::new("control");

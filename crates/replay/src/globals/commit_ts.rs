@@ -44,7 +44,9 @@ impl CommitTs {
     }
 
     /// `CommitTsParameterChange`. Going on makes the page of the next transaction if it is missing, since the primary
-    /// logged nothing while it was off (`ActivateCommitTs`); going off removes all files (`DeactivateCommitTs`).
+    /// logged nothing while it was off (`ActivateCommitTs`). Going off removes everything; `DeactivateCommitTs` removes
+    /// the files only, so that buffers not yet written come back as files with entries that nobody can read
+    /// (docs/formats.md). Rejected: to do the same, which would take stock's buffers and its choice of which to evict.
     pub(super) fn set_active(&mut self, track: bool, next_xid: TransactionId) -> Result<(), GlobalError> {
         match (self.active, track) {
             (false, true) => {
@@ -53,7 +55,7 @@ impl CommitTs {
                     self.slru.zero_page(page)?;
                 }
             }
-            (true, false) => self.slru.remove_files()?,
+            (true, false) => self.slru.remove_segments(|_| true)?,
             _ => {}
         }
         self.active = track;
@@ -129,8 +131,7 @@ mod tests {
         commit_ts.slru.sync().unwrap();
         let file = std::fs::read(dir.path().join("0001")).unwrap();
         assert_eq!(file.len(), 3 * BLCKSZ);
-        assert!(file[2 * BLCKSZ..].iter().all(|&byte| byte == 0), "what was recorded before is gone");
-        assert_eq!(file[BLCKSZ + 60], 9, "but for pages that had not been written");
+        assert!(file.iter().all(|&byte| byte == 0), "what was recorded before is gone, written or not");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!   and if nobody has moved `minRecoveryPoint` before, a server could be started at a point where the commits on it have
 //!   not happened. So the engine asks [`Globals::wants_flush`](super::Globals::wants_flush) once in a while.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use walrider_datadir::DataDirError;
 use walrider_datadir::slru::{PAGES_PER_SEGMENT, Slru};
@@ -23,12 +23,10 @@ pub(super) struct Pages {
     hot: u64,
     hot_bytes: Box<PageBytes>,
     hot_dirty: bool,
-    /// Changed since the last flush; true unless stock would have written the page since ([`Pages::truncate`]).
-    dirty: BTreeMap<u64, bool>,
+    /// Changed since the last flush.
+    dirty: BTreeSet<u64>,
     /// Segments that are removed as far as replay is concerned.
     doomed: BTreeSet<u64>,
-    /// Pages of such segments that are there again once the segment is removed; see [`Pages::remove_files`].
-    survivors: BTreeMap<u64, Box<PageBytes>>,
 }
 
 impl Pages {
@@ -38,9 +36,8 @@ impl Pages {
             hot: NONE,
             hot_bytes: Box::new([0; BLCKSZ]),
             hot_dirty: false,
-            dirty: BTreeMap::new(),
+            dirty: BTreeSet::new(),
             doomed: BTreeSet::new(),
-            survivors: BTreeMap::new(),
         }
     }
 
@@ -76,7 +73,7 @@ impl Pages {
     fn put_back(&mut self) -> Result<(), DataDirError> {
         if self.hot_dirty {
             self.slru.page_mut(self.hot)?.copy_from_slice(&self.hot_bytes[..]);
-            self.dirty.insert(self.hot, true);
+            self.dirty.insert(self.hot);
             self.hot_dirty = false;
         }
         Ok(())
@@ -86,18 +83,9 @@ impl Pages {
     /// in it must not shine through.
     fn remove_if_doomed(&mut self, page: u64) -> Result<(), DataDirError> {
         let segment = page / PAGES_PER_SEGMENT;
-        if !self.doomed.is_empty() && self.doomed.remove(&segment) { self.remove(segment) } else { Ok(()) }
-    }
-
-    fn remove(&mut self, segment: u64) -> Result<(), DataDirError> {
-        self.slru.remove_segment(segment)?;
-        let pages = segment * PAGES_PER_SEGMENT..(segment + 1) * PAGES_PER_SEGMENT;
-        self.dirty.retain(|page, _| !pages.contains(page));
-        for page in pages {
-            if let Some(bytes) = self.survivors.remove(&page) {
-                self.slru.zero_page(page)?.copy_from_slice(&bytes[..]);
-                self.dirty.insert(page, true);
-            }
+        if !self.doomed.is_empty() && self.doomed.remove(&segment) {
+            self.slru.remove_segment(segment)?;
+            self.dirty.retain(|page| page / PAGES_PER_SEGMENT != segment);
         }
         Ok(())
     }
@@ -108,7 +96,7 @@ impl Pages {
         self.hot = NONE;
         self.remove_if_doomed(page)?;
         self.slru.zero_page(page)?;
-        self.dirty.insert(page, true);
+        self.dirty.insert(page);
         Ok(())
     }
 
@@ -118,43 +106,20 @@ impl Pages {
         if self.doomed.contains(&(page / PAGES_PER_SEGMENT)) { Ok(false) } else { self.slru.exists(page) }
     }
 
-    /// Removes the segments before the one with page `cutoff` (`SlruMayDeleteSegment`). Stock writes what older pages
-    /// stay (`SimpleLruTruncate`), which only [`Pages::remove_files`] can tell.
+    /// Removes the segments before the one with page `cutoff` (`SlruMayDeleteSegment`).
     pub(super) fn truncate(&mut self, cutoff: u64, precedes: impl Fn(u64, u64) -> bool) -> Result<(), DataDirError> {
         self.remove_segments(|segment| {
             let first = segment * PAGES_PER_SEGMENT;
             precedes(first, cutoff) && precedes(first + PAGES_PER_SEGMENT - 1, cutoff)
-        })?;
-        self.dirty
-            .iter_mut()
-            .filter(|(page, _)| precedes(**page, cutoff))
-            .for_each(|(_, unwritten)| *unwritten = false);
-        Ok(())
+        })
     }
 
     /// Removes the segments of these numbers.
     pub(super) fn remove_segments(&mut self, goes: impl Fn(u64) -> bool) -> Result<(), DataDirError> {
         self.put_back()?;
         self.hot = NONE;
-        self.survivors.retain(|page, _| !goes(page / PAGES_PER_SEGMENT));
-        let unwritten = self.dirty.keys().map(|page| page / PAGES_PER_SEGMENT);
+        let unwritten = self.dirty.iter().map(|page| page / PAGES_PER_SEGMENT);
         self.doomed.extend(self.slru.segments()?.into_iter().chain(unwritten).filter(|&segment| goes(segment)));
-        Ok(())
-    }
-
-    /// Removes all files, but not the pages that changed since they were last written: those come back with the next
-    /// restartpoint. So it is in stock, which does not think of its buffers here (`SlruScanDirCbDeleteAll`). Nobody asks
-    /// for what is on those pages; they are kept so that the directories are the same.
-    pub(super) fn remove_files(&mut self) -> Result<(), DataDirError> {
-        self.put_back()?;
-        let mut survivors = std::mem::take(&mut self.survivors);
-        for (&page, &unwritten) in &self.dirty {
-            if unwritten && !self.doomed.contains(&(page / PAGES_PER_SEGMENT)) {
-                survivors.insert(page, Box::new(*self.slru.page(page)?));
-            }
-        }
-        self.remove_segments(|_| true)?;
-        self.survivors = survivors;
         Ok(())
     }
 
@@ -175,7 +140,7 @@ impl Pages {
     pub(super) fn sync(&mut self) -> Result<(), DataDirError> {
         self.put_back()?;
         while let Some(segment) = self.doomed.pop_first() {
-            self.remove(segment)?;
+            self.slru.remove_segment(segment)?;
         }
         self.slru.sync()?;
         self.dirty.clear();
@@ -239,30 +204,5 @@ mod tests {
         pages.sync().unwrap();
         assert_eq!(pages.page(5).unwrap()[..2], [0, 2]);
         assert!(!pages.exists(6).unwrap());
-    }
-
-    #[test]
-    fn unwritten_pages_survive_the_removal_of_all_files() {
-        let (dir, mut pages) = pages();
-        pages.page_mut(5).unwrap()[0] = 1;
-        pages.page_mut(40).unwrap()[0] = 1;
-        pages.sync().unwrap();
-        for page in [3, 6, 9] {
-            pages.zero_page(page).unwrap();
-        }
-        pages.page_mut(6).unwrap()[0] = 2;
-        pages.page_mut(3).unwrap()[0] = 2;
-        pages.truncate(4, |page, cutoff| page < cutoff).unwrap();
-        pages.remove_files().unwrap();
-        assert!(!pages.exists(6).unwrap());
-        pages.sync().unwrap();
-        let first = |pages: &mut Pages, page| pages.page(page).unwrap()[0];
-        assert_eq!((first(&mut pages, 3), first(&mut pages, 5), first(&mut pages, 6)), (0, 0, 2));
-        assert!(dir.path().join("0000").exists() && !dir.path().join("0001").exists());
-        pages.page_mut(7).unwrap()[0] = 3;
-        pages.remove_files().unwrap();
-        pages.remove_segments(|_| true).unwrap();
-        pages.sync().unwrap();
-        assert!(!dir.path().join("0000").exists());
     }
 }
