@@ -97,3 +97,31 @@ impl From<GlobalError> for ReplayError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use walrider_wal::record::RecordHeader;
+    use walrider_wal::rmgr::RmgrId;
+
+    use super::*;
+
+    #[test]
+    fn a_file_at_fault_is_not_corrupt_wal() {
+        let header = RecordHeader { total_len: 24, xid: 7, prev: Lsn(0), info: 0, rmgr: RmgrId::CLOG, crc: 0 };
+        let record = Record {
+            lsn: Lsn(0x28),
+            end: Lsn(0x40),
+            header,
+            origin: 0,
+            toplevel_xid: 0,
+            blocks: Default::default(),
+            main_data: &[],
+        };
+        let file = DataDirError::io("read", "pg_xact/0000", std::io::ErrorKind::PermissionDenied.into());
+        let error = ReplayError::in_global(&record, GlobalError::DataDir(file));
+        assert!(matches!(error, ReplayError::DataDir(_)) && !error.is_corruption());
+        let error = ReplayError::in_global(&record, GlobalError::DataLength("page"));
+        assert!(error.is_corruption());
+        assert!(error.to_string().starts_with("at 0/28: redo of CLOG/ZEROPAGE: "), "{error}");
+    }
+}
