@@ -8,7 +8,7 @@ import pytest
 from tests.harness import recovery
 from tests.harness.cluster import PgCluster, run
 from tests.harness.install import program
-from tests.harness.walrider import CORRUPT, compare, replay
+from tests.harness.walrider import CORRUPT, UNSUPPORTED, compare, replay
 
 LSN = re.compile(r"\b[0-9A-F]+/[0-9A-F]+\b")
 
@@ -84,6 +84,41 @@ def test_bit_flip(plain, work, rng):
     assert result.code == CORRUPT, (lsn, offset, result)
     assert name in result.stderr and LSN.search(result.stderr), result.stderr
     assert "panicked" not in result.stderr
+    check_both_finish(plain, work, ours)
+
+
+def crc32c(data):
+    """CRC-32C as WAL records carry it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def test_unknown_type(plain, work):
+    """A valid record of a manager that we have, of a type that nobody knows: a clean stop before it, not damage."""
+    archive = damaged_archive(plain, work / "archive")
+    name = middle_segment(plain)
+    out = run([program("pg_waldump"), "-p", archive, "-r", "Transaction", archive / name], check=False).stdout
+    found = re.findall(r"len \(rec/tot\):\s+\d+/\s*(\d+), tx:\s+\d+, lsn: ([0-9A-F]+/([0-9A-F]+)).*desc: COMMIT ",
+                       out)
+    found = [(int(length), lsn, int(low, 16)) for length, lsn, low in found]
+    length, lsn, at = next(record for record in found if record[2] % 8192 + record[0] <= 8192)
+    path = own(archive / name)
+    data = bytearray(path.read_bytes())
+    at %= len(data)
+    record = data[at:at + length]
+    record[16] |= 0x70    # xl_info: XLOG_XACT_OPMASK
+    record[20:24] = crc32c(record[24:] + record[:20]).to_bytes(4, "little")
+    data[at:at + length] = record
+    path.write_bytes(data)
+    ours = plain.copy(work / "ours")
+    result = replay(ours, archive)
+    assert result.code == UNSUPPORTED, (lsn, result)
+    assert result.json["end_reason"] == "unsupported"
+    assert "Transaction" in result.stderr and LSN.search(result.stderr), result.stderr
     check_both_finish(plain, work, ours)
 
 
