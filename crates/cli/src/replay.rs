@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use walrider_datadir::recovery_settings::{RecoveryTarget, TargetTimeline};
-use walrider_datadir::timestamp::parse_timestamptz;
+use walrider_datadir::timestamp::{TimestampTz, parse_timestamptz};
 use walrider_layout::{Lsn, TimelineId};
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::error::ReplayError;
@@ -31,6 +31,9 @@ pub struct ReplayArgs {
     /// The data directory
     #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
     data_dir: PathBuf,
+    /// postgresql.conf, where it is not in the data directory (config_file)
+    #[arg(long, value_name = "FILE")]
+    config_file: Option<PathBuf>,
     /// Directory with WAL segments, .partial ones included [default: restore_command, then DIR/pg_wal]
     #[arg(long, value_name = "SOURCE")]
     wal: Option<PathBuf>,
@@ -38,8 +41,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "LSN", group = "target")]
     target_lsn: Option<Lsn>,
     /// Stop at this time (recovery_target_time)
-    #[arg(long, value_name = "TIMESTAMP", group = "target")]
-    target_time: Option<String>,
+    #[arg(long, value_name = "TIMESTAMP", group = "target", value_parser = parse_time)]
+    target_time: Option<TimestampTz>,
     /// Stop at the end of this transaction (recovery_target_xid)
     #[arg(long, value_name = "XID", group = "target")]
     target_xid: Option<u32>,
@@ -83,6 +86,12 @@ fn parse_timeline(text: &str) -> Result<TargetTimeline, String> {
     }
 }
 
+/// A time; without a time zone it is in that of PGTZ or TZ, else GMT.
+fn parse_time(text: &str) -> Result<TimestampTz, String> {
+    let zone = std::env::var("PGTZ").or_else(|_| std::env::var("TZ")).unwrap_or_else(|_| "GMT".into());
+    parse_timestamptz(text, &zone)
+}
+
 /// A size as in `postgresql.conf`: a number with kB, MB, GB or TB, in powers of 1,024.
 fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -107,8 +116,8 @@ pub fn run(args: ReplayArgs) -> ExitCode {
         return ExitCode::from(1);
     }
     let verify = args.verify_images;
-    let result = options(args).and_then(|options| {
-        let mut progress = Progress::new(&options)?;
+    let options = options(args);
+    let result = Progress::new(&options).and_then(|mut progress| {
         let summary = replay(&options, &mut |stats, lsn| progress.update(stats, lsn));
         progress.bar.finish_and_clear();
         summary
@@ -133,20 +142,17 @@ fn default_jobs() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn options(args: ReplayArgs) -> Result<Options, ReplayError> {
-    let zone = std::env::var("PGTZ").or_else(|_| std::env::var("TZ")).unwrap_or_else(|_| "GMT".into());
+fn options(args: ReplayArgs) -> Options {
     let goal = match (args.target_lsn, args.target_time, args.target_xid, args.target_name) {
         (Some(lsn), ..) => Some(RecoveryTarget::Lsn(lsn)),
-        (_, Some(time), ..) => Some(RecoveryTarget::Time(
-            parse_timestamptz(&time, &zone)
-                .map_err(|error| ReplayError::Refused(format!("--target-time \"{time}\": {error}")))?,
-        )),
+        (_, Some(time), ..) => Some(RecoveryTarget::Time(time)),
         (_, _, Some(xid), _) => Some(RecoveryTarget::Xid(xid)),
         (_, _, _, Some(name)) => Some(RecoveryTarget::Name(name)),
         _ => args.target_immediate.then_some(RecoveryTarget::Immediate),
     };
-    Ok(Options {
+    Options {
         data_dir: args.data_dir,
+        config_file: args.config_file,
         wal: args.wal,
         inclusive: args.target_exclusive.then_some(false),
         goal,
@@ -154,7 +160,7 @@ fn options(args: ReplayArgs) -> Result<Options, ReplayError> {
         memory_bytes: args.memory.unwrap_or_else(|| total_memory() / 4),
         verify_images: args.verify_images,
         follow: args.follow,
-    })
+    }
 }
 
 /// Bytes of RAM; a gigabyte where the system does not tell.

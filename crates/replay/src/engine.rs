@@ -45,8 +45,8 @@ pub struct Settings {
     pub window_bytes: u64,
     /// Where to stop.
     pub target: RecoveryTarget,
-    /// What to do about a tablespace that is not there.
-    pub missing: Missing,
+    /// `allow_in_place_tablespaces`: tablespaces may be directories in `pg_tblspc`.
+    pub allow_in_place_tablespaces: bool,
 }
 
 /// What whoever watches the progress wants.
@@ -225,7 +225,8 @@ impl<'a> Engine<'a> {
     fn ending(&mut self) -> Result<Stop, ReplayError> {
         match self.loader.take_ending() {
             Some(Ending::Ends { at, page, why }) => {
-                let file = self.source.describe(at);
+                // The file to look at is the one where the record should go on.
+                let file = self.source.describe(page.max(at));
                 if self.loader.goes_on_behind(page, self.source)? {
                     return Ok(Stop::Corrupt { lsn: at, why: format!("{file}: {why}") });
                 }
@@ -367,10 +368,7 @@ impl<'a> Engine<'a> {
     /// Files an action with the batch. True: the batch ends with its record.
     fn take_action(&mut self, action: Action, record: &Record<'_>, batch: &mut Batch) -> Result<bool, ReplayError> {
         match action {
-            Action::Checkpoint(seen) => {
-                self.recovery.saw_checkpoint(seen);
-                Ok(false)
-            }
+            Action::Checkpoint(seen) => Ok(self.recovery.saw_checkpoint(seen)),
             Action::SwitchTimeline { from, to, previous } => {
                 self.recovery.switch_timeline(from, to, previous, record)?;
                 Ok(true)
@@ -384,7 +382,17 @@ impl<'a> Engine<'a> {
                 }
                 Ok(false)
             }
-            Action::ParametersChanged | Action::BackupEnded => Ok(false),
+            // Commit timestamps turned off: their files may go with the next transaction (`xlog_redo` does the same).
+            Action::ParametersChanged => {
+                self.recovery.ensure_min_recovery_point(record.end)?;
+                Ok(false)
+            }
+            Action::BackupEnded => Ok(false),
+            Action::CopyDatabase { .. } => {
+                self.recovery.copied_database(record.end);
+                batch.actions.push(action);
+                Ok(true)
+            }
             Action::DropRelations(rels) => {
                 batch.drops.extend(&rels);
                 batch.actions.push(Action::DropRelations(rels));
@@ -400,7 +408,6 @@ impl<'a> Engine<'a> {
                 Ok(false)
             }
             Action::TruncateRelation { .. }
-            | Action::CopyDatabase { .. }
             | Action::CreateDatabase(_)
             | Action::DropDatabase { .. }
             | Action::CreateTablespace { .. }
@@ -461,6 +468,9 @@ impl<'a> Engine<'a> {
             ends.filter(|(_, upto)| **upto > 0).map(|(planned, &upto)| planned.stretch.spans()[upto as usize - 1].end);
         let end = end.max().unwrap_or(self.replayed);
         self.recovery.ensure_min_recovery_point(end)?;
+        // A directory that is not there must come into being later in the WAL, and can only while the directory is not
+        // consistent (recovery_create_dbdir).
+        let in_place = self.settings.allow_in_place_tablespaces || !self.is_consistent();
         let mut context = actions::Context {
             partitions: &mut self.partitions,
             shared: Shared {
@@ -473,7 +483,7 @@ impl<'a> Engine<'a> {
             },
             invalid: &mut self.invalid,
             directories: &self.directories,
-            missing: self.settings.missing,
+            missing: if in_place { Missing::Create } else { Missing::Refuse },
         };
         context.discard_relations(&batch.drops);
         for action in batch.actions.drain(..) {
@@ -517,6 +527,15 @@ impl<'a> Engine<'a> {
     /// Whether the directory is consistent where it stands.
     pub fn is_consistent(&self) -> bool {
         self.recovery.is_consistent(self.globals.backup(), self.replayed)
+    }
+
+    /// Whether a server may open the directory where it stands: the end of the base backup is passed, and so is where
+    /// the directory stood before; in crash recovery that is at the end of `pg_wal` only.
+    pub fn may_end_here(&self) -> bool {
+        match self.recovery.is_archive_recovery() {
+            true => self.is_consistent(),
+            false => !self.globals.backup().is_open() && self.invalid.is_empty(),
+        }
     }
 
     /// Whether some page that a record referred to is missing, so far without explanation.

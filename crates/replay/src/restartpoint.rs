@@ -35,6 +35,8 @@ pub struct Recovery {
     /// What `minRecoveryPoint` was at the start: until there, the directory is not consistent.
     consistent_from: Lsn,
     last_checkpoint: Option<SeenCheckpoint>,
+    /// End of the last record that copied a database, until a restartpoint behind it.
+    copied_until: Option<Lsn>,
     last_restartpoint: Instant,
     interval: Duration,
 }
@@ -52,6 +54,7 @@ impl Recovery {
             archive_recovery,
             consistent_from,
             last_checkpoint: None,
+            copied_until: None,
             last_restartpoint: Instant::now(),
             interval: RESTARTPOINT_INTERVAL,
         }
@@ -82,14 +85,25 @@ impl Recovery {
         self.last_checkpoint
     }
 
-    /// Notes a checkpoint record.
-    pub fn saw_checkpoint(&mut self, seen: SeenCheckpoint) {
+    /// Notes a checkpoint record. True: the batch must end with it, for a restartpoint.
+    pub fn saw_checkpoint(&mut self, seen: SeenCheckpoint) -> bool {
         self.last_checkpoint = Some(seen);
+        self.copied_until.is_some_and(|copied| copied <= seen.body.redo)
+    }
+
+    /// Notes that a record, which ends at `end`, has copied the files of a database. Replayed once more after a crash, it
+    /// would copy what the source has become since then. The primary makes a checkpoint before it lets anybody change
+    /// the source (`CreateDatabaseUsingFileCopy`): a restartpoint right there closes the gap, which PostgreSQL leaves
+    /// open (`dbase_redo`).
+    pub fn copied_database(&mut self, end: Lsn) {
+        self.copied_until = Some(end);
     }
 
     /// Whether a restartpoint should be made.
     pub fn restartpoint_is_due(&self) -> bool {
-        self.last_restartpoint.elapsed() >= self.interval
+        let copied = |redo: Lsn| self.copied_until.is_some_and(|copied| copied <= redo);
+        (self.last_restartpoint.elapsed() >= self.interval
+            || self.last_checkpoint.is_some_and(|seen| copied(seen.body.redo)))
             && self.last_checkpoint.is_some_and(|seen| seen.body.redo > self.control.checkpoint_copy.redo)
     }
 
@@ -167,6 +181,9 @@ impl Recovery {
         let newer = |seen: &SeenCheckpoint| seen.body.redo > self.control.checkpoint_copy.redo;
         let checkpoint = self.last_checkpoint.filter(|seen| eligible && newer(seen));
         sync_relations(files)?;
+        if self.last_checkpoint.is_some_and(|seen| self.copied_until.is_some_and(|copied| copied <= seen.body.redo)) {
+            self.copied_until = None;
+        }
         if let Some(checkpoint) = &checkpoint {
             globals.checkpoint(checkpoint)?;
             globals.checkpoint_prepared(checkpoint)?;

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use walrider_datadir::config::{self, Config};
-use walrider_datadir::directories::Missing;
 use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetTimeline};
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::{CheckPoint, ControlFile, DbState};
@@ -42,6 +41,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub struct Options {
     /// The data directory.
     pub data_dir: PathBuf,
+    /// `postgresql.conf`, where it is not in the data directory.
+    pub config_file: Option<PathBuf>,
     /// A directory with WAL; without, what the directory's own configuration says.
     pub wal: Option<PathBuf>,
     /// Where to stop; without, what the configuration says.
@@ -88,7 +89,7 @@ pub struct Summary {
 pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Summary, ReplayError> {
     let started = Instant::now();
     let mut data_dir = DataDir::open(&options.data_dir)?;
-    let mut settings = RecoverySettings::from_config(&Config::read(data_dir.path(), None)?)?;
+    let mut settings = RecoverySettings::from_config(&Config::read(data_dir.path(), options.config_file.as_deref())?)?;
     let archive_recovery = data_dir.signals().archive_recovery() || asks_for_archive_recovery(options, &data_dir);
     if let Some(summary) = nothing_to_do(&data_dir, archive_recovery, started) {
         return Ok(summary);
@@ -111,11 +112,13 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         segment_size: data_dir.control().segment_size,
         system_identifier: Some(data_dir.control().system_identifier),
     };
+    // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
+    let in_archive_recovery = archive_recovery || data_dir.label().is_some();
     let begin = Beginning::find(&data_dir, &source, &format)?;
     begin.check_history(&data_dir, &history)?;
     source.set_restartpoint(begin.checkpoint.redo);
-    let settings_written = if archive_recovery { write_settings(&data_dir, wanted)? } else { Vec::new() };
-    begin.enter_recovery(&mut data_dir, archive_recovery)?;
+    let settings_written = if archive_recovery { write_settings(&data_dir, options, wanted)? } else { Vec::new() };
+    begin.enter_recovery(&mut data_dir, in_archive_recovery)?;
 
     let globals = Globals::open(data_dir.path(), data_dir.control(), archive_recovery)
         .map_err(|error| ReplayError::Refused(format!("could not begin at {}: {error}", begin.start)))?;
@@ -130,10 +133,10 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         batch_bytes,
         window_bytes,
         target: RecoveryTarget { goal: settings.target.clone(), inclusive: settings.target_inclusive },
-        missing: Missing::Create,
+        allow_in_place_tablespaces: settings.allow_in_place_tablespaces,
     };
     let loader = Loader::new(format, window_bytes, begin.start);
-    let recovery = Recovery::new(data_dir, history, begin.checkpoint.timeline, archive_recovery);
+    let recovery = Recovery::new(data_dir, history, begin.checkpoint.timeline, in_archive_recovery);
     let mut engine = Engine::new(engine_settings, &source, &files, globals, recovery, loader);
     let redo_started = Instant::now();
     let stop = run(&mut engine, &source, options.follow, progress)?;
@@ -160,11 +163,13 @@ fn batch_sizes(memory_bytes: u64) -> (u64, u64) {
     (1 << window.ilog2(), batch)
 }
 
-/// Whether the command line asks for more than what is in `pg_wal`.
+/// Whether the command line asks for recovery from an archive: a primary's own `pg_wal` is not one, but that of a base
+/// backup or a standby serves as well as any.
 fn asks_for_archive_recovery(options: &Options, data_dir: &DataDir) -> bool {
     let pg_wal = fs::canonicalize(data_dir.path().join("pg_wal")).ok();
-    let other = options.wal.as_ref().is_some_and(|wal| fs::canonicalize(wal).ok() != pg_wal);
-    other || options.goal.is_some() || options.timeline.is_some()
+    let is_primary = data_dir.label().is_none() && !data_dir.control().min_recovery_point.is_valid();
+    let archive = options.wal.as_ref().is_some_and(|wal| !is_primary || fs::canonicalize(wal).ok() != pg_wal);
+    archive || options.goal.is_some() || options.timeline.is_some()
 }
 
 /// A primary that was shut down cleanly needs no recovery, unless somebody asks for it (`InitWalRecovery`).
@@ -253,8 +258,12 @@ fn override_settings(
 }
 
 /// Writes `recovery.signal` and the settings that the command line gave, unless they stand there already.
-fn write_settings(data_dir: &DataDir, wanted: Vec<(String, String)>) -> Result<Vec<(String, String)>, ReplayError> {
-    let configured = Config::read(data_dir.path(), None)?;
+fn write_settings(
+    data_dir: &DataDir,
+    options: &Options,
+    wanted: Vec<(String, String)>,
+) -> Result<Vec<(String, String)>, ReplayError> {
+    let configured = Config::read(data_dir.path(), options.config_file.as_deref())?;
     let missing: Vec<(String, String)> = wanted
         .into_iter()
         .filter(|(name, value)| configured.get(name).is_none_or(|setting| setting.value != *value))
@@ -439,9 +448,16 @@ fn run(
     follow: bool,
     progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
 ) -> Result<Stop, ReplayError> {
+    let mut damaged_at = None;
     loop {
         let stop = engine.run(progress)?;
-        if !follow || !matches!(stop, Stop::EndOfWal { .. }) {
+        let wait = match &stop {
+            Stop::EndOfWal { .. } => true,
+            // WAL that was just being written looks damaged if what follows is there when we look again.
+            Stop::Corrupt { lsn, .. } => damaged_at.replace(*lsn) != Some(*lsn),
+            _ => false,
+        };
+        if !follow || !wait {
             return Ok(stop);
         }
         engine.set_window(MIN_WINDOW_BYTES);
@@ -455,7 +471,7 @@ fn run(
 
 /// Makes everything durable, and says what keeps PostgreSQL from finishing, if anything does.
 fn hand_over(engine: &mut Engine<'_>, stop: &Stop, has_goal: bool) -> Result<(), ReplayError> {
-    let consistent = !engine.recovery().is_archive_recovery() || engine.is_consistent();
+    let consistent = engine.may_end_here();
     let complete = matches!(stop, Stop::Target | Stop::EndOfWal { .. });
     engine.restartpoint(consistent)?;
     let replayed = engine.replayed();
