@@ -207,18 +207,11 @@ impl<'a> Engine<'a> {
             if flow == Flow::Stop {
                 return Ok(Stop::Interrupted);
             }
-            if self.globals.wants_flush() {
-                self.recovery.ensure_min_recovery_point(self.replayed)?;
-                self.flush_globals()?;
-            }
-            if self.recovery.restartpoint_is_due() {
+            if self.invalid.is_empty() && self.recovery.restartpoint_is_due() {
                 self.restartpoint(false)?;
+                self.source.note_restartpoint(self.recovery.control().checkpoint_copy.redo);
             }
         }
-    }
-
-    fn flush_globals(&mut self) -> Result<(), ReplayError> {
-        Ok(self.globals.flush()?)
     }
 
     /// Why the loader has no more.
@@ -227,7 +220,9 @@ impl<'a> Engine<'a> {
             Some(Ending::Ends { at, page, why }) => {
                 // The file to look at is the one where the record should go on.
                 let file = self.source.describe(page.max(at));
-                if self.loader.goes_on_behind(page, self.source)? {
+                // After a crash, pages behind the end may have got to the disk although ones before them did not.
+                let damaged = self.recovery.is_archive_recovery() && self.loader.goes_on_behind(page, self.source)?;
+                if damaged {
                     return Ok(Stop::Corrupt { lsn: at, why: format!("{file}: {why}") });
                 }
                 Ok(Stop::EndOfWal { why: format!("{file}: {why}") })
@@ -305,6 +300,11 @@ impl<'a> Engine<'a> {
                 Err(error) => return Err(ReplayError::in_global(&record, error)),
             };
             self.stats.count_global(&record);
+            if self.globals.wants_flush() {
+                // Some of the changes may be written soon, to make room.
+                self.recovery.ensure_min_recovery_point(record.end)?;
+                self.globals.flush()?;
+            }
             let mut barrier = false;
             for action in actions {
                 barrier |= self.take_action(action, &record, batch)?;
@@ -512,14 +512,11 @@ impl<'a> Engine<'a> {
     /// Once the directory is consistent, no record may refer to a page that does not exist
     /// (`XLogCheckInvalidPages`).
     fn check_invalid(&self) -> Result<(), ReplayError> {
-        match self.invalid.first() {
-            Some(key) if self.is_consistent() => {
-                let page = page_name(&self.rels.fork(key.fork()), key.block());
-                Err(ReplayError::CorruptWal(format!(
-                    "at {}: WAL contains references to invalid pages, the first is {page}",
-                    self.replayed
-                )))
-            }
+        match self.first_invalid_page() {
+            Some(page) if self.is_consistent() => Err(ReplayError::CorruptWal(format!(
+                "at {}: WAL contains references to invalid pages, the first is {page}",
+                self.replayed
+            ))),
             _ => Ok(()),
         }
     }
@@ -538,9 +535,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Whether some page that a record referred to is missing, so far without explanation.
-    pub fn has_invalid_pages(&self) -> bool {
-        !self.invalid.is_empty()
+    /// The first of the pages that records referred to and that are missing without explanation.
+    pub fn first_invalid_page(&self) -> Option<String> {
+        self.invalid.first().map(|key| page_name(&self.rels.fork(key.fork()), key.block()))
     }
 
     /// Writes all that was replayed to the directory, durably. `finished`: nothing follows, hand over.
@@ -563,7 +560,8 @@ impl<'a> Engine<'a> {
         self.stats.pages_written += written;
         self.stats.write += started.elapsed();
         let started = Instant::now();
-        self.recovery.restartpoint(&mut self.globals, self.files, self.invalid.is_empty(), finished)?;
+        let eligible = self.invalid.is_empty();
+        self.recovery.restartpoint(&mut self.globals, self.files, self.replayed, eligible, finished)?;
         self.stats.restartpoints += 1;
         self.stats.sync += started.elapsed();
         Ok(())

@@ -24,8 +24,17 @@ pub trait ReadWal: Sync {
     /// The file that holds `lsn`, for messages.
     fn describe(&self, lsn: Lsn) -> String;
 
-    /// Whether there is a file for the segment that begins at `start`.
-    fn has_segment(&self, start: Lsn) -> bool;
+    /// Whether there is a file for the segment that holds `lsn`.
+    ///
+    /// # Errors
+    /// When the source fails.
+    fn has_segment(&self, lsn: Lsn) -> Result<bool, ReplayError>;
+
+    /// WAL before `lsn` will not be asked for again.
+    fn release_before(&self, _lsn: Lsn) {}
+
+    /// Recovery would now begin at `redo`: older WAL is not needed any more.
+    fn note_restartpoint(&self, _redo: Lsn) {}
 }
 
 /// How a stretch ended.
@@ -105,6 +114,7 @@ impl Loader {
         if self.ended.is_some() {
             return Vec::new();
         }
+        source.release_before(self.next);
         let mut work: Vec<(Planned, RelNumbers)> = Vec::with_capacity(count);
         let mut from = self.next;
         for nth in 0..count {
@@ -200,13 +210,13 @@ impl Loader {
         };
         let segment_end = size.start_of(size.segment_of(page) + 1);
         let mut at = Lsn(page_of(page).0 + XLOG_BLCKSZ as u64);
-        while at < segment_end {
+        while at < segment_end && source.has_segment(page)? {
             if valid_at(at)? {
                 return Ok(true);
             }
             at = Lsn(at.0 + XLOG_BLCKSZ as u64);
         }
-        Ok(source.has_segment(segment_end) && valid_at(segment_end)?)
+        Ok(source.has_segment(segment_end)? && valid_at(segment_end)?)
     }
 }
 

@@ -175,16 +175,15 @@ impl Recovery {
         &mut self,
         globals: &mut Globals,
         files: &RelationFiles,
+        replayed: Lsn,
         eligible: bool,
         finished: bool,
     ) -> Result<(), ReplayError> {
         let newer = |seen: &SeenCheckpoint| seen.body.redo > self.control.checkpoint_copy.redo;
         let checkpoint = self.last_checkpoint.filter(|seen| eligible && newer(seen));
         sync_relations(files)?;
-        if self.last_checkpoint.is_some_and(|seen| self.copied_until.is_some_and(|copied| copied <= seen.body.redo)) {
-            self.copied_until = None;
-        }
         if let Some(checkpoint) = &checkpoint {
+            self.copied_until = self.copied_until.filter(|&copied| copied > checkpoint.body.redo);
             globals.checkpoint(checkpoint)?;
             globals.checkpoint_prepared(checkpoint)?;
             self.control.checkpoint = checkpoint.lsn;
@@ -196,6 +195,11 @@ impl Recovery {
         }
         globals.apply_to(&mut self.control);
         if finished {
+            // After crash recovery, too: whoever goes on from an archive must not stop before.
+            if self.control.min_recovery_point < replayed {
+                self.control.min_recovery_point = replayed;
+                self.control.min_recovery_point_timeline = self.history.timeline_at(Lsn(replayed.0 - 1));
+            }
             self.control.state = DbState::ShutDownInRecovery;
         }
         self.last_restartpoint = Instant::now();

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use walrider_datadir::DataDirError;
-use walrider_layout::history::{TimelineHistory, history_file_name};
-use walrider_layout::wal::SegmentSize;
+use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
+use walrider_layout::wal::{SegmentSize, page_of};
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
 
 use crate::error::ReplayError;
@@ -45,9 +46,14 @@ struct Segment {
     file: File,
     path: PathBuf,
     timeline: TimelineId,
+    /// The timeline was left on the page that begins here: what the file holds from there on is another history.
+    limit: Option<Lsn>,
     /// Fetched: removed when it is closed.
     temporary: bool,
 }
+
+/// What was found of a segment; nothing yet, while one thread looks and others wait for it.
+type Lookup = Mutex<Option<Option<Arc<Segment>>>>;
 
 impl Drop for Segment {
     fn drop(&mut self) {
@@ -63,7 +69,8 @@ pub struct Source {
     places: Vec<Place>,
     size: SegmentSize,
     history: TimelineHistory,
-    open: Mutex<HashMap<u64, Arc<Segment>>>,
+    /// What is known of segments, until it is released: no file is looked for, or fetched, twice.
+    open: Mutex<HashMap<u64, Arc<Lookup>>>,
     /// The segment where the last restartpoint begins: `%r`, what the archive must keep.
     restartpoint: AtomicU64,
     /// Number of the next fetch, so that several can run side by side.
@@ -101,11 +108,6 @@ impl Source {
     pub fn set_history(&mut self, history: TimelineHistory) {
         self.history = history;
         self.close_all();
-    }
-
-    /// Notes where recovery would begin now, for `%r`.
-    pub fn set_restartpoint(&self, redo: Lsn) {
-        self.restartpoint.store(redo.0, Ordering::Relaxed);
     }
 
     /// Closes all files: what was not there may be there now, or be longer.
@@ -222,37 +224,62 @@ impl Source {
         Ok(Some((file, path, true)))
     }
 
-    /// Finds the file of a segment: newest timeline first, each in all places; `.partial` files last.
+    /// Finds the file of a segment: newest timeline first, each in all places.
+    ///
+    /// Of the timeline that others branched off from, within this segment, only the pages before that count: the branch
+    /// has the rest in a file of its own, which may be yet to come.
     fn find_segment(&self, segment: u64) -> Result<Option<Segment>, ReplayError> {
-        let candidates: Vec<TimelineId> = self
+        let candidates: Vec<TimelineEntry> = self
             .history
             .newest_first()
             .filter(|entry| segment >= self.size.segment_of(entry.begin))
             .filter(|entry| entry.end.is_none_or(|end| segment <= self.size.segment_of(end)))
-            .map(|entry| entry.timeline)
+            .copied()
             .collect();
-        for suffix in ["", ".partial"] {
-            for &timeline in &candidates {
-                let name = format!("{}{suffix}", self.size.file_name(timeline, segment));
-                for place in &self.places {
-                    if !suffix.is_empty() && matches!(place, Place::RestoreCommand { .. }) {
-                        continue;
-                    }
-                    if let Some((file, path, temporary)) = self.find(place, &name)? {
-                        return Ok(Some(Segment { file, path, timeline, temporary }));
-                    }
-                }
+        for entry in &candidates {
+            if let Some((file, path, temporary)) = self.find_on(entry.timeline, segment)? {
+                let limit = entry.end.map(page_of);
+                return Ok(Some(Segment { file, path, timeline: entry.timeline, limit, temporary }));
             }
         }
         self.refuse_packed(&candidates, segment)?;
         Ok(None)
     }
 
-    fn refuse_packed(&self, timelines: &[TimelineId], segment: u64) -> Result<(), ReplayError> {
+    /// Finds the file of a segment on one timeline; a `.partial` one if there is no other, or if it has been written to
+    /// since the other, which may be the copy that we left for PostgreSQL.
+    fn find_on(&self, timeline: TimelineId, segment: u64) -> Result<Option<(File, PathBuf, bool)>, ReplayError> {
+        let name = self.size.file_name(timeline, segment);
+        let mut whole = None;
+        for place in &self.places {
+            whole = self.find(place, &name)?;
+            if whole.is_some() {
+                break;
+            }
+        }
+        if let Some((_, _, true)) = whole {
+            return Ok(whole);
+        }
+        let modified = |found: &(File, PathBuf, bool)| {
+            let (file, path, _) = found;
+            let time = file.metadata().and_then(|metadata| metadata.modified());
+            time.map_err(|error| ReplayError::from(DataDirError::io("stat", path, error)))
+        };
+        for place in self.places.iter().filter(|place| matches!(place, Place::Directory(_))) {
+            let Some(partial) = self.find(place, &format!("{name}.partial"))? else { continue };
+            match &whole {
+                Some(whole) if modified(&partial)? <= modified(whole)? => {}
+                _ => return Ok(Some(partial)),
+            }
+        }
+        Ok(whole)
+    }
+
+    fn refuse_packed(&self, timelines: &[TimelineEntry], segment: u64) -> Result<(), ReplayError> {
         for place in &self.places {
             let Place::Directory(directory) = place else { continue };
-            for &timeline in timelines {
-                let name = self.size.file_name(timeline, segment);
+            for entry in timelines {
+                let name = self.size.file_name(entry.timeline, segment);
                 if let Some(ending) = PACKED.iter().find(|ending| directory.join(format!("{name}.{ending}")).exists()) {
                     return Err(ReplayError::Refused(format!(
                         "\"{}/{name}.{ending}\" is compressed: use a restore_command that unpacks it",
@@ -265,25 +292,35 @@ impl Source {
     }
 
     fn segment(&self, segment: u64) -> Result<Option<Arc<Segment>>, ReplayError> {
-        if let Some(open) = self.open.lock().expect("no panic while locked").get(&segment) {
-            return Ok(Some(open.clone()));
+        let lookup = self.open.lock().expect("no panic while locked").entry(segment).or_default().clone();
+        let mut found = lookup.lock().expect("no panic while locked");
+        if found.is_none() {
+            *found = Some(self.find_segment(segment)?.map(Arc::new));
         }
-        let Some(found) = self.find_segment(segment)?.map(Arc::new) else { return Ok(None) };
-        let mut open = self.open.lock().expect("no panic while locked");
-        // Files behind are not needed any more; a fetched one is removed with its last user.
-        open.retain(|&number, _| number + 8 > segment);
-        Ok(Some(open.entry(segment).or_insert(found).clone()))
+        Ok(found.as_ref().expect("just looked").clone())
     }
 
-    /// The file that holds `lsn` and its timeline, if it is a `.partial` one.
-    pub fn partial_file(&self, lsn: Lsn) -> Option<(PathBuf, TimelineId)> {
-        let segment = self.segment(self.size.segment_of(lsn)).ok().flatten()?;
-        let partial = segment.path.extension().is_some_and(|extension| extension == "partial");
-        partial.then(|| (segment.path.clone(), segment.timeline))
+    /// The `.partial` file that holds `lsn`, and its timeline, if there is no other one for that segment in a directory.
+    pub fn partial_file(&self, lsn: Lsn) -> Result<Option<(PathBuf, TimelineId)>, ReplayError> {
+        if self.places.iter().any(|place| matches!(place, Place::RestoreCommand { .. })) {
+            return Ok(None);
+        }
+        let segment = self.segment(self.size.segment_of(lsn))?;
+        let is_partial = |path: &Path| path.extension().is_some_and(|extension| extension == "partial");
+        Ok(segment.filter(|segment| is_partial(&segment.path)).map(|segment| (segment.path.clone(), segment.timeline)))
     }
 
-    fn cached(&self, lsn: Lsn) -> Option<Arc<Segment>> {
-        self.open.lock().expect("no panic while locked").get(&self.size.segment_of(lsn)).cloned()
+    /// How long to wait before looking for more: a command costs more than a look into a directory
+    /// (`wal_retrieve_retry_interval`).
+    pub fn poll_interval(&self) -> Duration {
+        let commands = self.places.iter().any(|place| matches!(place, Place::RestoreCommand { .. }));
+        if commands { Duration::from_secs(5) } else { Duration::from_millis(50) }
+    }
+
+    fn known(&self, lsn: Lsn) -> Option<Arc<Segment>> {
+        let lookup = self.open.lock().expect("no panic while locked").get(&self.size.segment_of(lsn))?.clone();
+        let found = lookup.lock().expect("no panic while locked").clone();
+        found.flatten()
     }
 }
 
@@ -314,7 +351,9 @@ impl ReadWal for Source {
     fn read(&self, from: Lsn, buffer: &mut [u8]) -> Result<usize, ReplayError> {
         let Some(segment) = self.segment(self.size.segment_of(from))? else { return Ok(0) };
         let offset = self.size.offset_of(from);
-        let wanted = buffer.len().min((self.size.bytes() - offset) as usize);
+        let upto = self.size.start_of(self.size.segment_of(from) + 1);
+        let upto = segment.limit.map_or(upto, |limit| limit.min(upto));
+        let wanted = buffer.len().min(upto.0.saturating_sub(from.0) as usize);
         let mut got = 0;
         while got < wanted {
             match segment.file.read_at(&mut buffer[got..wanted], offset + got as u64) {
@@ -336,15 +375,25 @@ impl ReadWal for Source {
 
     fn describe(&self, lsn: Lsn) -> String {
         let offset = self.size.offset_of(lsn);
-        let path = match self.cached(lsn) {
+        let path = match self.known(lsn) {
             Some(segment) => segment.path.display().to_string(),
             None => self.size.file_name(self.history.timeline_at(lsn), self.size.segment_of(lsn)),
         };
         format!("WAL file \"{path}\", LSN {lsn}, offset {offset}")
     }
 
-    fn has_segment(&self, start: Lsn) -> bool {
-        matches!(self.segment(self.size.segment_of(start)), Ok(Some(_)))
+    fn has_segment(&self, lsn: Lsn) -> Result<bool, ReplayError> {
+        Ok(self.segment(self.size.segment_of(lsn))?.is_some())
+    }
+
+    fn release_before(&self, lsn: Lsn) {
+        // The one before serves messages.
+        let oldest = self.size.segment_of(lsn).saturating_sub(1);
+        self.open.lock().expect("no panic while locked").retain(|&segment, _| segment >= oldest);
+    }
+
+    fn note_restartpoint(&self, redo: Lsn) {
+        self.restartpoint.store(redo.0, Ordering::Relaxed);
     }
 }
 

@@ -33,9 +33,6 @@ const MAX_BATCH_BYTES: u64 = 128 << 20;
 const MAX_WINDOW_BYTES: u64 = 8 << 20;
 /// Least WAL in one stretch: what follows live comes in small pieces.
 const MIN_WINDOW_BYTES: u64 = 128 << 10;
-/// How often a source is asked for more, when it had none.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
-
 /// What to replay, where to, how far.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -116,7 +113,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     let in_archive_recovery = archive_recovery || data_dir.label().is_some();
     let begin = Beginning::find(&data_dir, &source, &format)?;
     begin.check_history(&data_dir, &history)?;
-    source.set_restartpoint(begin.checkpoint.redo);
+    source.note_restartpoint(begin.checkpoint.redo);
     let settings_written = if archive_recovery { write_settings(&data_dir, options, wanted)? } else { Vec::new() };
     begin.enter_recovery(&mut data_dir, in_archive_recovery)?;
 
@@ -141,8 +138,8 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     let redo_started = Instant::now();
     let stop = run(&mut engine, &source, options.follow, progress)?;
     let redo = redo_started.elapsed();
-    hand_over(&mut engine, &stop, settings.target.is_some())?;
     keep_partial_segments(&source, &engine)?;
+    hand_over(&mut engine, &stop, settings.target.is_some())?;
     Ok(Summary {
         stop: Some(stop),
         start: begin.start,
@@ -163,12 +160,12 @@ fn batch_sizes(memory_bytes: u64) -> (u64, u64) {
     (1 << window.ilog2(), batch)
 }
 
-/// Whether the command line asks for recovery from an archive: a primary's own `pg_wal` is not one, but that of a base
-/// backup or a standby serves as well as any.
+/// Whether the command line asks for recovery from an archive: the `pg_wal` of a directory that is no base backup is not
+/// one.
 fn asks_for_archive_recovery(options: &Options, data_dir: &DataDir) -> bool {
     let pg_wal = fs::canonicalize(data_dir.path().join("pg_wal")).ok();
-    let is_primary = data_dir.label().is_none() && !data_dir.control().min_recovery_point.is_valid();
-    let archive = options.wal.as_ref().is_some_and(|wal| !is_primary || fs::canonicalize(wal).ok() != pg_wal);
+    let is_backup = data_dir.label().is_some();
+    let archive = options.wal.as_ref().is_some_and(|wal| is_backup || fs::canonicalize(wal).ok() != pg_wal);
     archive || options.goal.is_some() || options.timeline.is_some()
 }
 
@@ -464,7 +461,7 @@ fn run(
         if progress(&engine.stats, engine.replayed()) == Flow::Stop {
             return Ok(Stop::Interrupted);
         }
-        std::thread::sleep(POLL_INTERVAL);
+        std::thread::sleep(source.poll_interval());
         source.close_all();
     }
 }
@@ -476,6 +473,12 @@ fn hand_over(engine: &mut Engine<'_>, stop: &Stop, has_goal: bool) -> Result<(),
     engine.restartpoint(consistent)?;
     let replayed = engine.replayed();
     if complete && !consistent {
+        if let Some(page) = engine.first_invalid_page() {
+            return Err(ReplayError::CorruptWal(format!(
+                "WAL up to {replayed} contains references to invalid pages, the first is {page}: the directory lacks what \
+                 it should have, or WAL is missing"
+            )));
+        }
         let what = if has_goal { "the recovery target lies" } else { "WAL ends" };
         return Err(ReplayError::Refused(format!(
             "{what} before the directory is consistent: replay stands at {replayed}, and must get past the end of the \
@@ -501,7 +504,7 @@ fn keep_partial_segments(source: &Source, engine: &Engine<'_>) -> Result<(), Rep
     let first = size.segment_of(recovery.control().checkpoint_copy.redo);
     let last = size.segment_of(Lsn(engine.replayed().0.saturating_sub(1)));
     for segment in first..=last {
-        let Some((path, timeline)) = source.partial_file(size.start_of(segment)) else { continue };
+        let Some((path, timeline)) = source.partial_file(size.start_of(segment))? else { continue };
         let name = size.file_name(timeline, segment);
         walrider_datadir::durable::copy_file(&path, &recovery.data_dir().path().join("pg_wal").join(name))?;
     }

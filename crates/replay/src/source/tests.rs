@@ -69,18 +69,39 @@ fn the_newest_timeline_that_has_a_segment_gives_it() {
     assert_eq!(mark(&source, 3).unwrap(), Some(2));
     assert_eq!(mark(&source, 4).unwrap(), None, "timeline 1 was left before");
     assert_eq!(source.timeline_at(Lsn(3 * SEGMENT)), TimelineId(2));
-    assert!(source.has_segment(Lsn(3 * SEGMENT)) && !source.has_segment(Lsn(4 * SEGMENT)));
+    assert!(source.has_segment(Lsn(3 * SEGMENT)).unwrap() && !source.has_segment(Lsn(4 * SEGMENT)).unwrap());
 }
 
 #[test]
-fn partial_files_come_last() {
+fn a_timeline_counts_up_to_where_it_was_left() {
     let dirs = Dirs::new();
-    dirs.put(2, 3, ".partial", 9);
+    dirs.put(1, 3, "", 1);
     let source = dirs.reads_directory(branched());
+    let page_of_switch = 3 * SEGMENT + 0x8_0000;
+    let mut pages = vec![0; 4 * XLOG_BLCKSZ];
+    let before = Lsn(page_of_switch - 2 * XLOG_BLCKSZ as u64);
+    assert_eq!(source.read(before, &mut pages).unwrap(), 2 * XLOG_BLCKSZ);
+    assert_eq!(source.read(Lsn(page_of_switch), &mut pages).unwrap(), 0, "timeline 2 has that, in a file to come");
+    dirs.put(2, 3, "", 2);
+    source.close_all();
+    assert_eq!(source.read(Lsn(page_of_switch), &mut pages).unwrap(), 4 * XLOG_BLCKSZ);
+}
+
+#[test]
+fn a_partial_file_counts_where_there_is_no_whole_one_since() {
+    let dirs = Dirs::new();
+    dirs.put(1, 3, ".partial", 9);
+    let alone = TimelineHistory::alone(TimelineId(1));
+    let source = dirs.reads_directory(alone);
     assert_eq!(mark(&source, 3).unwrap(), Some(9));
     dirs.put(1, 3, "", 1);
     source.close_all();
     assert_eq!(mark(&source, 3).unwrap(), Some(1));
+    // Our own copy in pg_wal stays behind, when the archive's file goes on growing.
+    let partial = fs::File::open(dirs.archive().join(size().file_name(TimelineId(1), 3) + ".partial")).unwrap();
+    partial.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(10)).unwrap();
+    source.close_all();
+    assert_eq!(mark(&source, 3).unwrap(), Some(9));
 }
 
 #[test]
@@ -89,7 +110,30 @@ fn what_was_not_there_is_found_once_it_is() {
     let source = dirs.reads_directory(TimelineHistory::alone(TimelineId(1)));
     assert_eq!(mark(&source, 7).unwrap(), None);
     dirs.put(1, 7, "", 7);
+    assert_eq!(mark(&source, 7).unwrap(), None, "nothing is looked for twice in one round");
+    source.close_all();
     assert_eq!(mark(&source, 7).unwrap(), Some(7));
+}
+
+/// A command that hands each file out once was run by two threads at once, and the second found nothing.
+#[test]
+fn threads_that_want_a_segment_share_one_fetch() {
+    let dirs = Dirs::new();
+    for number in 0..8 {
+        dirs.put(1, number, "", number as u8 + 1);
+    }
+    let source = dirs.runs_command("sleep 0.02; mv ARCHIVE/%f %p");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for number in 0..8 {
+                    assert_eq!(mark(&source, number).unwrap(), Some(number as u8 + 1));
+                }
+            });
+        }
+    });
+    source.release_before(Lsn(7 * SEGMENT));
+    assert_eq!(fs::read_dir(dirs.data().join("pg_wal")).unwrap().count(), 2, "only the last two are kept");
 }
 
 #[test]
@@ -105,7 +149,7 @@ fn restore_command_fetches_and_leaves_nothing_behind() {
     let dirs = Dirs::new();
     dirs.put(1, 7, "", 7);
     let source = dirs.runs_command("cp ARCHIVE/%f %p && echo 'noise %r 100%%' >>log");
-    source.set_restartpoint(Lsn(5 * SEGMENT + 40));
+    source.note_restartpoint(Lsn(5 * SEGMENT + 40));
     assert_eq!(mark(&source, 7).unwrap(), Some(7));
     assert_eq!(mark(&source, 8).unwrap(), None, "cp fails: there is no more");
     source.close_all();
