@@ -137,7 +137,9 @@ impl Loader {
         let mut loaded = Vec::with_capacity(count);
         for ((planned, numbers), ending) in work.into_iter().zip(endings) {
             self.numbers.push(numbers);
-            if self.ended.is_some() || !self.accept(&planned, ending) || planned.stretch.spans().is_empty() {
+            let accepted = self.ended.is_none() && self.accept(&planned, ending);
+            // One without records still tells what was passed over.
+            if !accepted || (planned.stretch.spans().is_empty() && planned.stretch.overwritten().is_none()) {
                 self.spare.push(planned);
             } else {
                 loaded.push(planned);
@@ -153,24 +155,28 @@ impl Loader {
         if self.next >= stretch.limit() {
             return false;
         }
-        let expected = self.first_record_at(self.next);
-        let Some(first) = stretch.spans().first() else {
+        let seam = match stretch.begins_at() {
+            Some(begins) if self.first_record_at(begins) == self.first_record_at(self.next) => {
+                stretch.follows(self.last)
+            }
+            Some(_) => Err(Invalid::UnexpectedContinuation),
+            None => Err(Invalid::NoContinuation(self.next)),
+        };
+        if let Err(why) = seam {
+            let ends = Ending::Ends { at: self.next, page: page_of(self.next), why };
+            // A page that could not even be read or checked says more than what follows from that.
             self.end(match ending {
-                Ending::Goes(_) => {
-                    Ending::Ends { at: self.next, page: stretch.start(), why: Invalid::NoContinuation(self.next) }
+                Ending::Goes(_) => ends,
+                Ending::Ends { page, why, .. } if stretch.spans().is_empty() => {
+                    Ending::Ends { at: self.next, page, why }
                 }
-                Ending::Ends { page, why, .. } => Ending::Ends { at: self.next, page, why },
+                Ending::Ends { .. } => ends,
                 failed => failed,
             });
             return false;
-        };
-        let seam =
-            if first.lsn != expected { Err(Invalid::UnexpectedContinuation) } else { stretch.follows(self.last) };
-        if let Err(why) = seam {
-            self.end(Ending::Ends { at: self.next, page: page_of(self.next), why });
-            return false;
         }
-        self.last = stretch.spans().last().expect("not empty").lsn;
+        // None: the only record that begins here was never finished.
+        self.last = stretch.spans().last().map_or(self.last, |last| last.lsn);
         self.exact = true;
         match ending {
             Ending::Goes(next) => self.next = next,
@@ -266,3 +272,6 @@ fn fill(stretch: &mut Stretch, source: &dyn ReadWal, format: &WalFormat) -> Endi
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

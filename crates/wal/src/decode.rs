@@ -154,7 +154,8 @@ pub struct Stretch {
     spans: Vec<Span>,
     /// Where decoding goes on; not valid before the first record was found.
     position: Lsn,
-    found_first: bool,
+    /// Where the first record begins, finished or not, or the page that it begins on.
+    begins_at: Option<Lsn>,
     first_prev: Lsn,
     /// Pages before this position have a valid header.
     checked: Lsn,
@@ -177,7 +178,7 @@ impl Stretch {
         self.joined.clear();
         self.spans.clear();
         self.position = if exact { from } else { self.start };
-        self.found_first = exact;
+        self.begins_at = exact.then_some(from);
         self.first_prev = Lsn::INVALID;
         self.checked = self.start;
         self.overwritten = None;
@@ -221,6 +222,12 @@ impl Stretch {
         self.limit
     }
 
+    /// Where the first record of this stretch begins, finished or not, or the page that it begins on; `None` before
+    /// decoding, and where no record begins.
+    pub fn begins_at(&self) -> Option<Lsn> {
+        self.begins_at
+    }
+
     /// Where the last record begins that was passed over because its continuation was never written.
     pub fn overwritten(&self) -> Option<Lsn> {
         self.overwritten
@@ -257,7 +264,7 @@ impl Stretch {
 
     /// Decodes as many records as the pages allow.
     pub fn decode(&mut self, format: &WalFormat, timeline: TimelineId) -> Status {
-        if !self.found_first {
+        if self.begins_at.is_none() {
             match self.find_first(format, timeline) {
                 Ok(true) => {}
                 Ok(false) => return Status::Complete { next: self.filled() },
@@ -294,7 +301,7 @@ impl Stretch {
                 self.position = Lsn(page.0 + PAGE);
                 continue;
             }
-            self.found_first = true;
+            self.begins_at = Some(self.position);
             return Ok(true);
         }
     }
