@@ -5,8 +5,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::{self, ErrorKind, IoSlice};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -152,7 +152,7 @@ impl RelationFiles {
         Ok(())
     }
 
-    /// Reads pages from `block` on, one per buffer, at most [`MAX_RUN`] and all in one segment file.
+    /// Reads pages from `block` on, as many as `buffer` holds, all in one segment file.
     ///
     /// # Errors
     /// Also when the file ends before the last of them.
@@ -161,26 +161,20 @@ impl RelationFiles {
         rel: RelFileLocator,
         fork: ForkNumber,
         block: BlockNumber,
-        buffers: &mut [IoSliceMut<'_>],
+        buffer: &mut [u8],
     ) -> Result<(), DataDirError> {
         let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
         let missing = || io::Error::new(ErrorKind::NotFound, "the file does not exist");
         let open = self.open(file, false)?.ok_or_else(|| self.error("read", file, missing()))?;
-        let mut offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
-        let mut rest = buffers;
-        while !rest.is_empty() {
-            let got = match rustix::io::preadv(&open, rest, offset) {
-                Err(rustix::io::Errno::INTR) => continue,
-                other => other.map_err(|error| self.error("read", file, error.into()))?,
-            };
-            if got == 0 {
-                let short = format!("the file ends within or before block {}", offset / BLCKSZ as u64);
-                return Err(self.error("read", file, io::Error::new(ErrorKind::UnexpectedEof, short)));
+        let offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
+        open.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => {
+                let last = u64::from(block) + (buffer.len() / BLCKSZ) as u64 - 1;
+                let short = format!("the file ends before the end of block {last}, which should be there");
+                self.error("read", file, io::Error::new(ErrorKind::UnexpectedEof, short))
             }
-            offset += got as u64;
-            IoSliceMut::advance_slices(&mut rest, got);
-        }
-        Ok(())
+            _ => self.error("read", file, error),
+        })
     }
 
     /// Writes pages from `block` on, all in one segment file, at most [`MAX_RUN`].

@@ -90,7 +90,7 @@ impl Context<'_> {
         }
         let is_gone = |key: PageKey| gone[key.fork() as usize];
         for partition in self.partitions.iter_mut() {
-            partition.discard(&self.shared, is_gone);
+            partition.discard(is_gone);
         }
         self.invalid.retain(|&key| !is_gone(key));
         let rels = self.shared.rels;
@@ -149,7 +149,7 @@ impl Context<'_> {
         let blocks = self.blocks(rel, fork)?;
         let behind = |key: PageKey| key.fork() == number && key.block() >= keep;
         for partition in self.partitions.iter_mut() {
-            partition.discard(&self.shared, behind);
+            partition.discard(behind);
         }
         self.invalid.retain(|&key| !behind(key));
         if keep < blocks {
@@ -171,11 +171,7 @@ impl Context<'_> {
             return Ok(None);
         }
         let key = PageKey::new(self.fork_number(rel, fork), block);
-        let page = self.partitions[partition_of(key)].page(key, &self.shared)?;
-        Ok(Some(page.with(|target| {
-            target.exists = true;
-            change(target)
-        })))
+        self.partitions[partition_of(key)].with_page(key, &self.shared, change).map(Some)
     }
 
     /// `visibilitymap_prepare_truncate`: clears the bits behind the heap's new end. How many blocks of the map stay;

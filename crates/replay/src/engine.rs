@@ -5,13 +5,12 @@
 //! directory stands, and [`crate::restartpoint`] may write it down.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Mutex;
 use std::time::Instant;
 
 use rayon::prelude::*;
 use walrider_datadir::directories::{Directories, Missing};
 use walrider_datadir::relation::RelationFiles;
-use walrider_layout::{Lsn, PageBytes, RelFileLocator, TimelineId, TransactionId};
+use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId, TransactionId};
 use walrider_redo::Env;
 use walrider_wal::record::Record;
 
@@ -95,7 +94,6 @@ pub struct Engine<'a> {
     files: &'a RelationFiles,
     rels: RelTable,
     partitions: Vec<Partition>,
-    spare_pages: Mutex<Vec<Box<PageBytes>>>,
     globals: Globals,
     recovery: Recovery,
     directories: Directories,
@@ -135,13 +133,14 @@ impl<'a> Engine<'a> {
         loader: Loader,
     ) -> Engine<'a> {
         let replayed = loader.position();
+        // Slabs of up to 4 MB, so that two huge pages fit, but small where memory is.
+        let slab_pages = (settings.memory_bytes as usize / BLCKSZ / PARTITIONS / 8).clamp(8, 512);
         Engine {
             settings,
             source,
             files,
             rels: RelTable::default(),
-            partitions: (0..PARTITIONS).map(|_| Partition::default()).collect(),
-            spare_pages: Mutex::default(),
+            partitions: (0..PARTITIONS).map(|_| Partition::new(slab_pages)).collect(),
             globals,
             directories: recovery.data_dir().directories(),
             recovery,
@@ -440,9 +439,8 @@ impl<'a> Engine<'a> {
                 env: self.settings.env,
                 checksums: self.settings.checksums,
                 verify_images: self.settings.verify_images,
-                spare_pages: &self.spare_pages,
             },
-            budget: ((self.settings.memory_bytes / walrider_layout::BLCKSZ as u64) as usize).max(MIN_PAGES),
+            budget: ((self.settings.memory_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES),
             batch: &mut self.batch,
             invalid: &mut self.invalid,
             stats: &mut self.stats,
@@ -479,7 +477,6 @@ impl<'a> Engine<'a> {
                 env: self.settings.env,
                 checksums: self.settings.checksums,
                 verify_images: self.settings.verify_images,
-                spare_pages: &self.spare_pages,
             },
             invalid: &mut self.invalid,
             directories: &self.directories,
@@ -550,7 +547,6 @@ impl<'a> Engine<'a> {
             env: self.settings.env,
             checksums: self.settings.checksums,
             verify_images: self.settings.verify_images,
-            spare_pages: &self.spare_pages,
         };
         let written = self
             .partitions

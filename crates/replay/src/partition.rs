@@ -4,8 +4,7 @@
 //! steps: [`Partition::gather`] groups the batch's operations by page, [`Partition::load`] reads what is missing,
 //! [`Partition::apply`] redoes each page's operations in LSN order while the page is in the processor's cache.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::sync::Mutex;
+use std::io::IoSlice;
 
 use rustc_hash::FxHashMap;
 use walrider_datadir::relation::{MAX_RUN, RelationFiles};
@@ -16,6 +15,7 @@ use walrider_redo::{Effects, Env, FreeSpace, Outcome, RedoError, Target, fsm, ma
 use walrider_wal::record::Record;
 
 use crate::error::{RedoFailure, ReplayError};
+use crate::frames::Frames;
 use crate::plan::{Change, PageOp, Planned, has_check_images};
 use crate::rels::{PageKey, RelFork, RelTable};
 
@@ -31,19 +31,6 @@ pub struct Shared<'a> {
     pub checksums: bool,
     /// Compare pages with `wal_consistency_checking` images.
     pub verify_images: bool,
-    /// Memory of pages that are not in use.
-    pub spare_pages: &'a Mutex<Vec<Box<PageBytes>>>,
-}
-
-impl Shared<'_> {
-    fn take_pages(&self, count: usize) -> Vec<Box<PageBytes>> {
-        let mut spare = self.spare_pages.lock().expect("no panic while locked");
-        let at = spare.len().saturating_sub(count);
-        let mut pages = spare.split_off(at);
-        drop(spare);
-        pages.resize_with(count, || Box::new([0; BLCKSZ]));
-        pages
-    }
 }
 
 /// The part of a planned stretch that belongs to a batch.
@@ -140,9 +127,13 @@ impl Report {
 /// At most this many differing images are told one by one.
 const DIFFERENCES_TOLD: usize = 20;
 
+/// How many operations ahead records are fetched into the processor's cache.
+const PREFETCH: usize = 6;
+
 struct Slot {
     key: PageKey,
-    page: Option<Box<PageBytes>>,
+    /// Where its bytes are, if they are in memory.
+    frame: Option<u32>,
     exists: bool,
     dirty: bool,
     /// The batch that last touched it.
@@ -161,8 +152,8 @@ struct RunOp {
 }
 
 /// One partition: cached pages, and scratch space that is reused from batch to batch.
-#[derive(Default)]
 pub struct Partition {
+    frames: Frames,
     index: FxHashMap<PageKey, u32>,
     slots: Vec<Slot>,
     free_slots: Vec<u32>,
@@ -172,9 +163,27 @@ pub struct Partition {
     touched: Vec<u32>,
     slot_of_op: Vec<u32>,
     runs: Vec<RunOp>,
+    /// Pages on their way from a file to their frames.
+    read_buffer: Vec<u8>,
 }
 
 impl Partition {
+    /// An empty one, whose memory comes `slab_pages` pages at a time.
+    pub fn new(slab_pages: usize) -> Partition {
+        Partition {
+            frames: Frames::new(slab_pages),
+            index: FxHashMap::default(),
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            resident: 0,
+            batch: 0,
+            touched: Vec::new(),
+            slot_of_op: Vec::new(),
+            runs: Vec::new(),
+            read_buffer: Vec::new(),
+        }
+    }
+
     /// Pages that are held in memory.
     pub fn resident(&self) -> usize {
         self.resident
@@ -184,7 +193,7 @@ impl Partition {
         if let Some(&slot) = self.index.get(&key) {
             return slot;
         }
-        let slot = Slot { key, page: None, exists: false, dirty: false, batch: 0, first: 0, count: 0 };
+        let slot = Slot { key, frame: None, exists: false, dirty: false, batch: 0, first: 0, count: 0 };
         let number = match self.free_slots.pop() {
             Some(number) => {
                 self.slots[number as usize] = slot;
@@ -251,13 +260,13 @@ impl Partition {
                 slot.count += 1;
             }
         }
-        self.touched.iter().filter(|&&slot| self.slots[slot as usize].page.is_none()).count()
+        self.touched.iter().filter(|&&slot| self.slots[slot as usize].frame.is_none()).count()
     }
 
     /// Gives every page of the batch memory, and reads those whose contents matter.
     pub fn load(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
         let needed: Vec<u32> =
-            self.touched.iter().copied().filter(|&slot| self.slots[slot as usize].page.is_none()).collect();
+            self.touched.iter().copied().filter(|&slot| self.slots[slot as usize].frame.is_none()).collect();
         let wants_bytes = |slot: &Slot| {
             let first = &self.runs[slot.first as usize];
             match first.change {
@@ -304,18 +313,28 @@ impl Partition {
                     run += 1;
                 }
             }
-            let mut pages = shared.take_pages(run);
-            if exists && reading[at] {
-                let mut buffers: Vec<_> = pages.iter_mut().map(|page| IoSliceMut::new(&mut page[..])).collect();
-                if let Err(error) = shared.files.read(fork.rel, fork.fork, key.block(), &mut buffers) {
+            let reads = exists && reading[at];
+            if reads {
+                self.read_buffer.resize(run * BLCKSZ, 0);
+                if let Err(error) = shared.files.read(fork.rel, fork.fork, key.block(), &mut self.read_buffer) {
                     report.fail(lsns[at], error.into());
+                    return;
                 }
                 report.pages_read += run as u64;
             }
-            for (nth, mut page) in pages.into_iter().enumerate() {
+            for nth in 0..run {
+                let frame = match self.frames.take() {
+                    Ok(frame) => frame,
+                    Err(error) => {
+                        report.fail(lsns[at], ReplayError::Refused(format!("out of memory: {error}")));
+                        return;
+                    }
+                };
+                let page = self.frames.page_mut(frame);
                 let slot = &mut self.slots[needed[at + nth] as usize];
-                if exists && reading[at] {
-                    if let Err(problem) = verify_page(&page, slot.key.block(), shared.checksums) {
+                if reads {
+                    page.copy_from_slice(&self.read_buffer[nth * BLCKSZ..][..BLCKSZ]);
+                    if let Err(problem) = verify_page(page, slot.key.block(), shared.checksums) {
                         // The maps can be made anew; all else cannot (RBM_ZERO_ON_ERROR).
                         if matches!(fork.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap) {
                             page.fill(0);
@@ -326,7 +345,7 @@ impl Partition {
                 } else {
                     page.fill(0);
                 }
-                slot.page = Some(page);
+                slot.frame = Some(frame);
                 slot.exists = exists;
                 slot.dirty = false;
                 self.resident += 1;
@@ -340,11 +359,19 @@ impl Partition {
         for &number in &self.touched {
             let slot = &mut self.slots[number as usize];
             let fork = shared.rels.fork(slot.key.fork());
-            let Some(bytes) = slot.page.as_deref_mut() else { continue };
+            let Some(frame) = slot.frame else { continue };
             let existed = slot.exists;
+            let bytes = self.frames.page_mut(frame);
             let mut target = Target { bytes, exists: slot.exists, dirty: slot.dirty };
-            let runs = &self.runs[slot.first as usize..(slot.first + slot.count) as usize];
-            for op in runs {
+            for at in slot.first as usize..(slot.first + slot.count) as usize {
+                // Records of a page lie far apart in the batch: have the next ones on their way.
+                if let Some(later) = self.runs.get(at + 2 * PREFETCH) {
+                    parts[later.part as usize].planned.stretch.prefetch_span(later.span);
+                }
+                if let Some(next) = self.runs.get(at + PREFETCH) {
+                    parts[next.part as usize].planned.stretch.prefetch_record(next.span);
+                }
+                let op = &self.runs[at];
                 let record = record_of(&parts[op.part as usize], op.span);
                 let mut work = PageWork { record: &record, fork: &fork, key: slot.key, shared, report };
                 if let Err(error) = work.change(op.change, &mut target) {
@@ -374,12 +401,13 @@ impl Partition {
         self.touched.clear();
         for ops in ops.chunk_by(|a, b| a.key == b.key) {
             let number = self.touch(ops[0].key);
-            if self.slots[number as usize].page.is_none() {
+            if self.slots[number as usize].frame.is_none() {
                 self.bring_in(&[number], &[true], &[ops[0].lsn], shared, report);
             }
             let slot = &mut self.slots[number as usize];
             let fork = shared.rels.fork(slot.key.fork());
-            let Some(bytes) = slot.page.as_deref_mut() else { continue };
+            let Some(frame) = slot.frame else { continue };
+            let bytes = self.frames.page_mut(frame);
             let existed = slot.exists;
             let mut target = Target { bytes, exists: slot.exists, dirty: slot.dirty };
             for op in ops {
@@ -411,7 +439,7 @@ impl Partition {
         let mut dirty: Vec<u32> = (0..self.slots.len() as u32)
             .filter(|&number| {
                 let slot = &self.slots[number as usize];
-                slot.dirty && slot.page.is_some() && which(slot.key)
+                slot.dirty && slot.frame.is_some() && which(slot.key)
             })
             .collect();
         dirty.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
@@ -425,7 +453,7 @@ impl Partition {
             for &number in numbers {
                 let slot = &mut self.slots[number as usize];
                 let block = slot.key.block();
-                let page = slot.page.as_deref_mut().expect("only resident pages are written");
+                let page = self.frames.page_mut(slot.frame.expect("only resident pages are written"));
                 if !Page(page).is_new() {
                     let checksum = page_checksum(page, block);
                     PageMut(page).set_checksum(checksum);
@@ -447,8 +475,8 @@ impl Partition {
             }
             let fork = shared.rels.fork(key.fork());
             let page = |&number: &u32| {
-                let page = self.slots[number as usize].page.as_deref().expect("only resident pages are written");
-                IoSlice::new(page)
+                let frame = self.slots[number as usize].frame.expect("only resident pages are written");
+                IoSlice::new(self.frames.page(frame))
             };
             let mut buffers: Vec<_> = numbers[at..at + run].iter().map(page).collect();
             shared.files.write(fork.rel, fork.fork, key.block(), &mut buffers)?;
@@ -466,7 +494,7 @@ impl Partition {
         let mut old: Vec<u32> = (0..self.slots.len() as u32)
             .filter(|&number| {
                 let slot = &self.slots[number as usize];
-                slot.page.is_some() && slot.batch != batch
+                slot.frame.is_some() && slot.batch != batch
             })
             .collect();
         if old.len() > wanted {
@@ -477,16 +505,16 @@ impl Partition {
         dirty.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
         self.write_slots(&dirty, shared)?;
         for &number in &old {
-            self.release(number, shared);
+            self.release(number);
         }
         Ok(old.len())
     }
 
-    fn release(&mut self, number: u32, shared: &Shared<'_>) {
+    fn release(&mut self, number: u32) {
         let slot = &mut self.slots[number as usize];
-        if let Some(page) = slot.page.take() {
+        if let Some(frame) = slot.frame.take() {
             self.resident -= 1;
-            shared.spare_pages.lock().expect("no panic while locked").push(page);
+            self.frames.give_back(frame);
         }
         slot.dirty = false;
         self.index.remove(&slot.key);
@@ -495,49 +523,38 @@ impl Partition {
     }
 
     /// Forgets pages that `which` picks without writing them: their files were cut or removed.
-    pub fn discard(&mut self, shared: &Shared<'_>, which: impl Fn(PageKey) -> bool) {
+    pub fn discard(&mut self, which: impl Fn(PageKey) -> bool) {
         for number in 0..self.slots.len() as u32 {
             let slot = &self.slots[number as usize];
             // A free slot's key may have been given to another slot.
             if self.index.get(&slot.key) == Some(&number) && which(slot.key) {
-                self.release(number, shared);
+                self.release(number);
             }
         }
         self.touched.clear();
     }
 
-    /// The page, in memory, for changes outside a batch; read from its file if need be.
-    pub fn page(&mut self, key: PageKey, shared: &Shared<'_>) -> Result<PageGuard<'_>, ReplayError> {
+    /// Lets `change` have a page that lies within its file, outside a batch; read from there if need be.
+    pub fn with_page<R>(
+        &mut self,
+        key: PageKey,
+        shared: &Shared<'_>,
+        change: impl FnOnce(&mut Target<'_>) -> R,
+    ) -> Result<R, ReplayError> {
         let number = self.slot_for(key);
-        if self.slots[number as usize].page.is_none() {
+        if self.slots[number as usize].frame.is_none() {
             let mut report = Report::default();
             self.bring_in(&[number], &[true], &[Lsn::INVALID], shared, &mut report);
             if let Some((_, error)) = report.failure {
                 return Err(error);
             }
         }
-        Ok(PageGuard { slot: &mut self.slots[number as usize], fork: shared.rels.fork(key.fork()) })
-    }
-}
-
-/// A cached page, borrowed for a change outside a batch.
-pub struct PageGuard<'a> {
-    slot: &'a mut Slot,
-    fork: std::sync::Arc<RelFork>,
-}
-
-impl PageGuard<'_> {
-    /// Lets `change` have the page, and notes what became of it.
-    pub fn with<R>(self, change: impl FnOnce(&mut Target<'_>) -> R) -> R {
-        let existed = self.slot.exists;
-        let bytes = self.slot.page.as_deref_mut().expect("resident");
-        let mut target = Target { bytes, exists: self.slot.exists, dirty: self.slot.dirty };
+        let slot = &mut self.slots[number as usize];
+        let bytes = self.frames.page_mut(slot.frame.expect("just brought in"));
+        let mut target = Target { bytes, exists: true, dirty: slot.dirty };
         let result = change(&mut target);
-        (self.slot.exists, self.slot.dirty) = (target.exists, target.dirty);
-        if self.slot.exists && !existed {
-            self.fork.grow_to(self.slot.key.block() + 1);
-        }
-        result
+        (slot.exists, slot.dirty) = (true, target.dirty);
+        Ok(result)
     }
 }
 

@@ -1,0 +1,82 @@
+//! Memory for cached pages: slabs of page frames, in huge pages where the system has them.
+//!
+//! Touched for the first time, memory costs a page fault for every 4 kB, which is as much as redo of several records; a
+//! huge page costs one for every 2 MB. Frames are given back for reuse, never to the system.
+
+use std::io;
+
+use memmap2::{Advice, MmapMut};
+use walrider_layout::{BLCKSZ, PageBytes};
+
+/// The frames of one partition.
+pub struct Frames {
+    slabs: Vec<MmapMut>,
+    slab_pages: usize,
+    free: Vec<u32>,
+}
+
+impl Frames {
+    /// No frames yet; they come `slab_pages` at a time.
+    pub fn new(slab_pages: usize) -> Frames {
+        Frames { slabs: Vec::new(), slab_pages, free: Vec::new() }
+    }
+
+    /// A frame; its bytes are whatever they were.
+    ///
+    /// # Errors
+    /// When the system has no more memory.
+    pub fn take(&mut self) -> io::Result<u32> {
+        if self.free.is_empty() {
+            let slab = MmapMut::map_anon(self.slab_pages * BLCKSZ)?;
+            // Only a hint: kernels without huge pages refuse it, and all is well.
+            let _ = slab.advise(Advice::HugePage);
+            let first = (self.slabs.len() * self.slab_pages) as u32;
+            self.free.extend((first..first + self.slab_pages as u32).rev());
+            self.slabs.push(slab);
+        }
+        Ok(self.free.pop().expect("not empty"))
+    }
+
+    /// Gives a frame back.
+    pub fn give_back(&mut self, frame: u32) {
+        self.free.push(frame);
+    }
+
+    fn place(&self, frame: u32) -> (usize, usize) {
+        let frame = frame as usize;
+        (frame / self.slab_pages, frame % self.slab_pages * BLCKSZ)
+    }
+
+    /// The bytes of a frame that was taken.
+    #[inline]
+    pub fn page(&self, frame: u32) -> &PageBytes {
+        let (slab, at) = self.place(frame);
+        self.slabs[slab][at..].first_chunk().expect("whole frames")
+    }
+
+    /// The bytes of a frame that was taken.
+    #[inline]
+    pub fn page_mut(&mut self, frame: u32) -> &mut PageBytes {
+        let (slab, at) = self.place(frame);
+        self.slabs[slab][at..].first_chunk_mut().expect("whole frames")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_apart_and_come_back() {
+        let mut frames = Frames::new(3);
+        let taken: Vec<u32> = (0..7).map(|_| frames.take().unwrap()).collect();
+        for &frame in &taken {
+            frames.page_mut(frame).fill(frame as u8 + 1);
+        }
+        for &frame in &taken {
+            assert!(frames.page(frame).iter().all(|&byte| byte == frame as u8 + 1));
+        }
+        frames.give_back(taken[4]);
+        assert_eq!(frames.take().unwrap(), taken[4]);
+    }
+}
