@@ -5,6 +5,7 @@
 //! [`Partition::apply`] redoes each page's operations in LSN order while the page is in the processor's cache.
 
 use std::io::IoSlice;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use walrider_datadir::relation::{MAX_RUN, RelationFiles};
@@ -342,9 +343,10 @@ impl Partition {
                             report.fail(lsns[at + nth], ReplayError::bad_page(&fork, slot.key.block(), problem));
                         }
                     }
-                } else {
+                } else if reading[at] {
                     page.fill(0);
                 }
+                // Else the first operation stores every byte of the page, whatever was in the frame.
                 slot.frame = Some(frame);
                 slot.exists = exists;
                 slot.dirty = false;
@@ -356,9 +358,14 @@ impl Partition {
 
     /// Redoes the batch's operations, page by page.
     pub fn apply(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
+        let mut current: Option<(u32, Arc<RelFork>)> = None;
         for &number in &self.touched {
             let slot = &mut self.slots[number as usize];
-            let fork = shared.rels.fork(slot.key.fork());
+            let fork = match &current {
+                Some((number, fork)) if *number == slot.key.fork() => fork.clone(),
+                _ => shared.rels.fork(slot.key.fork()),
+            };
+            current = Some((slot.key.fork(), fork.clone()));
             let Some(frame) = slot.frame else { continue };
             let existed = slot.exists;
             let bytes = self.frames.page_mut(frame);
@@ -641,7 +648,7 @@ impl PageWork<'_, '_> {
 
     fn note_free_space(&mut self, free: &FreeSpace) {
         let (block, slot) = fsm::location(free.block);
-        let fork = self.shared.rels.number(free.rel, ForkNumber::FreeSpaceMap);
+        let fork = self.fork.free_space_map(self.shared.rels);
         let change = FsmChange::Set { slot, category: fsm::category(free.free_bytes) };
         self.report.fsm.push(FsmOp { key: PageKey::new(fork, block), lsn: self.record.end, change });
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 
@@ -47,6 +47,8 @@ pub struct RelFork {
     file_blocks: AtomicU32,
     /// Length in blocks with what the batch at hand has added: `file_blocks <= blocks`.
     blocks: AtomicU32,
+    /// Number of the relation's free space map, once it was asked for.
+    free_space_map: OnceLock<u32>,
 }
 
 impl RelFork {
@@ -71,6 +73,12 @@ impl RelFork {
     pub fn grow_to(&self, blocks: BlockNumber) {
         debug_assert!(self.file_blocks().is_some());
         self.blocks.fetch_max(blocks, Ordering::Relaxed);
+    }
+
+    /// Number of the free space map of the relation, in the table that this fork is from.
+    #[inline]
+    pub fn free_space_map(&self, table: &RelTable) -> u32 {
+        *self.free_space_map.get_or_init(|| table.number(self.rel, ForkNumber::FreeSpaceMap))
     }
 
     /// The length that the files must get, if they are shorter.
@@ -107,6 +115,7 @@ impl RelTable {
                 fork,
                 file_blocks: AtomicU32::new(UNKNOWN),
                 blocks: AtomicU32::new(UNKNOWN),
+                free_space_map: OnceLock::new(),
             }));
         }
         number
