@@ -1,16 +1,14 @@
-//! Memory for cached pages: slabs of page frames, in huge pages where the system has them.
+//! Memory for cached pages: slabs of page frames.
 //!
-//! Touched for the first time, memory costs a page fault for every 4 kB, which is as much as redo of several records; a
-//! huge page costs one for every 2 MB. Frames are given back for reuse, never to the system.
+//! Slabs come from the system as zeros that cost nothing until they are touched; a box for each page would make the
+//! allocator grow its heap in small steps, under a lock. Huge pages were tried: they win where the system has them ready,
+//! and lose more where it must first make them. Frames are given back for reuse, never to the system.
 
-use std::io;
-
-use memmap2::{Advice, MmapMut};
 use walrider_layout::{BLCKSZ, PageBytes};
 
 /// The frames of one partition.
 pub struct Frames {
-    slabs: Vec<MmapMut>,
+    slabs: Vec<Box<[u8]>>,
     slab_pages: usize,
     free: Vec<u32>,
 }
@@ -22,19 +20,14 @@ impl Frames {
     }
 
     /// A frame; its bytes are whatever they were.
-    ///
-    /// # Errors
-    /// When the system has no more memory.
-    pub fn take(&mut self) -> io::Result<u32> {
+    pub fn take(&mut self) -> u32 {
         if self.free.is_empty() {
-            let slab = MmapMut::map_anon(self.slab_pages * BLCKSZ)?;
-            // Only a hint: kernels without huge pages refuse it, and all is well.
-            let _ = slab.advise(Advice::HugePage);
+            let slab = vec![0; self.slab_pages * BLCKSZ].into_boxed_slice();
             let first = (self.slabs.len() * self.slab_pages) as u32;
             self.free.extend((first..first + self.slab_pages as u32).rev());
             self.slabs.push(slab);
         }
-        Ok(self.free.pop().expect("not empty"))
+        self.free.pop().expect("not empty")
     }
 
     /// Gives a frame back.
@@ -69,7 +62,7 @@ mod tests {
     #[test]
     fn frames_are_apart_and_come_back() {
         let mut frames = Frames::new(3);
-        let taken: Vec<u32> = (0..7).map(|_| frames.take().unwrap()).collect();
+        let taken: Vec<u32> = (0..7).map(|_| frames.take()).collect();
         for &frame in &taken {
             frames.page_mut(frame).fill(frame as u8 + 1);
         }
@@ -77,6 +70,6 @@ mod tests {
             assert!(frames.page(frame).iter().all(|&byte| byte == frame as u8 + 1));
         }
         frames.give_back(taken[4]);
-        assert_eq!(frames.take().unwrap(), taken[4]);
+        assert_eq!(frames.take(), taken[4]);
     }
 }

@@ -324,13 +324,7 @@ impl Partition {
                 report.pages_read += run as u64;
             }
             for nth in 0..run {
-                let frame = match self.frames.take() {
-                    Ok(frame) => frame,
-                    Err(error) => {
-                        report.fail(lsns[at], ReplayError::Refused(format!("out of memory: {error}")));
-                        return;
-                    }
-                };
+                let frame = self.frames.take();
                 let page = self.frames.page_mut(frame);
                 let slot = &mut self.slots[needed[at + nth] as usize];
                 if reads {

@@ -30,7 +30,7 @@ use crate::target::RecoveryTarget;
 /// Most WAL in one batch: more than that does not make replay faster, and less delays it.
 const MAX_BATCH_BYTES: u64 = 32 << 20;
 /// Most WAL in one stretch: small enough that two threads share a batch evenly.
-const MAX_WINDOW_BYTES: u64 = 4 << 20;
+const MAX_WINDOW_BYTES: u64 = 2 << 20;
 /// Least WAL in one stretch: what follows live comes in small pieces.
 const MIN_WINDOW_BYTES: u64 = 128 << 10;
 /// What to replay, where to, how far.
