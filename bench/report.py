@@ -94,5 +94,7 @@ def write_report(directory, facts):
     """Write index.html; returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / "index.html"
-    target.write_text(page(facts))
-    return target
+    # Replaced, not overwritten: an earlier report may be another user's file.
+    scratch = directory / "index.html.new"
+    scratch.write_text(page(facts))
+    return scratch.replace(target)

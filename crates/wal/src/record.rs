@@ -142,6 +142,8 @@ impl BlockRef<'_> {
 /// Up to four, which is nearly always, are held in place; room for all 33 would make every record that is moved a copy of
 /// two kilobytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
+// In place is the point; few records have the other variant, and none is stored.
+#[allow(clippy::large_enum_variant)]
 pub enum BlockRefs<'a> {
     /// Held in place.
     Few(ArrayVec<BlockRef<'a>, 4>),
