@@ -123,7 +123,7 @@ impl Context<'_> {
             self.cut(rel, fork, keep)?;
         }
         if fsm_cut.is_some() {
-            let env = self.shared.env;
+            let env = self.shared.settings.env;
             fsm::vacuum_range(&mut FsmPages { context: self, rel }, blocks, BlockNumber::MAX, &env)?;
         }
         Ok(())

@@ -11,14 +11,13 @@ use rayon::prelude::*;
 use walrider_datadir::directories::{Directories, Missing};
 use walrider_datadir::relation::RelationFiles;
 use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId, TransactionId};
-use walrider_redo::Env;
 use walrider_wal::record::Record;
 
 use crate::actions;
 use crate::error::{ReplayError, page_name, type_name};
 use crate::globals::{Action, GlobalError, Globals, SeenCheckpoint};
 use crate::load::{Ending, Loader, ReadWal};
-use crate::partition::{FsmChange, FsmOp, Part, Partition, Report, Shared};
+use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
 use crate::plan::{Global, Obstacle, PARTITIONS, Planned, partition_of};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
@@ -30,12 +29,8 @@ const MIN_PAGES: usize = 512;
 
 /// What the engine works with.
 pub struct Settings {
-    /// Settings that redo depends on.
-    pub env: Env,
-    /// Pages carry checksums.
-    pub checksums: bool,
-    /// Compare pages with `wal_consistency_checking` images.
-    pub verify_images: bool,
+    /// What the work on pages depends on.
+    pub pages: PageSettings,
     /// Bytes of memory for pages and WAL together.
     pub memory_bytes: u64,
     /// Bytes of WAL in one batch.
@@ -179,7 +174,8 @@ impl<'a> Engine<'a> {
     /// Replays until there is a reason to stop. At the end of WAL it can be called again, when there is more.
     ///
     /// # Errors
-    /// What [`ReplayError`] lists. Nothing of the batch that failed has reached the directory, unless memory was short.
+    /// What [`ReplayError`] lists. No page of the batch that failed has been written, unless memory was short; files may
+    /// have been made, or made longer.
     pub fn run(&mut self, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Stop, ReplayError> {
         let stretches = self.settings.batch_bytes.div_ceil(self.settings.window_bytes).max(1) as usize;
         loop {
@@ -433,13 +429,7 @@ impl<'a> Engine<'a> {
         // Both sides are borrowed apart, so that they can run side by side.
         let mut pages = Pages {
             partitions: &mut self.partitions,
-            shared: Shared {
-                rels: &self.rels,
-                files: self.files,
-                env: self.settings.env,
-                checksums: self.settings.checksums,
-                verify_images: self.settings.verify_images,
-            },
+            shared: Shared { rels: &self.rels, files: self.files, settings: self.settings.pages },
             budget: ((self.settings.memory_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES),
             batch: &mut self.batch,
             invalid: &mut self.invalid,
@@ -471,13 +461,7 @@ impl<'a> Engine<'a> {
         let in_place = self.settings.allow_in_place_tablespaces || !self.is_consistent();
         let mut context = actions::Context {
             partitions: &mut self.partitions,
-            shared: Shared {
-                rels: &self.rels,
-                files: self.files,
-                env: self.settings.env,
-                checksums: self.settings.checksums,
-                verify_images: self.settings.verify_images,
-            },
+            shared: Shared { rels: &self.rels, files: self.files, settings: self.settings.pages },
             invalid: &mut self.invalid,
             directories: &self.directories,
             missing: if in_place { Missing::Create } else { Missing::Refuse },
@@ -541,13 +525,7 @@ impl<'a> Engine<'a> {
     pub fn restartpoint(&mut self, finished: bool) -> Result<(), ReplayError> {
         let started = Instant::now();
         self.recovery.ensure_min_recovery_point(self.replayed)?;
-        let shared = Shared {
-            rels: &self.rels,
-            files: self.files,
-            env: self.settings.env,
-            checksums: self.settings.checksums,
-            verify_images: self.settings.verify_images,
-        };
+        let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings.pages };
         let written = self
             .partitions
             .par_iter_mut()

@@ -26,7 +26,14 @@ pub struct Shared<'a> {
     pub rels: &'a RelTable,
     /// Relation files.
     pub files: &'a RelationFiles,
-    /// Settings that redo depends on.
+    /// What the work depends on.
+    pub settings: PageSettings,
+}
+
+/// What the work on pages depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct PageSettings {
+    /// Settings of the cluster that redo looks at.
     pub env: Env,
     /// Pages carry checksums.
     pub checksums: bool,
@@ -329,7 +336,7 @@ impl Partition {
                 let slot = &mut self.slots[needed[at + nth] as usize];
                 if reads {
                     page.copy_from_slice(&self.read_buffer[nth * BLCKSZ..][..BLCKSZ]);
-                    if let Err(problem) = verify_page(page, slot.key.block(), shared.checksums) {
+                    if let Err(problem) = verify_page(page, slot.key.block(), shared.settings.checksums) {
                         // The maps can be made anew; all else cannot (RBM_ZERO_ON_ERROR).
                         if matches!(fork.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap) {
                             page.fill(0);
@@ -450,7 +457,7 @@ impl Partition {
 
     /// Writes pages, given in file order.
     fn write_slots(&mut self, numbers: &[u32], shared: &Shared<'_>) -> Result<(), ReplayError> {
-        if shared.checksums {
+        if shared.settings.checksums {
             for &number in numbers {
                 let slot = &mut self.slots[number as usize];
                 let block = slot.key.block();
@@ -627,14 +634,15 @@ impl PageWork<'_, '_> {
         };
         let block = self.record.block(id).ok_or(RedoError::BlockReference(id))?;
         let mut effects = Effects::default();
-        let outcome = redo_block(self.record, block, target, &self.shared.env, &mut effects)?;
+        let outcome = redo_block(self.record, block, target, &self.shared.settings.env, &mut effects)?;
         if outcome == Outcome::NotFound {
             self.report.invalid.push(self.key);
         }
         if let Some(free) = effects.free_space {
             self.note_free_space(&free);
         }
-        if self.shared.verify_images && has_check_images(self.record) && target.exists && block.image.is_some() {
+        if self.shared.settings.verify_images && has_check_images(self.record) && target.exists && block.image.is_some()
+        {
             self.verify(block, target)?;
         }
         Ok(())

@@ -22,6 +22,7 @@ use crate::engine::{Engine, Flow, Settings, Stop};
 use crate::error::ReplayError;
 use crate::globals::Globals;
 use crate::load::{Ending, Loader, ReadWal, read_record};
+use crate::partition::PageSettings;
 use crate::restartpoint::Recovery;
 use crate::source::{FETCH_PREFIX, Place, Source};
 use crate::stats::Stats;
@@ -123,9 +124,11 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     let control = data_dir.control();
     let (window_bytes, batch_bytes) = batch_sizes(options.memory_bytes);
     let engine_settings = Settings {
-        env: Env { major: control.major, hint_bits_are_logged: control.data_checksums() || settings.wal_log_hints },
-        checksums: control.data_checksums(),
-        verify_images: options.verify_images,
+        pages: PageSettings {
+            env: Env { major: control.major, hint_bits_are_logged: control.data_checksums() || settings.wal_log_hints },
+            checksums: control.data_checksums(),
+            verify_images: options.verify_images,
+        },
         memory_bytes: options.memory_bytes.saturating_sub(3 * batch_bytes),
         batch_bytes,
         window_bytes,
