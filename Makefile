@@ -7,10 +7,14 @@ UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo test test-rust test-e2e build fetch lint fuzz-smoke fuzz-long soak-crash clean
+.PHONY: demo bench test test-rust test-e2e build fetch lint fuzz-smoke fuzz-long soak-crash clean
 
 demo: build fetch
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
+
+# Several minutes; BENCH_ARGS="--rounds 5 --save bench/runs/FILE" keeps the result.
+bench: build fetch
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.replay $(BENCH_ARGS)
 
 test: test-rust fuzz-smoke test-e2e
 

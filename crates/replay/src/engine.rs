@@ -31,8 +31,8 @@ const MIN_PAGES: usize = 512;
 pub struct Settings {
     /// What the work on pages depends on.
     pub pages: PageSettings,
-    /// Bytes of memory for pages and WAL together.
-    pub memory_bytes: u64,
+    /// Bytes of memory for pages.
+    pub page_bytes: u64,
     /// Bytes of WAL in one batch.
     pub batch_bytes: u64,
     /// Bytes of WAL in one stretch.
@@ -129,7 +129,7 @@ impl<'a> Engine<'a> {
     ) -> Engine<'a> {
         let replayed = loader.position();
         // Slabs of up to 4 MB, so that two huge pages fit, but small where memory is.
-        let slab_pages = (settings.memory_bytes as usize / BLCKSZ / PARTITIONS / 8).clamp(8, 512);
+        let slab_pages = (settings.page_bytes as usize / BLCKSZ / PARTITIONS / 8).clamp(8, 512);
         Engine {
             settings,
             source,
@@ -430,7 +430,7 @@ impl<'a> Engine<'a> {
         let mut pages = Pages {
             partitions: &mut self.partitions,
             shared: Shared { rels: &self.rels, files: self.files, settings: self.settings.pages },
-            budget: ((self.settings.memory_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES),
+            budget: ((self.settings.page_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES),
             batch: &mut self.batch,
             invalid: &mut self.invalid,
             stats: &mut self.stats,

@@ -34,6 +34,9 @@ const MAX_BATCH_BYTES: u64 = 32 << 20;
 const MAX_WINDOW_BYTES: u64 = 2 << 20;
 /// Least WAL in one stretch: what follows live comes in small pieces.
 const MIN_WINDOW_BYTES: u64 = 128 << 10;
+/// Memory that is neither pages nor WAL: the program itself, SLRU pages, tables.
+const OTHER_BYTES: u64 = 16 << 20;
+
 /// What to replay, where to, how far.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -129,7 +132,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
             checksums: control.data_checksums(),
             verify_images: options.verify_images,
         },
-        memory_bytes: options.memory_bytes.saturating_sub(3 * batch_bytes),
+        page_bytes: options.memory_bytes.saturating_sub(8 * batch_bytes + OTHER_BYTES),
         batch_bytes,
         window_bytes,
         target: RecoveryTarget { goal: settings.target.clone(), inclusive: settings.target_inclusive },
@@ -156,9 +159,10 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     })
 }
 
-/// Stretches and batches that fit into the memory that there is.
+/// Stretches and batches that fit into the memory that there is: while one batch is applied, the next is decoded, and each
+/// takes up to four times its WAL, with records that were joined and the operations that they are made into.
 fn batch_sizes(memory_bytes: u64) -> (u64, u64) {
-    let batch = (memory_bytes / 16).clamp(2 * MIN_WINDOW_BYTES, MAX_BATCH_BYTES);
+    let batch = (memory_bytes / 32).clamp(2 * MIN_WINDOW_BYTES, MAX_BATCH_BYTES);
     let window = (batch / 4).clamp(MIN_WINDOW_BYTES, MAX_WINDOW_BYTES);
     (1 << window.ilog2(), batch)
 }
