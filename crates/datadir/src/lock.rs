@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Pid, geteuid, getpid, getppid, test_kill_process};
 
-use crate::durable::{read_file, unlink_if_there};
+use crate::durable::{fsync_dir, list_dir, read_file, unlink_if_there};
 use crate::error::{DataDirError, IoContext, Result};
 
 /// Bound of the retries against others that create the file at the same moment.
@@ -63,18 +63,24 @@ impl DataDirLock {
     /// Takes the directory: refuses if a live process has it, replaces the file of a dead one.
     ///
     /// The process id is written negative, as a stand-alone backend does, so that `pg_ctl stop` and the like do not
-    /// take us for a postmaster.
+    /// take us for a postmaster. The file appears with its contents, whole: an empty one, as a kill between making and
+    /// writing it would leave, keeps everybody out until somebody removes it by hand.
     pub fn acquire(data_dir: &Path) -> Result<DataDirLock> {
         let path = data_dir.join("postmaster.pid");
+        let prepared = data_dir.join(format!("{PREPARED}{}", getpid().as_raw_pid()));
         for _ in 0..MAX_TRIES {
-            match OpenOptions::new().write(true).create_new(true).mode(0o640).open(&path) {
-                Ok(file) => {
-                    // From here on the file is ours, and goes if it cannot be filled.
+            prepare(&prepared, data_dir)?;
+            let linked = fs::hard_link(&prepared, &path);
+            unlink_if_there(&prepared)?;
+            match linked {
+                Ok(()) => {
                     let lock = DataDirLock { path };
-                    lock.fill(file, data_dir)?;
+                    remove_prepared(data_dir)?;
+                    fsync_dir(data_dir)?;
                     return Ok(lock);
                 }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                // The latter: somebody else has just got the lock, and cleaned up.
+                Err(error) if [io::ErrorKind::AlreadyExists, io::ErrorKind::NotFound].contains(&error.kind()) => {}
                 Err(error) => return Err(error).context("create lock file", &path),
             }
             // It may be gone by now: then try again.
@@ -88,15 +94,32 @@ impl DataDirLock {
             path.display()
         )))
     }
+}
 
-    fn fill(&self, mut file: fs::File, data_dir: &Path) -> Result<()> {
-        let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let full_path = fs::canonicalize(data_dir).context("resolve", data_dir)?;
-        // Process id, directory, start time, port, socket directory, listen address.
-        let lines = format!("-{}\n{}\n{started}\n0\n\n\n", getpid().as_raw_pid(), full_path.display());
-        file.write_all(lines.as_bytes()).context("write lock file", &self.path)?;
-        file.sync_all().context("fsync lock file", &self.path)
+/// Name of a lock file that is being prepared, without the process id at its end.
+const PREPARED: &str = "postmaster.pid.walrider.";
+
+/// Writes a lock file under another name.
+fn prepare(path: &Path, data_dir: &Path) -> Result<()> {
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let full_path = fs::canonicalize(data_dir).context("resolve", data_dir)?;
+    // Process id, directory, start time, port, socket directory, listen address.
+    let lines = format!("-{}\n{}\n{started}\n0\n\n\n", getpid().as_raw_pid(), full_path.display());
+    let mut options = OpenOptions::new();
+    let mut file =
+        options.write(true).create(true).truncate(true).mode(0o640).open(path).context("create lock file", path)?;
+    file.write_all(lines.as_bytes()).context("write lock file", path)?;
+    file.sync_all().context("fsync lock file", path)
+}
+
+/// Removes what processes that were killed while they prepared a lock file have left.
+fn remove_prepared(data_dir: &Path) -> Result<()> {
+    for entry in list_dir(data_dir)? {
+        if entry.file_name().as_encoded_bytes().starts_with(PREPARED.as_bytes()) {
+            unlink_if_there(&entry.path())?;
+        }
     }
+    Ok(())
 }
 
 impl Drop for DataDirLock {
@@ -192,6 +215,28 @@ mod tests {
         assert_eq!(text.lines().count(), 6);
         drop(lock);
         assert!(!path.exists());
+    }
+
+    /// A kill between making and writing the file left it empty, and nobody could start any more.
+    #[test]
+    fn it_appears_with_its_contents() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("postmaster.pid.walrider.12345"), "").unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    if let Ok(text) = fs::read_to_string(dir.path().join("postmaster.pid")) {
+                        assert_eq!(text.lines().count(), 6, "{text}");
+                    }
+                }
+            });
+            for _ in 0..200 {
+                drop(DataDirLock::acquire(dir.path()).unwrap());
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]
