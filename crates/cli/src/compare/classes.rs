@@ -82,7 +82,7 @@ classes! {
     Stats "stats" Never "files" "pg_stat and pg_stat_tmp: statistics of each server of its own";
     ReplicationSlots "replication-slots" Never "files" "pg_replslot: slots belong to one server and are not in WAL";
     LogicalSnapshots "logical-snapshots" Never "files" "pg_logical/snapshots: a cache of logical decoding";
-    Postmaster "postmaster" Never "files" "postmaster.pid and postmaster.opts: of the last start";
+    Postmaster "postmaster" Never "files" "postmaster.pid, postmaster.opts: of the last start";
     Log "log" Never "files" "server logs";
     BackupRemains "backup-remains" Never "files" "backup_manifest, backup_label.old, tablespace_map.old: not read again";
     Signal "signal" Never "files" "recovery.signal and standby.signal: what the next start is to be";

@@ -170,7 +170,7 @@ pub fn role(path: &str, entry: &Entry) -> Role {
         ["pg_dynshmem", ..] => Role::Counted(Class::Dynshmem),
         ["pg_stat" | "pg_stat_tmp", ..] => Role::Counted(Class::Stats),
         ["pg_replslot", ..] => Role::Counted(Class::ReplicationSlots),
-        ["postmaster.pid" | "postmaster.opts"] => Role::Counted(Class::Postmaster),
+        [name] if name.starts_with("postmaster.") => Role::Counted(Class::Postmaster),
         ["log" | "pg_log", ..] | ["current_logfiles"] => Role::Counted(Class::Log),
         ["backup_manifest" | "backup_label.old" | "tablespace_map.old"] => Role::Counted(Class::BackupRemains),
         ["recovery.signal" | "standby.signal"] => Role::Counted(Class::Signal),
