@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use walrider_datadir::relation::{MAX_RUN, RelationFiles};
+use walrider_layout::bytes::prefetch;
 use walrider_layout::checksum::page_checksum;
 use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
@@ -360,7 +361,11 @@ impl Partition {
     /// Redoes the batch's operations, page by page.
     pub fn apply(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
         let mut current: Option<(u32, Arc<RelFork>)> = None;
-        for &number in &self.touched {
+        for (nth, &number) in self.touched.iter().enumerate() {
+            if let Some(frame) = self.touched.get(nth + 3).and_then(|&later| self.slots[later as usize].frame) {
+                // Header and line pointers: every change looks at them.
+                self.frames.page(frame).iter().step_by(64).take(4).for_each(prefetch);
+            }
             let slot = &mut self.slots[number as usize];
             let fork = match &current {
                 Some((number, fork)) if *number == slot.key.fork() => fork.clone(),

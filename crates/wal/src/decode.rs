@@ -6,6 +6,7 @@
 //! [`Stretch::decode`], which says when a record needs more of them. Stretches that follow one another can be
 //! decoded side by side: each finds its first record by itself, and [`Stretch::follows`] checks the seam.
 
+use walrider_layout::bytes::prefetch;
 use walrider_layout::wal::{
     RECORD_HEADER_SIZE, RECORD_MAX_SIZE, SHORT_PAGE_HEADER_SIZE, SegmentSize, WalPageHeader, XLP_ALL_FLAGS,
     XLP_FIRST_IS_CONTRECORD, XLP_FIRST_IS_OVERWRITE_CONTRECORD, page_header_size, page_of,
@@ -541,19 +542,4 @@ pub fn check_page_header(
         return Err(Invalid::Timeline(header.timeline));
     }
     Ok(())
-}
-
-/// Has the processor fetch what lies here into its cache.
-#[inline]
-fn prefetch<T>(place: &T) {
-    // A hint to the processor. It changes nothing that a program can see and does not fault, whatever the address.
-    #[cfg(target_arch = "x86_64")]
-    #[allow(unsafe_code)]
-    // SAFETY: the reference is valid, and the instruction has no architectural effect.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
 }
