@@ -281,7 +281,8 @@ impl Partition {
             match first.change {
                 Change::VmClear(_) => true,
                 Change::Block(id) => {
-                    let record = record_of(&parts[first.part as usize], first.span);
+                    let mut record = Record::empty();
+                    read_record(&mut record, &parts[first.part as usize], first.span);
                     record.block(id).is_none_or(|block| !block.image_applies() && !block.will_init)
                 }
             }
@@ -361,6 +362,7 @@ impl Partition {
     /// Redoes the batch's operations, page by page.
     pub fn apply(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
         let mut current: Option<(u32, Arc<RelFork>)> = None;
+        let mut record = Record::empty();
         for (nth, &number) in self.touched.iter().enumerate() {
             if let Some(frame) = self.touched.get(nth + 3).and_then(|&later| self.slots[later as usize].frame) {
                 // Header and line pointers: every change looks at them.
@@ -385,7 +387,7 @@ impl Partition {
                     parts[next.part as usize].planned.stretch.prefetch_record(next.span);
                 }
                 let op = &self.runs[at];
-                let record = record_of(&parts[op.part as usize], op.span);
+                read_record(&mut record, &parts[op.part as usize], op.span);
                 let mut work = PageWork { record: &record, fork: &fork, key: slot.key, shared, report };
                 if let Err(error) = work.change(op.change, &mut target) {
                     let failure = RedoFailure::new(&record, &fork, slot.key.block(), error);
@@ -429,7 +431,8 @@ impl Partition {
                         fsm::record_free_space(&mut target, slot, category);
                     }
                     FsmChange::Redo { part, span, block } => {
-                        let record = record_of(&parts[part as usize], span);
+                        let mut record = Record::empty();
+                        read_record(&mut record, &parts[part as usize], span);
                         let mut work = PageWork { record: &record, fork: &fork, key: slot.key, shared, report };
                         if let Err(error) = work.change(Change::Block(block), &mut target) {
                             let failure = RedoFailure::new(&record, &fork, slot.key.block(), error);
@@ -589,10 +592,10 @@ pub fn known_blocks(fork: &RelFork, files: &RelationFiles) -> Result<u32, Replay
 }
 
 /// The record at a place of a part; it was parsed once when it was planned.
-fn record_of<'a>(part: &Part<'a>, span: u32) -> Record<'a> {
+fn read_record<'a>(record: &mut Record<'a>, part: &Part<'a>, span: u32) {
     let stretch = &part.planned.stretch;
     let span = &stretch.spans()[span as usize];
-    Record::parse(stretch.bytes(span), span.lsn, span.end).expect("parsed when it was planned")
+    record.read(stretch.bytes(span), span.lsn, span.end).expect("parsed when it was planned");
 }
 
 /// Checks a page that was read (`PageIsVerified`, `storage/page/bufpage.c`).

@@ -83,10 +83,12 @@ impl Plan {
         self.globals.clear();
         self.obstacle = None;
         self.newest_xid = 0;
+        let mut record = Record::empty();
         for (place, span) in (0..).zip(stretch.spans()) {
-            let planned = Record::parse(stretch.bytes(span), span.lsn, span.end)
+            let planned = record
+                .read(stretch.bytes(span), span.lsn, span.end)
                 .map_err(|error| Obstacle::Corrupt(error.to_string()))
-                .and_then(|record| self.add(place, &record, table, numbers));
+                .and_then(|()| self.add(place, &record, table, numbers));
             if let Err(obstacle) = planned {
                 self.obstacle = Some((place, obstacle));
                 break;

@@ -159,6 +159,14 @@ impl Default for BlockRefs<'_> {
 
 impl<'a> BlockRefs<'a> {
     #[inline]
+    fn clear(&mut self) {
+        match self {
+            BlockRefs::Few(few) => few.clear(),
+            BlockRefs::Many(_) => *self = BlockRefs::default(),
+        }
+    }
+
+    #[inline]
     fn push(&mut self, block: BlockRef<'a>) {
         match self {
             BlockRefs::Few(few) => {
@@ -258,18 +266,42 @@ struct Pending {
 }
 
 impl<'a> Record<'a> {
+    /// A record to be filled by [`Record::read`].
+    pub fn empty() -> Record<'a> {
+        Record {
+            lsn: Lsn::INVALID,
+            end: Lsn::INVALID,
+            header: RecordHeader { total_len: 0, xid: 0, prev: Lsn::INVALID, info: 0, rmgr: RmgrId(0), crc: 0 },
+            origin: 0,
+            toplevel_xid: 0,
+            blocks: BlockRefs::default(),
+            main_data: &[],
+        }
+    }
+
     /// Takes apart a whole record. `bytes` is exactly the record (`xl_tot_len` bytes); the CRC is the caller's
     /// business ([`crc_is_valid`]).
     ///
     /// # Errors
     /// What [`InvalidRecord`] lists; any bytes give a record or an error.
     pub fn parse(bytes: &'a [u8], lsn: Lsn, end: Lsn) -> Result<Record<'a>, InvalidRecord> {
-        let header = RecordHeader::parse(bytes).ok_or(InvalidRecord::TooShort)?;
-        if header.total_len as usize != bytes.len() {
+        let mut record = Record::empty();
+        record.read(bytes, lsn, end)?;
+        Ok(record)
+    }
+
+    /// As [`Record::parse`], in place: a record is some hundred bytes long, and to move it about costs as much as to read
+    /// it. After an error its contents mean nothing.
+    ///
+    /// # Errors
+    /// As [`Record::parse`].
+    pub fn read(&mut self, bytes: &'a [u8], lsn: Lsn, end: Lsn) -> Result<(), InvalidRecord> {
+        self.header = RecordHeader::parse(bytes).ok_or(InvalidRecord::TooShort)?;
+        if self.header.total_len as usize != bytes.len() {
             return Err(InvalidRecord::LengthMismatch);
         }
-        let mut record =
-            Record { lsn, end, header, origin: 0, toplevel_xid: 0, blocks: BlockRefs::default(), main_data: &[] };
+        (self.lsn, self.end, self.origin, self.toplevel_xid) = (lsn, end, 0, 0);
+        self.blocks.clear();
         let mut pending: ArrayVec<Pending, { MAX_BLOCK_ID as usize + 1 }> = ArrayVec::new();
         let mut reader = Reader::new(&bytes[RECORD_HEADER_SIZE..]);
         let mut payload_len = 0usize;
@@ -287,16 +319,16 @@ impl<'a> Record<'a> {
                     // By convention the main data header is the last one.
                     break;
                 }
-                BLOCK_ID_ORIGIN => record.origin = reader.u16().ok_or(InvalidRecord::TooShort)?,
-                BLOCK_ID_TOPLEVEL_XID => record.toplevel_xid = reader.u32().ok_or(InvalidRecord::TooShort)?,
+                BLOCK_ID_ORIGIN => self.origin = reader.u16().ok_or(InvalidRecord::TooShort)?,
+                BLOCK_ID_TOPLEVEL_XID => self.toplevel_xid = reader.u32().ok_or(InvalidRecord::TooShort)?,
                 0..=MAX_BLOCK_ID => {
-                    let previous = record.blocks.last();
+                    let previous = self.blocks.last();
                     if previous.is_some_and(|previous| previous.id >= id) {
                         return Err(InvalidRecord::BlockOutOfOrder(id));
                     }
                     let (block, lens) = parse_block_header(&mut reader, id, previous.map(|previous| previous.rel))?;
                     payload_len += lens.image_len + lens.data_len;
-                    record.blocks.push(block);
+                    self.blocks.push(block);
                     pending.push(lens);
                 }
                 _ => return Err(InvalidRecord::UndefinedBlockId(id)),
@@ -305,15 +337,15 @@ impl<'a> Record<'a> {
         if reader.rest().len() != payload_len {
             return Err(InvalidRecord::LengthMismatch);
         }
-        for (block, lens) in record.blocks.iter_mut().zip(&pending) {
+        for (block, lens) in self.blocks.iter_mut().zip(&pending) {
             let image = reader.take(lens.image_len).ok_or(InvalidRecord::TooShort)?;
             if let Some(stored) = &mut block.image {
                 stored.bytes = image;
             }
             block.data = reader.take(lens.data_len).ok_or(InvalidRecord::TooShort)?;
         }
-        record.main_data = reader.take(main_len).ok_or(InvalidRecord::TooShort)?;
-        Ok(record)
+        self.main_data = reader.take(main_len).ok_or(InvalidRecord::TooShort)?;
+        Ok(())
     }
 
     /// The block reference with this id (`XLogRecHasBlockRef`, `XLogRecGetBlockTag`).
