@@ -120,6 +120,30 @@ impl BlockRedo<'_, '_> {
         self.dirty = true;
     }
 
+    /// Whether the page, which the record expects to exist, is to be changed (`BLK_NEEDS_REDO`).
+    ///
+    /// # Errors
+    /// When the record initialises the page instead.
+    #[inline]
+    pub fn needs_redo(&self) -> Result<bool, RedoError> {
+        if self.block.will_init {
+            return Err(RedoError::WillInit);
+        }
+        Ok(self.outcome == Outcome::NeedsRedo)
+    }
+
+    /// Begins the page anew, with so many bytes of special space (`XLogInitBufferForRedo`, `PageInit`).
+    ///
+    /// # Errors
+    /// When the record does not say that it initialises the page.
+    pub fn init_page(&mut self, special_size: usize) -> Result<(), RedoError> {
+        if !self.block.will_init {
+            return Err(RedoError::WillInit);
+        }
+        self.page.init(special_size);
+        Ok(())
+    }
+
     /// The record type, without flags that belong to no type.
     #[inline]
     pub fn info(&self) -> u8 {

@@ -8,7 +8,6 @@ mod page;
 mod posting;
 mod split;
 
-use walrider_layout::page::PageMut;
 use walrider_wal::records::btree::{
     Delete, Insert, MarkPageHalfDead, Metadata, NewRoot, Removal, Split, UnlinkPage, Vacuum, XLOG_BTREE_DEDUP,
     XLOG_BTREE_DELETE, XLOG_BTREE_INSERT_LEAF, XLOG_BTREE_INSERT_META, XLOG_BTREE_INSERT_POST, XLOG_BTREE_INSERT_UPPER,
@@ -16,8 +15,9 @@ use walrider_wal::records::btree::{
     XLOG_BTREE_UNLINK_PAGE, XLOG_BTREE_UNLINK_PAGE_META, XLOG_BTREE_VACUUM,
 };
 
-use crate::items::{AtExisting, ItemsOf, add_item, index_multi_delete, index_tuple_delete};
-use crate::{BlockRedo, Outcome, RedoError};
+use crate::index_tuple;
+use crate::items::{add_index_item, index_multi_delete, index_tuple_delete};
+use crate::{BlockRedo, RedoError};
 use page::{
     BTP_DELETED, BTP_HALF_DEAD, BTP_HAS_FULLXID, BTP_HAS_GARBAGE, BTP_INCOMPLETE_SPLIT, BTP_LEAF, BTP_META, BTP_ROOT,
     Opaque, P_NONE,
@@ -57,37 +57,19 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     }
 }
 
-/// Whether an existing page is to be changed.
-#[inline]
-fn needs_redo(redo: &BlockRedo<'_, '_>) -> Result<bool, RedoError> {
-    if redo.block.will_init {
-        return Err(RedoError::WillInit);
-    }
-    Ok(redo.outcome == Outcome::NeedsRedo)
-}
-
 /// Begins a page anew (`XLogInitBufferForRedo`, `_bt_pageinit`).
 fn init_page(redo: &mut BlockRedo<'_, '_>, opaque: Opaque) -> Result<(), RedoError> {
-    if !redo.block.will_init {
-        return Err(RedoError::WillInit);
-    }
-    redo.page.init(Opaque::SIZE);
+    redo.init_page(Opaque::SIZE)?;
     opaque.put(&mut redo.page);
     Ok(())
-}
-
-/// Adds an item to an index page, before the one that is there.
-#[inline]
-fn add(page: &mut PageMut<'_>, item: &[u8], number: u16) -> Result<(), RedoError> {
-    add_item(page, item, number, AtExisting::Shift, ItemsOf::Index).map(drop)
 }
 
 /// Block 0 of the `INSERT` records without posting list (`btree_xlog_insert`).
 #[inline]
 fn insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    if needs_redo(redo)? {
+    if redo.needs_redo()? {
         let Insert { offset } = Insert::parse(redo.record.main_data).ok_or(SHORT)?;
-        add(&mut redo.page, redo.block.data, offset)?;
+        add_index_item(&mut redo.page, redo.block.data, offset)?;
         redo.changed();
     }
     Ok(())
@@ -96,17 +78,17 @@ fn insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// Block 0 of `INSERT_POST` (`btree_xlog_insert`): the new tuple's TID goes into the posting list before it, and
 /// the list's last TID into the new tuple.
 fn insert_into_posting(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    if needs_redo(redo)? {
+    if redo.needs_redo()? {
         let Insert { offset } = Insert::parse(redo.record.main_data).ok_or(SHORT)?;
         let (at, tuple) = redo.block.data.split_first_chunk::<2>().ok_or(SHORT)?;
-        if page::tuple_size(tuple)? != tuple.len() {
+        if index_tuple::tuple_size(tuple)? != tuple.len() {
             return Err(RedoError::DataLength("new index tuple"));
         }
         let number = offset.wrapping_sub(1);
         let id = redo.page.get().item_id(number).ok_or(RedoError::LinePointer(number))?;
         let list = redo.page.item_mut(id).ok_or(RedoError::LinePointer(number))?;
-        let tid = posting::swap(list, page::tid(tuple)?, u16::from_le_bytes(*at))?;
-        add(&mut redo.page, tuple, offset)?;
+        let tid = posting::swap(list, index_tuple::tid(tuple)?, u16::from_le_bytes(*at))?;
+        add_index_item(&mut redo.page, tuple, offset)?;
         // The new tuple is the lowest one.
         let upper = redo.page.get().upper();
         redo.page.0[upper..upper + tid.len()].copy_from_slice(&tid);
@@ -122,7 +104,7 @@ fn clear_incomplete_split(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError>
 
 /// Changes nothing but the special space of an existing page.
 fn change_opaque(redo: &mut BlockRedo<'_, '_>, change: impl FnOnce(&mut Opaque)) -> Result<(), RedoError> {
-    if needs_redo(redo)? {
+    if redo.needs_redo()? {
         let mut opaque = Opaque::of(redo.page.get())?;
         change(&mut opaque);
         opaque.put(&mut redo.page);
@@ -150,7 +132,7 @@ fn split_child(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 
 /// Block 0 of `VACUUM` (`btree_xlog_vacuum`).
 fn vacuum(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    if needs_redo(redo)? {
+    if redo.needs_redo()? {
         let Vacuum { deleted, updated } = Vacuum::parse(redo.record.main_data).ok_or(SHORT)?;
         let mut opaque = remove_tuples(redo, deleted, updated)?;
         opaque.cycle_id = 0;
@@ -163,7 +145,7 @@ fn vacuum(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 
 /// Block 0 of `DELETE` (`btree_xlog_delete`): unlike VACUUM, this says nothing about the vacuum cycle.
 fn delete(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    if needs_redo(redo)? {
+    if redo.needs_redo()? {
         let Delete { deleted, updated, .. } = Delete::parse(redo.record.main_data).ok_or(SHORT)?;
         let mut opaque = remove_tuples(redo, deleted, updated)?;
         opaque.flags &= !BTP_HAS_GARBAGE;
@@ -195,7 +177,7 @@ fn mark_half_dead_leaf(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// An empty leaf whose high key only tells the topmost page that will be removed with it.
 fn half_dead_leaf(redo: &mut BlockRedo<'_, '_>, prev: u32, next: u32, top_parent: u32) -> Result<(), RedoError> {
     init_page(redo, Opaque { prev, next, flags: BTP_HALF_DEAD | BTP_LEAF, ..Opaque::default() })?;
-    add(&mut redo.page, &page::top_parent_tuple(top_parent), page::P_HIKEY)?;
+    add_index_item(&mut redo.page, &page::top_parent_tuple(top_parent), page::P_HIKEY)?;
     redo.changed();
     Ok(())
 }
@@ -203,14 +185,14 @@ fn half_dead_leaf(redo: &mut BlockRedo<'_, '_>, prev: u32, next: u32, top_parent
 /// Block 1 of `MARK_PAGE_HALFDEAD`: the parent's downlink to the leaf takes over the child of the next downlink,
 /// which goes (`btree_xlog_mark_page_halfdead`).
 fn mark_half_dead_parent(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    if needs_redo(redo)? {
+    if redo.needs_redo()? {
         let mark = MarkPageHalfDead::parse(redo.record.main_data).ok_or(SHORT)?;
         let number = mark.parent_offset;
         let next = number.checked_add(1).ok_or(RedoError::LinePointer(number))?;
-        let right = page::downlink(page::item(redo.page.get(), next)?)?;
+        let right = index_tuple::downlink(index_tuple::item(redo.page.get(), next)?)?;
         let id = redo.page.get().item_id(number).ok_or(RedoError::LinePointer(number))?;
         let tuple = redo.page.item_mut(id).ok_or(RedoError::LinePointer(number))?;
-        page::set_downlink(tuple, right)?;
+        index_tuple::set_downlink(tuple, right)?;
         index_tuple_delete(&mut redo.page, next)?;
         redo.changed();
     }

@@ -301,6 +301,15 @@ pub fn truncate_line_pointers(page: &mut PageMut<'_>) {
     set_has_free_lines(page, has_free);
 }
 
+/// Adds an item to an index page; one that is there already, and all behind it, move up by one line pointer.
+///
+/// # Errors
+/// As [`add_item`].
+#[inline]
+pub fn add_index_item(page: &mut PageMut<'_>, item: &[u8], number: OffsetNumber) -> Result<(), RedoError> {
+    add_item(page, item, number, AtExisting::Shift, ItemsOf::Index).map(drop)
+}
+
 /// Free bytes for one more item with its line pointer (`PageGetFreeSpace`).
 #[inline]
 pub fn free_space(page: Page<'_>) -> usize {

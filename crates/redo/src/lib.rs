@@ -4,14 +4,21 @@
 //! time: a record that changes three pages is redone by three calls, which may be far apart, or on three cores.
 
 pub mod block;
+pub mod brin;
 pub mod btree;
 pub mod fsm;
+pub mod generic;
+pub mod gin;
+pub mod gist;
+pub mod hash;
 pub mod heap;
 pub mod heap2;
 pub mod heap_tuple;
+pub mod index_tuple;
 pub mod items;
 pub mod mask;
 pub mod seq;
+pub mod spgist;
 pub mod vm;
 pub mod xlog;
 
@@ -29,7 +36,13 @@ pub fn redo_fn(rmgr: RmgrId) -> Option<RedoFn> {
         RmgrId::HEAP => Some(heap::redo),
         RmgrId::HEAP2 => Some(heap2::redo),
         RmgrId::BTREE => Some(btree::redo),
+        RmgrId::HASH => Some(hash::redo),
+        RmgrId::GIN => Some(gin::redo),
+        RmgrId::GIST => Some(gist::redo),
         RmgrId::SEQ => Some(seq::redo),
+        RmgrId::SPGIST => Some(spgist::redo),
+        RmgrId::BRIN => Some(brin::redo),
+        RmgrId::GENERIC => Some(generic::redo),
         _ => None,
     }
 }

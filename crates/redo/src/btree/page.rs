@@ -6,6 +6,7 @@ use walrider_layout::{BLCKSZ, BlockNumber, OffsetNumber, maxalign};
 use walrider_wal::records::btree::{FullTransactionId, Metadata};
 
 use crate::RedoError;
+use crate::index_tuple::{TID_SIZE, TUPLE_HEADER_SIZE, make_tid, tuple_size};
 
 /// `btpo_flags`: leaf page.
 pub const BTP_LEAF: u16 = 1 << 0;
@@ -33,19 +34,8 @@ pub const P_HIKEY: OffsetNumber = 1;
 pub const MAX_ITEM_SIZE: usize =
     (((BLCKSZ - maxalign(PAGE_HEADER_SIZE + 3 * ITEM_ID_SIZE) - Opaque::SIZE) / 3) & !7) - maxalign(TID_SIZE);
 
-/// Bytes of a tuple's header (`sizeof(IndexTupleData)`): a TID and `t_info`.
-pub const TUPLE_HEADER_SIZE: usize = 8;
-/// Bytes of a TID (`sizeof(ItemPointerData)`).
-pub const TID_SIZE: usize = 6;
-/// `t_info`: the bits that hold the tuple's size.
-pub const INDEX_SIZE_MASK: u16 = 0x1FFF;
 /// `t_info`: `t_tid` is not a TID but tells a posting list, or how many attributes a pivot tuple has.
 pub const INDEX_ALT_TID_MASK: u16 = 0x2000;
-
-/// The bytes of a TID: block number, high half first, and line pointer.
-pub type Tid = [u8; TID_SIZE];
-
-const TUPLE: RedoError = RedoError::CorruptPage("index tuple is too short");
 
 /// The special space (`BTPageOpaqueData`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,60 +114,6 @@ pub fn put_meta(page: &mut PageMut<'_>, metadata: &Metadata) {
 pub fn put_safe_xid(page: &mut PageMut<'_>, safe_xid: FullTransactionId) {
     put_u64(page.0, PAGE_HEADER_SIZE, safe_xid.0);
     page.set_lower(PAGE_HEADER_SIZE + 8);
-}
-
-/// A line pointer's tuple.
-///
-/// # Errors
-/// When there is none, or it is not on the page.
-#[inline]
-pub fn item(page: Page<'_>, number: OffsetNumber) -> Result<&[u8], RedoError> {
-    page.item_id(number).and_then(|id| page.item(id)).ok_or(RedoError::LinePointer(number))
-}
-
-/// The size that a tuple's header states (`IndexTupleSize`).
-///
-/// # Errors
-/// When there are not even the bytes of a header, or the tuple is smaller than one.
-#[inline]
-pub fn tuple_size(tuple: &[u8]) -> Result<usize, RedoError> {
-    let header = tuple.first_chunk::<TUPLE_HEADER_SIZE>().ok_or(TUPLE)?;
-    let size = usize::from(u16_at(header, 6) & INDEX_SIZE_MASK);
-    if size < TUPLE_HEADER_SIZE { Err(TUPLE) } else { Ok(size) }
-}
-
-/// A tuple's `t_tid`.
-///
-/// # Errors
-/// When there are too few bytes.
-pub fn tid(tuple: &[u8]) -> Result<Tid, RedoError> {
-    tuple.first_chunk().copied().ok_or(TUPLE)
-}
-
-/// A TID or its likes from its two parts.
-pub fn make_tid(block: u32, offset: u16) -> Tid {
-    let [high, low] = [(block >> 16) as u16, block as u16].map(u16::to_le_bytes);
-    let offset = offset.to_le_bytes();
-    [high[0], high[1], low[0], low[1], offset[0], offset[1]]
-}
-
-/// The block number in a pivot tuple (`BTreeTupleGetDownLink`).
-///
-/// # Errors
-/// When there are too few bytes.
-pub fn downlink(tuple: &[u8]) -> Result<BlockNumber, RedoError> {
-    let tid = tid(tuple)?;
-    Ok(u32::from(u16_at(&tid, 0)) << 16 | u32::from(u16_at(&tid, 2)))
-}
-
-/// Stores it (`BTreeTupleSetDownLink`).
-///
-/// # Errors
-/// When there are too few bytes.
-pub fn set_downlink(tuple: &mut [u8], block: BlockNumber) -> Result<(), RedoError> {
-    let block_part = tuple.first_chunk_mut::<4>().ok_or(TUPLE)?;
-    block_part.copy_from_slice(&make_tid(block, 0)[..4]);
-    Ok(())
 }
 
 /// The high key of a half-dead leaf: no attributes, only a block number (`BTreeTupleSetTopParent`).

@@ -9,12 +9,10 @@ use walrider_layout::page::{ITEM_ID_SIZE, ItemId, Page, PageMut};
 use walrider_layout::{BLCKSZ, OffsetNumber, PageBytes, maxalign};
 use walrider_wal::records::btree::{Dedup, Update};
 
-use super::page::{
-    self, BTP_HAS_GARBAGE, INDEX_ALT_TID_MASK, INDEX_SIZE_MASK, MAX_ITEM_SIZE, Opaque, P_HIKEY, TID_SIZE,
-    TUPLE_HEADER_SIZE, Tid,
-};
-use super::{SHORT, add, needs_redo};
-use crate::items::index_tuple_overwrite;
+use super::SHORT;
+use super::page::{BTP_HAS_GARBAGE, INDEX_ALT_TID_MASK, MAX_ITEM_SIZE, Opaque, P_HIKEY};
+use crate::index_tuple::{self, INDEX_SIZE_MASK, TID_SIZE, TUPLE_HEADER_SIZE, Tid};
+use crate::items::{add_index_item, index_tuple_overwrite};
 use crate::{BlockRedo, RedoError};
 
 /// `t_tid`, offset part: the tuple has a posting list.
@@ -36,13 +34,13 @@ struct Parts<'t> {
 impl<'t> Parts<'t> {
     /// Takes a leaf tuple apart; everything is found to lie within it.
     fn of(item: &'t [u8]) -> Result<Parts<'t>, RedoError> {
-        let size = page::tuple_size(item)?;
+        let size = index_tuple::tuple_size(item)?;
         let tuple = item.get(..size).ok_or(RedoError::CorruptPage("index tuple is longer than its item"))?;
         let (offset, info) = (u16_at(tuple, 4), u16_at(tuple, 6));
         if info & INDEX_ALT_TID_MASK == 0 || offset & BT_IS_POSTING == 0 {
             return Ok(Parts { tuple, key_size: size, tids: &tuple[..TID_SIZE], is_posting: false });
         }
-        let begin = page::downlink(tuple)? as usize;
+        let begin = index_tuple::downlink(tuple)? as usize;
         let len = TID_SIZE * usize::from(offset & BT_OFFSET_MASK);
         let tids = tuple.get(begin..).and_then(|tail| tail.get(..len));
         match tids {
@@ -59,7 +57,7 @@ impl<'t> Parts<'t> {
 
 /// Stores in a tuple's header that it has `size` bytes, of which the TIDs begin at `key_size`.
 fn make_posting(tuple: &mut [u8], size: usize, key_size: usize, count: usize) {
-    tuple[..TID_SIZE].copy_from_slice(&page::make_tid(key_size as u32, count as u16 | BT_IS_POSTING));
+    tuple[..TID_SIZE].copy_from_slice(&index_tuple::make_tid(key_size as u32, count as u16 | BT_IS_POSTING));
     let info = u16_at(tuple, 6) & !INDEX_SIZE_MASK;
     put_u16(tuple, 6, info | size as u16 | INDEX_ALT_TID_MASK);
 }
@@ -79,7 +77,7 @@ pub fn swap(item: &mut [u8], new: Tid, at: u16) -> Result<Tid, RedoError> {
         return Err(RedoError::CorruptRecord("posting list cannot be split there"));
     }
     let tids = &mut item[begin..begin + TID_SIZE * count];
-    let last = page::tid(&tids[TID_SIZE * (count - 1)..])?;
+    let last = index_tuple::tid(&tids[TID_SIZE * (count - 1)..])?;
     tids.copy_within(TID_SIZE * at..TID_SIZE * (count - 1), TID_SIZE * (at + 1));
     tids[TID_SIZE * at..][..TID_SIZE].copy_from_slice(&new);
     Ok(last)
@@ -91,7 +89,7 @@ pub fn swap(item: &mut [u8], new: Tid, at: u16) -> Result<Tid, RedoError> {
 /// # Errors
 /// When there is no such posting list or TID, or none would be left.
 pub fn remove_tids(page: &mut PageMut<'_>, update: &Update<'_>) -> Result<(), RedoError> {
-    let Parts { tuple, key_size, tids, is_posting } = Parts::of(page::item(page.get(), update.offset)?)?;
+    let Parts { tuple, key_size, tids, is_posting } = Parts::of(index_tuple::item(page.get(), update.offset)?)?;
     if !is_posting {
         return Err(RedoError::CorruptPage("index tuple to be shortened has no posting list"));
     }
@@ -131,7 +129,7 @@ pub fn remove_tids(page: &mut PageMut<'_>, update: &Update<'_>) -> Result<(), Re
 
 /// Block 0 of `DEDUP` (`btree_xlog_dedup`): runs of tuples become one each, and the page is written anew.
 pub fn dedup(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    if needs_redo(redo)? {
+    if redo.needs_redo()? {
         let dedup = Dedup::parse(redo.record.main_data, redo.block.data).ok_or(SHORT)?;
         let mut opaque = Opaque::of(redo.page.get())?;
         let old: PageBytes = *redo.page.0;
@@ -149,10 +147,10 @@ pub fn dedup(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 fn rebuild(new: &mut PageMut<'_>, old: Page<'_>, first: OffsetNumber, dedup: &Dedup<'_>) -> Result<(), RedoError> {
     let append = |new: &mut PageMut<'_>, item: &[u8]| {
         let next = new.get().max_offset() + 1;
-        add(new, item, next)
+        add_index_item(new, item, next)
     };
     if first > P_HIKEY {
-        append(new, page::item(old, P_HIKEY)?)?;
+        append(new, index_tuple::item(old, P_HIKEY)?)?;
     }
     let inconsistent = RedoError::CorruptRecord("deduplication intervals do not fit the page");
     let last = old.max_offset();
@@ -165,7 +163,7 @@ fn rebuild(new: &mut PageMut<'_>, old: Page<'_>, first: OffsetNumber, dedup: &De
             None => 1,
         };
         if run == 1 {
-            append(new, Parts::of(page::item(old, number)?)?.tuple)?;
+            append(new, Parts::of(index_tuple::item(old, number)?)?.tuple)?;
         } else {
             merge(new, old, number, run)?;
         }
@@ -179,9 +177,9 @@ fn merge(new: &mut PageMut<'_>, old: Page<'_>, first: OffsetNumber, run: u16) ->
     let numbers = first..first + run;
     let mut count = 0;
     for number in numbers.clone() {
-        count += Parts::of(page::item(old, number)?)?.count();
+        count += Parts::of(index_tuple::item(old, number)?)?.count();
     }
-    let Parts { tuple: base, key_size, .. } = Parts::of(page::item(old, first)?)?;
+    let Parts { tuple: base, key_size, .. } = Parts::of(index_tuple::item(old, first)?)?;
     let size = maxalign(key_size + TID_SIZE * count);
     if size > MAX_ITEM_SIZE || count < 2 {
         return Err(RedoError::CorruptPage("equal index tuples are too many for a posting list"));
@@ -201,7 +199,7 @@ fn merge(new: &mut PageMut<'_>, old: Page<'_>, first: OffsetNumber, run: u16) ->
     make_posting(tuple, size, key_size, count);
     let mut at = key_size;
     for number in numbers {
-        let tids = Parts::of(page::item(old, number)?)?.tids;
+        let tids = Parts::of(index_tuple::item(old, number)?)?.tids;
         tuple[at..at + tids.len()].copy_from_slice(tids);
         at += tids.len();
     }
@@ -213,7 +211,7 @@ mod tests {
     use super::*;
 
     fn tid(number: u16) -> Tid {
-        page::make_tid(7, number)
+        index_tuple::make_tid(7, number)
     }
 
     /// A tuple with an 8-byte key and these TIDs.
@@ -237,7 +235,7 @@ mod tests {
         let mut page = PageMut(&mut bytes);
         page.init(Opaque::SIZE);
         for (tuple, number) in tuples.iter().zip(1..) {
-            add(&mut page, tuple, number).unwrap();
+            add_index_item(&mut page, tuple, number).unwrap();
         }
         bytes
     }
@@ -275,10 +273,10 @@ mod tests {
         };
         let expected = page_of(&[tuple(9, &[1]), tuple(1, &[2, 6])]);
         let shortened = removed(&[2, 4, 6, 8], &numbers).unwrap();
-        assert_eq!(page::item(Page(&shortened), 2).unwrap(), tuple(1, &[2, 6]));
+        assert_eq!(index_tuple::item(Page(&shortened), 2).unwrap(), tuple(1, &[2, 6]));
         assert_eq!(Page(&shortened).upper(), Page(&expected).upper());
         let single = removed(&[2, 4, 6], &[2, 0, 0, 0, 1, 0]).unwrap();
-        assert_eq!(page::item(Page(&single), 2).unwrap(), tuple(1, &[6]));
+        assert_eq!(index_tuple::item(Page(&single), 2).unwrap(), tuple(1, &[6]));
         assert!(removed(&[2, 4], &[2, 0, 0, 0, 1, 0]).is_err());
         assert!(removed(&[2, 4, 6], &[2, 0, 1, 0, 0, 0]).is_err());
         assert!(removed(&[2, 4, 6], &[1, 0, 3, 0]).is_err());

@@ -4,8 +4,10 @@ use walrider_layout::page::Page;
 use walrider_layout::{OffsetNumber, PageBytes, maxalign};
 use walrider_wal::records::btree::Split;
 
-use super::page::{self, BTP_INCOMPLETE_SPLIT, BTP_LEAF, Opaque, P_HIKEY, P_NONE, TID_SIZE, Tid};
-use super::{SHORT, add, change_opaque, init_page, needs_redo, posting};
+use super::page::{self, BTP_INCOMPLETE_SPLIT, BTP_LEAF, Opaque, P_HIKEY, P_NONE};
+use super::{SHORT, change_opaque, init_page, posting};
+use crate::index_tuple::{self, TID_SIZE, Tid};
+use crate::items::add_index_item;
 use crate::{BlockRedo, RedoError};
 
 fn parse(redo: &BlockRedo<'_, '_>) -> Result<Split, RedoError> {
@@ -19,7 +21,7 @@ fn block_number(redo: &BlockRedo<'_, '_>, id: u8) -> Result<u32, RedoError> {
 
 /// Takes one tuple, with its padding, from the front of block data.
 fn take_tuple<'d>(data: &mut &'d [u8]) -> Result<&'d [u8], RedoError> {
-    let (tuple, rest) = data.split_at_checked(maxalign(page::tuple_size(data)?)).ok_or(SHORT)?;
+    let (tuple, rest) = data.split_at_checked(maxalign(index_tuple::tuple_size(data)?)).ok_or(SHORT)?;
     *data = rest;
     Ok(tuple)
 }
@@ -32,7 +34,7 @@ struct LeftPage<'r, 'p, 'x> {
 
 impl LeftPage<'_, '_, '_> {
     fn push(&mut self, item: &[u8]) -> Result<(), RedoError> {
-        add(&mut self.redo.page, item, self.next)?;
+        add_index_item(&mut self.redo.page, item, self.next)?;
         self.next += 1;
         Ok(())
     }
@@ -50,7 +52,7 @@ impl LeftPage<'_, '_, '_> {
 /// list, the list takes it and gives its last TID to the new tuple; that list is on the left, even where the new tuple
 /// goes right.
 pub fn left(redo: &mut BlockRedo<'_, '_>, new_item_on_left: bool) -> Result<(), RedoError> {
-    if !needs_redo(redo)? {
+    if !redo.needs_redo()? {
         return Ok(());
     }
     let split = parse(redo)?;
@@ -83,11 +85,11 @@ pub fn left(redo: &mut BlockRedo<'_, '_>, new_item_on_left: bool) -> Result<(), 
         if number >= split.first_right {
             break;
         }
-        let item = page::item(old, number)?;
+        let item = index_tuple::item(old, number)?;
         if number == replaced {
-            let size = maxalign(page::tuple_size(item)?);
+            let size = maxalign(index_tuple::tuple_size(item)?);
             left.push(item.get(..size).ok_or(RedoError::LinePointer(number))?)?;
-            new_tid = Some(posting::swap(&mut left.last()[..size], page::tid(new_item)?, split.posting)?);
+            new_tid = Some(posting::swap(&mut left.last()[..size], index_tuple::tid(new_item)?, split.posting)?);
         } else {
             left.push(item)?;
         }
@@ -139,15 +141,15 @@ mod tests {
 
     fn plain(key: u8, tid: u16) -> Vec<u8> {
         let mut tuple = vec![key; 16];
-        tuple[..TID_SIZE].copy_from_slice(&page::make_tid(7, tid));
+        tuple[..TID_SIZE].copy_from_slice(&index_tuple::make_tid(7, tid));
         put_u16(&mut tuple, 6, 16);
         tuple
     }
 
     fn posting_list(key: u8, tids: &[u16]) -> Vec<u8> {
         let mut tuple = vec![key; 16];
-        tuple[..TID_SIZE].copy_from_slice(&page::make_tid(16, tids.len() as u16 | 0x2000));
-        tids.iter().for_each(|tid| tuple.extend(page::make_tid(7, *tid)));
+        tuple[..TID_SIZE].copy_from_slice(&index_tuple::make_tid(16, tids.len() as u16 | 0x2000));
+        tids.iter().for_each(|tid| tuple.extend(index_tuple::make_tid(7, *tid)));
         tuple.resize(maxalign(tuple.len()), 0);
         let size = tuple.len() as u16;
         put_u16(&mut tuple, 6, size | page::INDEX_ALT_TID_MASK);
@@ -162,7 +164,7 @@ mod tests {
         Opaque { next: 8, flags: BTP_LEAF, cycle_id: 5, ..Opaque::default() }.put(&mut page);
         let items = [plain(9, 1), plain(1, 1), posting_list(2, &[3, 5, 7, 9]), plain(3, 1), plain(4, 1)];
         for (item, number) in items.iter().zip(1..) {
-            add(&mut page, item, number).unwrap();
+            add_index_item(&mut page, item, number).unwrap();
         }
         let record = RecordBuilder::new(RmgrId::BTREE, info)
             .main_data([0, 0, 0, 0, first_right, 0, 4, 0, 2, 0])
@@ -177,7 +179,7 @@ mod tests {
         let page = Page(&bytes);
         let opaque = Opaque::of(page).unwrap();
         assert_eq!((opaque.next, opaque.flags, opaque.cycle_id), (20, BTP_LEAF | BTP_INCOMPLETE_SPLIT, 0));
-        (1..=page.max_offset()).map(|number| page::item(page, number).unwrap().to_vec()).collect()
+        (1..=page.max_offset()).map(|number| index_tuple::item(page, number).unwrap().to_vec()).collect()
     }
 
     #[test]

@@ -94,7 +94,7 @@ pub fn image(bytes: &[u8]) {
 /// Builds a record and a page out of any bytes, and redoes.
 pub fn redo(bytes: &[u8]) {
     let mut input = Input(bytes);
-    let rmgrs = [RmgrId::XLOG, RmgrId::HEAP2, RmgrId::HEAP, RmgrId::BTREE, RmgrId::BTREE, RmgrId::SEQ];
+    let rmgrs = [9, 0, 10, 11, 11, 12, 13, 14, 15, 16, 17, 20].map(RmgrId);
     let rmgr = match input.byte() {
         byte @ 0..=249 => rmgrs[usize::from(byte) % rmgrs.len()],
         _ => RmgrId(input.byte()),
