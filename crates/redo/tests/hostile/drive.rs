@@ -161,7 +161,7 @@ fn page(input: &mut Input<'_>, rmgr: RmgrId) -> Box<PageBytes> {
     }
     let mut page = PageMut(&mut bytes);
     let special = match rmgr {
-        RmgrId::BTREE => 16,
+        RmgrId::BTREE | RmgrId::GIST => 16,
         RmgrId::SEQ => 8,
         _ => 0,
     };
@@ -175,6 +175,9 @@ fn page(input: &mut Input<'_>, rmgr: RmgrId) -> Box<PageBytes> {
     if rmgr == RmgrId::BTREE {
         put_u32(page.0, BLCKSZ - 12, u32::from(input.byte() & 1));
         put_u16(page.0, BLCKSZ - 4, input.number());
+    }
+    if rmgr == RmgrId::GIST {
+        mark_gist(&mut page, input.number());
     }
     for _ in 0..input.byte() % 4 {
         let number = u16::from(input.byte() % 32);
@@ -193,6 +196,12 @@ fn page(input: &mut Input<'_>, rmgr: RmgrId) -> Box<PageBytes> {
         put_u64(page.0, 0, u64::MAX);
     }
     bytes
+}
+
+/// Gives a page with 16 bytes of special space the flags and the mark of GiST.
+pub fn mark_gist(page: &mut PageMut<'_>, flags: u16) {
+    put_u16(page.0, BLCKSZ - 4, flags);
+    put_u16(page.0, BLCKSZ - 2, 0xFF81);
 }
 
 /// Bytes, taken from the front; zeros once they are used up.

@@ -6,6 +6,7 @@
 
 mod drive;
 mod valid;
+mod valid_gist;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -94,7 +95,7 @@ fn bytes_that_are_no_record() {
 
 #[test]
 fn valid_records_with_some_bytes_changed() {
-    let cases = valid::cases();
+    let cases = [valid::cases(), valid_gist::cases()].concat();
     for case in &cases {
         for (id, result) in case.run() {
             assert!(result.is_ok(), "{} block {id}: {result:?}", case.name);

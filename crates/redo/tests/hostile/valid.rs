@@ -59,16 +59,16 @@ fn heap() -> Box<PageBytes> {
 }
 
 /// Numbers of 2 bytes in a row.
-fn numbers(numbers: &[u16]) -> Vec<u8> {
+pub fn numbers(numbers: &[u16]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
 /// Numbers of 4 bytes in a row.
-fn longs(numbers: &[u32]) -> Vec<u8> {
+pub fn longs(numbers: &[u32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-fn block(id: u8, will_init: bool, data: Vec<u8>) -> Block {
+pub fn block(id: u8, will_init: bool, data: Vec<u8>) -> Block {
     Block { id, fork: ForkNumber::Main, number: 3 + u32::from(id), will_init, data }
 }
 

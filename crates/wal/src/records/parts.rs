@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 use std::marker::PhantomData;
 
-use walrider_layout::bytes::{Reader, u32_at};
+use walrider_layout::bytes::{Reader, u16_at, u32_at};
 use walrider_layout::{DEFAULT_TABLESPACE_OID, ForkNumber, GLOBAL_TABLESPACE_OID, Major, Oid, RelFileLocator};
 
 /// Something of a fixed size that records hold arrays of.
@@ -13,6 +13,14 @@ pub trait Item {
 
     /// Reads one from exactly [`Self::SIZE`] bytes.
     fn read(bytes: &[u8]) -> Self;
+}
+
+impl Item for u16 {
+    const SIZE: usize = 2;
+
+    fn read(bytes: &[u8]) -> u16 {
+        u16_at(bytes, 0)
+    }
 }
 
 impl Item for u32 {
@@ -63,7 +71,7 @@ impl<'a, T: Item> Items<'a, T> {
     }
 
     /// The elements.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = T> + Clone + use<'a, T> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = T> + ExactSizeIterator + Clone + use<'a, T> {
         self.bytes.chunks_exact(T::SIZE).map(T::read)
     }
 }
