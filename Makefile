@@ -7,7 +7,7 @@ UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench test test-rust test-e2e build fetch lint fuzz-smoke fuzz-long soak-crash clean
+.PHONY: demo bench test test-rust test-datadir test-e2e build fetch lint fuzz-smoke fuzz-long soak-crash clean
 
 demo: build fetch
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -16,10 +16,13 @@ demo: build fetch
 bench: build fetch
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.replay $(BENCH_ARGS)
 
-test: test-rust fuzz-smoke test-e2e
+test: test-rust fuzz-smoke test-datadir test-e2e
 
 test-rust:
 	cargo test --workspace --quiet
+
+test-datadir: fetch
+	$(PYTHON) -m tests.real_server
 
 test-e2e: build fetch
 	$(E2E) tests $(PYTEST_ARGS)

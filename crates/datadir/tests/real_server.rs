@@ -1,4 +1,4 @@
-//! This crate against PostgreSQL itself. Run as an unprivileged user, with the server's programs named:
+//! This crate against PostgreSQL itself: `make test-datadir`, or as an unprivileged user
 //! `PG_BINDIR=/usr/lib/postgresql/18/bin cargo test -p walrider-datadir --test real_server -- --ignored`.
 
 use std::fs;

@@ -1,0 +1,40 @@
+"""Run the tests of crates/datadir that need a server: built by the caller, run as the tests' own user.
+
+    python3 -m tests.real_server
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from tests.harness import as_user, install
+
+CRATE, NAME = "walrider-datadir", "real_server"
+
+
+def build():
+    """Build the test program, and return where it is."""
+    made = subprocess.run(["cargo", "test", "--quiet", "-p", CRATE, "--test", NAME, "--no-run",
+                           "--message-format=json"], cwd=as_user.ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    messages = [json.loads(line) for line in made.stdout.splitlines()]
+    return next(message["executable"] for message in messages
+                if message.get("executable") and message["target"]["name"] == NAME)
+
+
+def main():
+    """Without arguments, build and launch; with `--run PROGRAM`, be what is launched."""
+    if sys.argv[1:2] == ["--run"]:
+        os.environ["PG_BINDIR"] = str(install.bindir())
+        os.execv(sys.argv[2], [sys.argv[2], "--ignored"])
+    user = as_user.find_user() if os.geteuid() == 0 else None
+    with tempfile.TemporaryDirectory(prefix="walrider-", dir=as_user.scratch_parent(user)) as scratch:
+        os.chmod(scratch, 0o755)
+        program = shutil.copy(build(), scratch)     # from a directory that only the caller may be able to read
+        sys.exit(as_user.run(["python3", "-m", "tests.real_server", "--run", program]))
+
+
+if __name__ == "__main__":
+    main()
