@@ -4,6 +4,8 @@
 use walrider_layout::TransactionId;
 use walrider_layout::bytes::u64_at;
 use walrider_wal::record::Record;
+
+use walrider_wal::records::parts::parse_zero_page;
 use walrider_wal::records::xact::{self, Abort, Commit, Prepare};
 use walrider_wal::records::{clog, commit_ts, multixact, replorigin};
 use walrider_wal::rmgr::RmgrId;
@@ -108,8 +110,8 @@ impl Globals {
     pub(super) fn redo_clog(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
         match record.info() {
             clog::CLOG_ZEROPAGE => {
-                let zero = clog::ZeroPage::parse(record.main_data).ok_or(GlobalError::DataLength("page"))?;
-                self.clog.zero_page(zero.page)?;
+                let page = parse_zero_page(record.main_data).ok_or(GlobalError::DataLength("page"))?;
+                self.clog.zero_page(page)?;
             }
             clog::CLOG_TRUNCATE => {
                 let truncate = clog::Truncate::parse(record.main_data).ok_or(GlobalError::DataLength("truncation"))?;
@@ -124,8 +126,8 @@ impl Globals {
     pub(super) fn redo_commit_ts(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
         match record.info() {
             commit_ts::COMMIT_TS_ZEROPAGE => {
-                let zero = commit_ts::ZeroPage::parse(record.main_data).ok_or(GlobalError::DataLength("page"))?;
-                self.commit_ts.zero_page(zero.page)?;
+                let page = parse_zero_page(record.main_data).ok_or(GlobalError::DataLength("page"))?;
+                self.commit_ts.zero_page(page)?;
             }
             commit_ts::COMMIT_TS_TRUNCATE => {
                 let truncate = commit_ts::Truncate::parse(record.main_data);
@@ -141,7 +143,7 @@ impl Globals {
         let (info, data) = (record.info(), record.main_data);
         match info {
             multixact::XLOG_MULTIXACT_ZERO_OFF_PAGE | multixact::XLOG_MULTIXACT_ZERO_MEM_PAGE => {
-                let page = multixact::ZeroPage::parse(data).ok_or(GlobalError::DataLength("page"))?.page;
+                let page = parse_zero_page(data).ok_or(GlobalError::DataLength("page"))?;
                 match info {
                     multixact::XLOG_MULTIXACT_ZERO_OFF_PAGE => self.multixacts.zero_offsets_page(page)?,
                     _ => self.multixacts.zero_members_page(page)?,

@@ -5,6 +5,7 @@ use std::fmt::{self, Write};
 use walrider_layout::bytes::{Reader, u16_at};
 use walrider_layout::{BlockNumber, OffsetNumber, RelFileLocator, TransactionId};
 
+use super::parts::Item;
 use crate::record::Record;
 
 /// Record type: a tuple inserted into a leaf page.
@@ -367,7 +368,7 @@ impl ReusePage {
     pub fn parse(main_data: &[u8]) -> Option<ReusePage> {
         let mut reader = Reader::new(main_data);
         Some(ReusePage {
-            rel: RelFileLocator { tablespace: reader.u32()?, database: reader.u32()?, relation: reader.u32()? },
+            rel: RelFileLocator::read(&reader.array::<12>()?),
             block: reader.u32()?,
             snapshot_conflict_horizon: FullTransactionId(reader.u64()?),
             is_catalog_rel: reader.bool()?,

@@ -5,26 +5,13 @@ use std::fmt::Write as _;
 use walrider_layout::TransactionId;
 use walrider_layout::bytes::Reader;
 
+use super::parts::parse_zero_page;
 use crate::record::Record;
 
 /// Record type: a page begins.
 pub const COMMIT_TS_ZEROPAGE: u8 = 0x00;
 /// Record type: what is too old to be asked for goes.
 pub const COMMIT_TS_TRUNCATE: u8 = 0x10;
-
-/// The data of [`COMMIT_TS_ZEROPAGE`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ZeroPage {
-    /// The page.
-    pub page: i64,
-}
-
-impl ZeroPage {
-    /// Reads the main data of a record; `None` if it is too short.
-    pub fn parse(main_data: &[u8]) -> Option<ZeroPage> {
-        Some(ZeroPage { page: Reader::new(main_data).i64()? })
-    }
-}
 
 /// The data of [`COMMIT_TS_TRUNCATE`] (`xl_commit_ts_truncate`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +43,8 @@ pub fn identify(info: u8) -> Option<&'static str> {
 pub fn describe(record: &Record<'_>, out: &mut String) {
     match record.info() {
         COMMIT_TS_ZEROPAGE => {
-            if let Some(zero) = ZeroPage::parse(record.main_data) {
-                let _ = write!(out, "{}", zero.page);
+            if let Some(page) = parse_zero_page(record.main_data) {
+                let _ = write!(out, "{page}");
             }
         }
         COMMIT_TS_TRUNCATE => {

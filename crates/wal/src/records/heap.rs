@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use walrider_layout::bytes::{Reader, u16_at, u32_at};
 use walrider_layout::{OffsetNumber, Oid, TransactionId};
 
+use super::standby::Invalidations;
 use crate::record::Record;
 
 /// Record type: a tuple inserted.
@@ -201,28 +202,15 @@ impl Confirm {
 pub struct Inplace<'a> {
     /// Line pointer of the tuple.
     pub number: OffsetNumber,
-    /// The database.
-    pub database: Oid,
-    /// Its default tablespace.
-    pub tablespace: Oid,
-    /// `pg_internal.init` is invalid.
-    pub init_file_invalid: bool,
-    /// Invalidation messages of 16 bytes each.
-    pub messages: &'a [[u8; INVALIDATION_SIZE]],
+    /// What becomes invalid.
+    pub invalidations: Invalidations<'a>,
 }
 
 impl<'a> Inplace<'a> {
     /// Reads the main data; `None` if it is too short.
     pub fn parse(main: &'a [u8]) -> Option<Inplace<'a>> {
-        let (fixed, rest) = main.split_first_chunk::<20>()?;
-        let count = usize::try_from(u32_at(fixed, 16)).ok()?;
-        Some(Inplace {
-            number: u16_at(fixed, 0),
-            database: u32_at(fixed, 4),
-            tablespace: u32_at(fixed, 8),
-            init_file_invalid: fixed[12] != 0,
-            messages: rest.as_chunks().0.get(..count)?,
-        })
+        let (fixed, rest) = main.split_first_chunk::<4>()?;
+        Some(Inplace { number: u16_at(fixed, 0), invalidations: Invalidations::parse(rest)? })
     }
 }
 
@@ -326,7 +314,7 @@ fn try_describe(record: &Record<'_>, out: &mut String) -> Option<()> {
         XLOG_HEAP_INPLACE => {
             let inplace = Inplace::parse(main)?;
             let _ = write!(out, "off: {}", inplace.number);
-            describe_invalidations(&inplace, out);
+            inplace.invalidations.describe(out);
         }
         _ => {}
     }
@@ -364,34 +352,6 @@ pub(super) fn describe_array<T>(items: &[T], out: &mut String, mut describe_item
         describe_item(item, out);
     }
     out.push(']');
-}
-
-/// Bytes of an invalidation message (`sizeof(SharedInvalidationMessage)`, `storage/sinval.h`).
-pub const INVALIDATION_SIZE: usize = 16;
-
-/// Appends the invalidation messages (`standby_desc_invalidations`, `access/rmgrdesc/standbydesc.c`).
-fn describe_invalidations(inplace: &Inplace<'_>, out: &mut String) {
-    if inplace.messages.is_empty() {
-        return;
-    }
-    if inplace.init_file_invalid {
-        let _ = write!(out, "; relcache init file inval dbid {} tsid {}", inplace.database, inplace.tablespace);
-    }
-    out.push_str("; inval msgs:");
-    for message in inplace.messages {
-        let id = message[0] as i8;
-        let (database, object) = (u32_at(message, 4), u32_at(message, 8));
-        let _ = match id {
-            0.. => write!(out, " catcache {id}"),
-            -1 => write!(out, " catalog {object}"),
-            -2 => write!(out, " relcache {object}"),
-            -3 => write!(out, " smgr"),
-            -4 => write!(out, " relmap db {database}"),
-            -5 => write!(out, " snapshot {object}"),
-            -6 => write!(out, " relsync {object}"),
-            _ => write!(out, " unrecognized id {id}"),
-        };
-    }
 }
 
 #[cfg(test)]

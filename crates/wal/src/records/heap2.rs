@@ -7,6 +7,7 @@ use walrider_layout::bytes::{Reader, u16_at, u32_at};
 use walrider_layout::{BlockNumber, OffsetNumber, RelFileLocator, TransactionId};
 
 use super::heap::{Lock, XLOG_HEAP_INIT_PAGE, XLOG_HEAP_OPMASK, describe_array};
+use super::parts::Item;
 use crate::record::Record;
 
 /// Record type: mappings of a rewritten table, for logical decoding.
@@ -266,7 +267,7 @@ impl NewCid {
             cmin: reader.u32()?,
             cmax: reader.u32()?,
             combo: reader.u32()?,
-            rel: RelFileLocator { tablespace: reader.u32()?, database: reader.u32()?, relation: reader.u32()? },
+            rel: RelFileLocator::read(&reader.array::<12>()?),
             // A block number in a tuple identifier is stored as two halves, high first.
             block: u32::from(reader.u16()?) << 16 | u32::from(reader.u16()?),
             number: reader.u16()?,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use walrider_layout::bytes::{Reader, u32_at};
 use walrider_layout::{MultiXactId, Oid, TransactionId};
 
-use super::parts::{Item, Items};
+use super::parts::{Item, Items, parse_zero_page};
 use crate::record::Record;
 
 /// Record type: a page of offsets begins.
@@ -16,20 +16,6 @@ pub const XLOG_MULTIXACT_ZERO_MEM_PAGE: u8 = 0x10;
 pub const XLOG_MULTIXACT_CREATE_ID: u8 = 0x20;
 /// Record type: what is too old to be asked for goes.
 pub const XLOG_MULTIXACT_TRUNCATE_ID: u8 = 0x30;
-
-/// The data of [`XLOG_MULTIXACT_ZERO_OFF_PAGE`] and [`XLOG_MULTIXACT_ZERO_MEM_PAGE`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ZeroPage {
-    /// The page.
-    pub page: i64,
-}
-
-impl ZeroPage {
-    /// Reads the main data of a record; `None` if it is too short.
-    pub fn parse(main_data: &[u8]) -> Option<ZeroPage> {
-        Some(ZeroPage { page: Reader::new(main_data).i64()? })
-    }
-}
 
 /// A member of a multixact (`MultiXactMember`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,8 +98,8 @@ pub fn identify(info: u8) -> Option<&'static str> {
 pub fn describe(record: &Record<'_>, out: &mut String) {
     match record.info() {
         XLOG_MULTIXACT_ZERO_OFF_PAGE | XLOG_MULTIXACT_ZERO_MEM_PAGE => {
-            if let Some(zero) = ZeroPage::parse(record.main_data) {
-                let _ = write!(out, "{}", zero.page);
+            if let Some(page) = parse_zero_page(record.main_data) {
+                let _ = write!(out, "{page}");
             }
         }
         XLOG_MULTIXACT_CREATE_ID => {

@@ -139,6 +139,12 @@ pub(super) fn describe_invalidations(
     }
 }
 
+/// Reads the main data of a record that says which page of an SLRU begins, all that it says (`WriteZeroPageXlogRec`
+/// in clog.c and commit_ts.c, `WriteMZeroPageXlogRec`); `None` if it is too short.
+pub fn parse_zero_page(main_data: &[u8]) -> Option<i64> {
+    Reader::new(main_data).i64()
+}
+
 /// A relation's file, as a path within the data directory (`relpathperm`, `common/relpath.c`).
 pub(super) struct RelPath(pub(super) RelFileLocator, pub(super) ForkNumber);
 

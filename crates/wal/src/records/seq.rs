@@ -5,6 +5,7 @@ use std::fmt::Write;
 use walrider_layout::RelFileLocator;
 use walrider_layout::bytes::Reader;
 
+use super::parts::Item;
 use crate::record::Record;
 
 /// Record type: the sequence's page is written anew.
@@ -23,7 +24,7 @@ impl<'a> SeqLog<'a> {
     /// Reads the main data of a record; `None` if it is too short.
     pub fn parse(main_data: &'a [u8]) -> Option<SeqLog<'a>> {
         let mut reader = Reader::new(main_data);
-        let rel = RelFileLocator { tablespace: reader.u32()?, database: reader.u32()?, relation: reader.u32()? };
+        let rel = RelFileLocator::read(&reader.array::<12>()?);
         Some(SeqLog { rel, tuple: reader.rest() })
     }
 }

@@ -77,7 +77,7 @@ impl<'a> RunningXacts<'a> {
     }
 }
 
-/// The data of [`XLOG_INVALIDATIONS`] (`xl_invalidations`).
+/// The data of [`XLOG_INVALIDATIONS`] (`xl_invalidations`), and the greater part of heap's INPLACE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invalidations<'a> {
     /// `dbId`.
@@ -100,6 +100,11 @@ impl<'a> Invalidations<'a> {
         let count = reader.i32()?;
         let messages = Items::take(&mut reader, count)?;
         Some(Invalidations { database, tablespace, relcache_init_file, messages })
+    }
+
+    /// Appends what they say.
+    pub(super) fn describe(&self, out: &mut String) {
+        describe_invalidations(&self.messages, self.database, self.tablespace, self.relcache_init_file, out);
     }
 }
 
@@ -128,8 +133,7 @@ pub fn describe(record: &Record<'_>, out: &mut String) {
         }
         XLOG_INVALIDATIONS => {
             if let Some(inval) = Invalidations::parse(record.main_data) {
-                let Invalidations { database, tablespace, relcache_init_file, messages } = &inval;
-                describe_invalidations(messages, *database, *tablespace, *relcache_init_file, out);
+                inval.describe(out);
             }
         }
         _ => {}
