@@ -155,9 +155,15 @@ fn class_of(record: &Record<'_>) -> Class {
     match record.header.rmgr {
         RmgrId::HEAP if record.info() & 0x70 == heap::XLOG_HEAP_INPLACE => Class::Global,
         RmgrId::HEAP2 if record.info() & 0x70 == heap2::XLOG_HEAP2_REWRITE => Class::Global,
-        RmgrId::HEAP | RmgrId::HEAP2 | RmgrId::BTREE | RmgrId::GIN | RmgrId::GIST | RmgrId::SEQ | RmgrId::GENERIC => {
-            Class::Pages
-        }
+        RmgrId::HEAP
+        | RmgrId::HEAP2
+        | RmgrId::BTREE
+        | RmgrId::HASH
+        | RmgrId::GIN
+        | RmgrId::GIST
+        | RmgrId::SEQ
+        | RmgrId::BRIN
+        | RmgrId::GENERIC => Class::Pages,
         RmgrId::XLOG if !record.blocks.is_empty() => Class::Pages,
         RmgrId::XLOG
         | RmgrId::XACT

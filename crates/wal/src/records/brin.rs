@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use walrider_layout::bytes::Reader;
+use walrider_layout::{BlockNumber, OffsetNumber};
 
 use crate::record::Record;
 
@@ -24,6 +25,108 @@ pub const XLOG_BRIN_OPMASK: u8 = 0x70;
 /// With INSERT and UPDATE: the page is initialised.
 pub const XLOG_BRIN_INIT_PAGE: u8 = 0x80;
 
+/// Main data of `CREATE_INDEX` (`xl_brin_createidx`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CreateIndex {
+    /// Heap pages that one tuple summarizes.
+    pub pages_per_range: BlockNumber,
+    /// Version of the index format.
+    pub version: u16,
+}
+
+impl CreateIndex {
+    /// Reads main data; `None` if it is too short.
+    pub fn parse(main_data: &[u8]) -> Option<CreateIndex> {
+        let mut reader = Reader::new(main_data);
+        Some(CreateIndex { pages_per_range: reader.u32()?, version: reader.u16()? })
+    }
+}
+
+/// Main data of `INSERT` (`xl_brin_insert`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Insert {
+    /// The first heap page of the range.
+    pub heap_block: BlockNumber,
+    /// Heap pages in a range.
+    pub pages_per_range: BlockNumber,
+    /// Line pointer of the new tuple.
+    pub offset: OffsetNumber,
+}
+
+impl Insert {
+    /// Reads main data; `None` if it is too short.
+    pub fn parse(main_data: &[u8]) -> Option<Insert> {
+        let mut reader = Reader::new(main_data);
+        Some(Insert { heap_block: reader.u32()?, pages_per_range: reader.u32()?, offset: reader.u16()? })
+    }
+}
+
+/// Main data of `UPDATE` (`xl_brin_update`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Update {
+    /// Line pointer of the old tuple, on the old page.
+    pub old_offset: OffsetNumber,
+    /// The new tuple, as if inserted.
+    pub insert: Insert,
+}
+
+impl Update {
+    /// Reads main data; `None` if it is too short.
+    pub fn parse(main_data: &[u8]) -> Option<Update> {
+        let mut reader = Reader::new(main_data);
+        let old_offset = reader.u16()?;
+        reader.take(2)?;
+        Some(Update { old_offset, insert: Insert::parse(reader.rest())? })
+    }
+}
+
+/// Main data of `SAMEPAGE_UPDATE` (`xl_brin_samepage_update`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SamepageUpdate {
+    /// The tuple's line pointer.
+    pub offset: OffsetNumber,
+}
+
+impl SamepageUpdate {
+    /// Reads main data; `None` if it is too short.
+    pub fn parse(main_data: &[u8]) -> Option<SamepageUpdate> {
+        Some(SamepageUpdate { offset: Reader::new(main_data).u16()? })
+    }
+}
+
+/// Main data of `REVMAP_EXTEND` (`xl_brin_revmap_extend`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RevmapExtend {
+    /// The page that becomes the range map's last.
+    pub target: BlockNumber,
+}
+
+impl RevmapExtend {
+    /// Reads main data; `None` if it is too short.
+    pub fn parse(main_data: &[u8]) -> Option<RevmapExtend> {
+        Some(RevmapExtend { target: Reader::new(main_data).u32()? })
+    }
+}
+
+/// Main data of `DESUMMARIZE` (`xl_brin_desummarize`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Desummarize {
+    /// Heap pages in a range.
+    pub pages_per_range: BlockNumber,
+    /// The first heap page of the range.
+    pub heap_block: BlockNumber,
+    /// Line pointer of the range's tuple.
+    pub offset: OffsetNumber,
+}
+
+impl Desummarize {
+    /// Reads main data; `None` if it is too short.
+    pub fn parse(main_data: &[u8]) -> Option<Desummarize> {
+        let mut reader = Reader::new(main_data);
+        Some(Desummarize { pages_per_range: reader.u32()?, heap_block: reader.u32()?, offset: reader.u16()? })
+    }
+}
+
 /// The name of a record type.
 pub fn identify(info: u8) -> Option<&'static str> {
     const INSERT_INIT: u8 = XLOG_BRIN_INSERT | XLOG_BRIN_INIT_PAGE;
@@ -43,30 +146,29 @@ pub fn identify(info: u8) -> Option<&'static str> {
 
 /// Appends what the record says.
 pub fn describe(record: &Record<'_>, out: &mut String) {
-    let _ = try_describe(record.info() & XLOG_BRIN_OPMASK, Reader::new(record.main_data), out);
+    let _ = try_describe(record.info() & XLOG_BRIN_OPMASK, record.main_data, out);
 }
 
-fn try_describe(operation: u8, mut data: Reader<'_>, out: &mut String) -> Option<()> {
+fn try_describe(operation: u8, data: &[u8], out: &mut String) -> Option<()> {
     let _ = match operation {
         XLOG_BRIN_CREATE_INDEX => {
-            let (range, version) = (data.u32()?, data.u16()?);
-            write!(out, "v{version} pagesPerRange {range}")
+            let CreateIndex { pages_per_range, version } = CreateIndex::parse(data)?;
+            write!(out, "v{version} pagesPerRange {pages_per_range}")
         }
         XLOG_BRIN_INSERT => {
-            let (block, range, offset) = (data.u32()?, data.u32()?, data.u16()?);
-            write!(out, "heapBlk {block} pagesPerRange {range} offnum {offset}")
+            let Insert { heap_block, pages_per_range, offset } = Insert::parse(data)?;
+            write!(out, "heapBlk {heap_block} pagesPerRange {pages_per_range} offnum {offset}")
         }
         XLOG_BRIN_UPDATE => {
-            let old = data.u16()?;
-            data.take(2)?;
-            let (block, range, new) = (data.u32()?, data.u32()?, data.u16()?);
-            write!(out, "heapBlk {block} pagesPerRange {range} old offnum {old}, new offnum {new}")
+            let Update { old_offset: old, insert } = Update::parse(data)?;
+            let Insert { heap_block, pages_per_range, offset: new } = insert;
+            write!(out, "heapBlk {heap_block} pagesPerRange {pages_per_range} old offnum {old}, new offnum {new}")
         }
-        XLOG_BRIN_SAMEPAGE_UPDATE => write!(out, "offnum {}", data.u16()?),
-        XLOG_BRIN_REVMAP_EXTEND => write!(out, "targetBlk {}", data.u32()?),
+        XLOG_BRIN_SAMEPAGE_UPDATE => write!(out, "offnum {}", SamepageUpdate::parse(data)?.offset),
+        XLOG_BRIN_REVMAP_EXTEND => write!(out, "targetBlk {}", RevmapExtend::parse(data)?.target),
         XLOG_BRIN_DESUMMARIZE => {
-            let (range, block, offset) = (data.u32()?, data.u32()?, data.u16()?);
-            write!(out, "pagesPerRange {range}, heapBlk {block}, page offset {offset}")
+            let Desummarize { pages_per_range, heap_block, offset } = Desummarize::parse(data)?;
+            write!(out, "pagesPerRange {pages_per_range}, heapBlk {heap_block}, page offset {offset}")
         }
         _ => Ok(()),
     };
