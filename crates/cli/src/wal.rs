@@ -11,8 +11,8 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use walrider_layout::Lsn;
 use walrider_layout::history::InvalidHistory;
+use walrider_layout::{Lsn, Major};
 use walrider_wal::decode::Invalid;
 use walrider_wal::describe::describe_line;
 use walrider_wal::record::{InvalidRecord, Record};
@@ -106,7 +106,10 @@ enum WalError {
     NotWal(PathBuf),
     #[error("\"{}\" is not named like a WAL segment of {} bytes", .0.display(), .1)]
     NotASegmentName(PathBuf, u64),
-    #[error("\"{}\": WAL of an unsupported version (magic number {:04X}): PostgreSQL 18 is supported", .0.display(), .1)]
+    #[error(
+        "\"{}\": WAL of an unsupported version (magic number {:04X}): PostgreSQL {} are supported",
+        .0.display(), .1, Major::SUPPORTED
+    )]
     Version(PathBuf, u16),
     #[error("\"{}\": {}", .0.display(), .1)]
     History(PathBuf, InvalidHistory),

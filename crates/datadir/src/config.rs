@@ -466,7 +466,7 @@ impl SignalFiles {
         };
         if there("recovery.conf")? {
             return Err(DataDirError::Refused(format!(
-                "\"{}\" holds a recovery.conf, which PostgreSQL 18 refuses: move its settings to postgresql.conf, create \
+                "\"{}\" holds a recovery.conf, which PostgreSQL refuses since version 12: move its settings to postgresql.conf, create \
                  recovery.signal or standby.signal, and remove it",
                 data_dir.display()
             )));

@@ -195,14 +195,17 @@ pub fn read_version(data_dir: &Path) -> Result<Major> {
         )));
     };
     let text = String::from_utf8_lossy(&contents);
-    match text.trim() {
-        "18" => Ok(Major::V18),
-        other if other.starts_with(|c: char| c.is_ascii_digit()) => Err(DataDirError::Refused(format!(
-            "\"{}\" is of PostgreSQL {other}; only 18 is supported: let PostgreSQL {other} replay it",
-            data_dir.display()
-        ))),
-        other => Err(DataDirError::corrupt(path, format!("\"{other}\" is not a version"))),
+    let text = text.trim();
+    if !text.starts_with(|c: char| c.is_ascii_digit()) {
+        return Err(DataDirError::corrupt(path, format!("\"{text}\" is not a version")));
     }
+    text.parse().ok().and_then(Major::from_number).ok_or_else(|| {
+        DataDirError::Refused(format!(
+            "\"{}\" is of PostgreSQL {text}; {} are supported: let PostgreSQL {text} replay it",
+            data_dir.display(),
+            Major::SUPPORTED
+        ))
+    })
 }
 
 /// The control file of a data directory, checked. Needs no lock.
@@ -247,4 +250,25 @@ fn check_label(data_dir: &Path, label: &BackupLabel, control: &ControlFile) -> R
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_versions_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let version = |text: &str| {
+            std::fs::write(dir.path().join("PG_VERSION"), text).unwrap();
+            read_version(dir.path()).map_err(|error| error.to_string())
+        };
+        assert_eq!(version("17\n"), Ok(Major::V17));
+        assert_eq!(version("18\n"), Ok(Major::V18));
+        for text in ["15", "16", "19", "9.6", "180000000000"] {
+            let error = version(text).unwrap_err();
+            assert!(error.contains(&format!("is of PostgreSQL {text}; 17 and 18 are supported")), "{error}");
+        }
+        assert!(version("").unwrap_err().contains("is not a version"));
+    }
 }

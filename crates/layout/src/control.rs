@@ -1,8 +1,9 @@
 //! The control file `global/pg_control` and the body of checkpoint records (`catalog/pg_control.h`,
-//! PostgreSQL 18). Everything about them that differs between majors is in this file.
+//! PostgreSQL 17 and 18).
 //!
 //! Both are C structs as the compiler laid them out on a little-endian 64-bit machine; the offsets below are
-//! those of `offsetof`.
+//! those of `offsetof`. The checkpoint is the same in both majors; the control file has a field more in 18, which moves
+//! the two behind it.
 
 use crate::bytes::{put_u32, put_u64, u32_at, u64_at};
 use crate::wal::SegmentSize;
@@ -23,27 +24,6 @@ const NAMEDATALEN: u32 = 64;
 const INDEX_MAX_KEYS: u32 = 32;
 const TOAST_MAX_CHUNK_SIZE: u32 = 1996;
 const LOBLKSIZE: u32 = 2048;
-
-impl Major {
-    /// The version whose control file carries this `pg_control_version` (`PG_CONTROL_VERSION`).
-    pub fn from_control_version(version: u32) -> Option<Major> {
-        (version == 1800).then_some(Major::V18)
-    }
-
-    /// `PG_CONTROL_VERSION`.
-    pub fn control_version(self) -> u32 {
-        match self {
-            Major::V18 => 1800,
-        }
-    }
-
-    /// The catalog version of the released server (`CATALOG_VERSION_NO`, `catalog/catversion.h`).
-    pub fn catalog_version(self) -> u32 {
-        match self {
-            Major::V18 => 202_506_291,
-        }
-    }
-}
 
 /// State of the cluster (`DBState`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -237,8 +217,8 @@ pub struct ControlFile {
     pub segment_size: SegmentSize,
     /// `data_checksum_version`: 0 if pages carry no checksums.
     pub data_checksum_version: u32,
-    /// `default_char_signedness`.
-    pub default_char_signedness: bool,
+    /// `default_char_signedness`; since 18.
+    pub default_char_signedness: Option<bool>,
     /// `mock_authentication_nonce`.
     pub mock_authentication_nonce: [u8; NONCE_SIZE],
 }
@@ -257,8 +237,9 @@ pub enum ControlError {
     },
     /// Another major, or not a control file.
     #[error(
-        "pg_control has version {found}, expected 1800 (PostgreSQL 18): use a Walrider that supports the server \
-         that made this directory"
+        "pg_control has version {found}, which is not that of PostgreSQL {supported}: use a Walrider that supports the \
+         server that made this directory",
+        supported = Major::SUPPORTED
     )]
     Version {
         /// What stands there.
@@ -320,7 +301,8 @@ impl ControlFile {
             let swapped = Major::from_control_version(version.swap_bytes()).is_some();
             return Err(if swapped { ControlError::ByteOrder } else { ControlError::Version { found: version } });
         };
-        let (stored, computed) = (u32_at(data, 292), crc32c::crc32c(&data[..292]));
+        let tail = Tail::of(major);
+        let (stored, computed) = (u32_at(data, tail.crc), crc32c::crc32c(&data[..tail.crc]));
         if stored != computed {
             return Err(ControlError::Checksum { stored, computed });
         }
@@ -336,7 +318,7 @@ impl ControlFile {
             SegmentSize::new(u32_at(data, 228)).ok_or(ControlError::SegmentSize { found: u32_at(data, 228) })?;
         let state = DbState::from_number(u32_at(data, 16)).ok_or(ControlError::State { found: u32_at(data, 16) })?;
         let mut mock_authentication_nonce = [0; NONCE_SIZE];
-        mock_authentication_nonce.copy_from_slice(&data[257..289]);
+        mock_authentication_nonce.copy_from_slice(&data[tail.nonce..tail.nonce + NONCE_SIZE]);
         Ok(ControlFile {
             major,
             system_identifier: u64_at(data, 0),
@@ -361,7 +343,7 @@ impl ControlFile {
             track_commit_timestamp: data[200] != 0,
             segment_size,
             data_checksum_version: u32_at(data, 252),
-            default_char_signedness: data[256] != 0,
+            default_char_signedness: tail.char_signedness.map(|at| data[at] != 0),
             mock_authentication_nonce,
         })
     }
@@ -402,16 +384,36 @@ impl ControlFile {
         put_u32(&mut file, 244, LOBLKSIZE);
         file[248] = 1;
         put_u32(&mut file, 252, self.data_checksum_version);
-        file[256] = u8::from(self.default_char_signedness);
-        file[257..289].copy_from_slice(&self.mock_authentication_nonce);
-        let crc = crc32c::crc32c(&file[..292]);
-        put_u32(&mut file, 292, crc);
+        let tail = Tail::of(self.major);
+        if let (Some(at), Some(signed)) = (tail.char_signedness, self.default_char_signedness) {
+            file[at] = u8::from(signed);
+        }
+        file[tail.nonce..tail.nonce + NONCE_SIZE].copy_from_slice(&self.mock_authentication_nonce);
+        let crc = crc32c::crc32c(&file[..tail.crc]);
+        put_u32(&mut file, tail.crc, crc);
         file
     }
 
     /// Whether pages of this cluster carry checksums (`DataChecksumsEnabled`).
     pub fn data_checksums(&self) -> bool {
         self.data_checksum_version > 0
+    }
+}
+
+/// Where the fields behind `data_checksum_version` are: the first to differ between majors.
+struct Tail {
+    char_signedness: Option<usize>,
+    nonce: usize,
+    crc: usize,
+}
+
+impl Tail {
+    fn of(major: Major) -> Tail {
+        if major.format().control_has_char_signedness {
+            Tail { char_signedness: Some(256), nonce: 257, crc: 292 }
+        } else {
+            Tail { char_signedness: None, nonce: 256, crc: 288 }
+        }
     }
 }
 
@@ -434,12 +436,12 @@ fn build_options(data: &[u8; CONTROL_DATA_SIZE]) -> [(&'static str, u32, u32); 9
 mod tests {
     use super::*;
 
-    fn sample() -> ControlFile {
+    fn sample(major: Major) -> ControlFile {
         let body: Vec<u8> = (0..CHECKPOINT_SIZE as u8).map(|at| if at == 16 { 1 } else { at }).collect();
         ControlFile {
-            major: Major::V18,
+            major,
             system_identifier: 0x6900_0000_0000_0001,
-            catalog_version: Major::V18.catalog_version(),
+            catalog_version: major.catalog_version(),
             state: DbState::ShutDownInRecovery,
             time: 1_700_000_000,
             checkpoint: Lsn(0x1_0000_0028),
@@ -460,13 +462,13 @@ mod tests {
             track_commit_timestamp: true,
             segment_size: SegmentSize::new(1 << 20).unwrap(),
             data_checksum_version: 1,
-            default_char_signedness: true,
+            default_char_signedness: major.format().control_has_char_signedness.then_some(true),
             mock_authentication_nonce: [9; NONCE_SIZE],
         }
     }
 
     fn resealed(change: impl FnOnce(&mut [u8; CONTROL_FILE_SIZE])) -> [u8; CONTROL_FILE_SIZE] {
-        let mut file = sample().to_bytes();
+        let mut file = sample(Major::V18).to_bytes();
         change(&mut file);
         let crc = crc32c::crc32c(&file[..292]);
         put_u32(&mut file, 292, crc);
@@ -482,16 +484,20 @@ mod tests {
 
     #[test]
     fn a_control_file_comes_back() {
-        assert_eq!(ControlFile::parse(&sample().to_bytes()), Ok(sample()));
+        for major in Major::ALL {
+            assert_eq!(ControlFile::parse(&sample(major).to_bytes()), Ok(sample(major)));
+        }
     }
 
     #[test]
     fn any_flipped_bit_is_found() {
-        let file = sample().to_bytes();
-        for bit in 0..CONTROL_DATA_SIZE * 8 {
-            let mut damaged = file;
-            damaged[bit / 8] ^= 1 << (bit % 8);
-            assert!(ControlFile::parse(&damaged).is_err(), "bit {bit}");
+        for major in Major::ALL {
+            let file = sample(major).to_bytes();
+            for bit in 0..(Tail::of(major).crc + 4) * 8 {
+                let mut damaged = file;
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                assert!(ControlFile::parse(&damaged).is_err(), "bit {bit}");
+            }
         }
     }
 

@@ -7,11 +7,14 @@ pub mod bytes;
 pub mod checksum;
 pub mod control;
 pub mod history;
+pub mod major;
 pub mod page;
 pub mod wal;
 
 use std::fmt;
 use std::str::FromStr;
+
+pub use major::Major;
 
 /// Size of a relation page in bytes (`BLCKSZ`); the only size that Walrider supports.
 pub const BLCKSZ: usize = 8192;
@@ -162,34 +165,6 @@ pub struct RelFileLocator {
 impl fmt::Display for RelFileLocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.tablespace, self.database, self.relation)
-    }
-}
-
-/// A major version of PostgreSQL. Everything that differs between majors is decided by this type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Major {
-    /// PostgreSQL 18.
-    V18,
-}
-
-impl Major {
-    /// The version whose WAL pages carry this magic number (`XLOG_PAGE_MAGIC`, `access/xlog_internal.h`).
-    pub fn from_wal_magic(magic: u16) -> Option<Major> {
-        (magic == 0xD118).then_some(Major::V18)
-    }
-
-    /// The magic number of WAL pages of this version (`XLOG_PAGE_MAGIC`, `access/xlog_internal.h`).
-    pub fn wal_magic(self) -> u16 {
-        match self {
-            Major::V18 => 0xD118,
-        }
-    }
-
-    /// The version number as in `PG_VERSION`.
-    pub fn number(self) -> u32 {
-        match self {
-            Major::V18 => 18,
-        }
     }
 }
 

@@ -135,7 +135,9 @@ fn vacuum(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if redo.needs_redo()? {
         let Vacuum { deleted, updated } = Vacuum::parse(redo.record.main_data).ok_or(SHORT)?;
         let mut opaque = remove_tuples(redo, deleted, updated)?;
-        opaque.cycle_id = 0;
+        if redo.record.major.format().vacuum_clears_cycle_id {
+            opaque.cycle_id = 0;
+        }
         opaque.flags &= !BTP_HAS_GARBAGE;
         opaque.put(&mut redo.page);
         redo.changed();
@@ -245,4 +247,35 @@ fn new_root_child(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         return Err(RedoError::BlockReference(1));
     }
     clear_incomplete_split(redo)
+}
+
+#[cfg(test)]
+mod tests {
+    use walrider_layout::page::{Page, PageMut};
+    use walrider_layout::{BLCKSZ, ForkNumber, Lsn, Major};
+    use walrider_wal::rmgr::RmgrId;
+    use walrider_wal::testing::{RecordBuilder, TEST_REL};
+
+    use super::*;
+    use crate::{Effects, Env, Target, redo_block};
+
+    #[test]
+    fn vacuum_clears_its_cycle_since_18() {
+        for (major, cycle_id) in [(Major::V17, 5), (Major::V18, 0)] {
+            let mut bytes = [0; BLCKSZ];
+            let mut page = PageMut(&mut bytes);
+            page.init(Opaque::SIZE);
+            Opaque { flags: BTP_HAS_GARBAGE, cycle_id: 5, ..Opaque::default() }.put(&mut page);
+            let record = RecordBuilder::new(RmgrId::BTREE, XLOG_BTREE_VACUUM)
+                .main_data([0; 4])
+                .block(0, TEST_REL, ForkNumber::Main, 3)
+                .build();
+            let record = RecordBuilder::parse_as(major, &record, Lsn(0x28));
+            let env = Env { major, hint_bits_are_logged: true };
+            let mut target = Target { bytes: &mut bytes, exists: true, dirty: false };
+            redo_block(&record, &record.blocks[0], &mut target, &env, &mut Effects::default()).unwrap();
+            let opaque = Opaque::of(Page(&bytes)).unwrap();
+            assert_eq!((opaque.flags, opaque.cycle_id), (0, cycle_id), "{major:?}");
+        }
+    }
 }

@@ -361,7 +361,7 @@ fn lock(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 
 /// `heap_xlog_inplace`, as far as the page goes; the invalidations mean nothing to a directory without a server.
 fn inplace(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    let inplace = Inplace::parse(redo.record.main_data).ok_or(RedoError::DataLength("inplace"))?;
+    let inplace = Inplace::parse(redo.record.major, redo.record.main_data).ok_or(RedoError::DataLength("inplace"))?;
     if redo.outcome != Outcome::NeedsRedo {
         return Ok(());
     }

@@ -279,7 +279,7 @@ impl<'a> Engine<'a> {
                 break;
             }
             let span = &spans[place as usize];
-            let record = Record::parse(planned.stretch.bytes(span), span.lsn, span.end)
+            let record = Record::parse(self.loader.format().major, planned.stretch.bytes(span), span.lsn, span.end)
                 .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
             if self.settings.target.stops_before(&record) {
                 batch.stop = Some(Stop::Target);
@@ -347,7 +347,7 @@ impl<'a> Engine<'a> {
 
     fn obstacle(&self, planned: &Planned, place: u32, obstacle: &Obstacle) -> Stop {
         let span = &planned.stretch.spans()[place as usize];
-        let record = Record::parse(planned.stretch.bytes(span), span.lsn, span.end);
+        let record = Record::parse(self.loader.format().major, planned.stretch.bytes(span), span.lsn, span.end);
         match obstacle {
             Obstacle::Unsupported => Stop::Unsupported {
                 lsn: span.lsn,

@@ -100,6 +100,7 @@ impl From<GlobalError> for ReplayError {
 
 #[cfg(test)]
 mod tests {
+    use walrider_layout::Major;
     use walrider_wal::record::RecordHeader;
     use walrider_wal::rmgr::RmgrId;
 
@@ -109,6 +110,7 @@ mod tests {
     fn a_file_at_fault_is_not_corrupt_wal() {
         let header = RecordHeader { total_len: 24, xid: 7, prev: Lsn(0), info: 0, rmgr: RmgrId::CLOG, crc: 0 };
         let record = Record {
+            major: Major::V18,
             lsn: Lsn(0x28),
             end: Lsn(0x40),
             header,

@@ -130,7 +130,7 @@ impl Loader {
             .par_iter_mut()
             .map(|(planned, numbers)| {
                 let ending = fill(&mut planned.stretch, source, format);
-                planned.plan.make(&planned.stretch, rels, numbers);
+                planned.plan.make(format.major, &planned.stretch, rels, numbers);
                 ending
             })
             .collect();

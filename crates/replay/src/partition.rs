@@ -281,7 +281,7 @@ impl Partition {
             match first.change {
                 Change::VmClear(_) => true,
                 Change::Block(id) => {
-                    let mut record = Record::empty();
+                    let mut record = Record::empty(shared.settings.env.major);
                     read_record(&mut record, &parts[first.part as usize], first.span);
                     record.block(id).is_none_or(|block| !block.image_applies() && !block.will_init)
                 }
@@ -362,7 +362,7 @@ impl Partition {
     /// Redoes the batch's operations, page by page.
     pub fn apply(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
         let mut current: Option<(u32, Arc<RelFork>)> = None;
-        let mut record = Record::empty();
+        let mut record = Record::empty(shared.settings.env.major);
         for (nth, &number) in self.touched.iter().enumerate() {
             if let Some(frame) = self.touched.get(nth + 3).and_then(|&later| self.slots[later as usize].frame) {
                 // Header and line pointers: every change looks at them.
@@ -431,7 +431,7 @@ impl Partition {
                         fsm::record_free_space(&mut target, slot, category);
                     }
                     FsmChange::Redo { part, span, block } => {
-                        let mut record = Record::empty();
+                        let mut record = Record::empty(shared.settings.env.major);
                         read_record(&mut record, &parts[part as usize], span);
                         let mut work = PageWork { record: &record, fork: &fork, key: slot.key, shared, report };
                         if let Err(error) = work.change(Change::Block(block), &mut target) {

@@ -1,6 +1,6 @@
 //! From records to page operations: which pages each record changes, sorted into partitions.
 
-use walrider_layout::{ForkNumber, Lsn, TransactionId};
+use walrider_layout::{ForkNumber, Lsn, Major, TransactionId};
 use walrider_redo::{redo_fn, vm};
 use walrider_wal::decode::Stretch;
 use walrider_wal::record::{Record, XLR_CHECK_CONSISTENCY};
@@ -75,15 +75,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans a stretch that was decoded, replacing what the plan held.
-    pub fn make(&mut self, stretch: &Stretch, table: &RelTable, numbers: &mut RelNumbers) {
+    /// Plans a stretch that was decoded, of WAL of this major, replacing what the plan held.
+    pub fn make(&mut self, major: Major, stretch: &Stretch, table: &RelTable, numbers: &mut RelNumbers) {
         self.ops.resize_with(PARTITIONS, Vec::new);
         self.ops.iter_mut().for_each(Vec::clear);
         self.fsm_ops.clear();
         self.globals.clear();
         self.obstacle = None;
         self.newest_xid = 0;
-        let mut record = Record::empty();
+        let mut record = Record::empty(major);
         for (place, span) in (0..).zip(stretch.spans()) {
             let planned = record
                 .read(stretch.bytes(span), span.lsn, span.end)

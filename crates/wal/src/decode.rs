@@ -36,12 +36,13 @@ pub struct WalFormat {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     /// Another version, or not WAL at all.
-    #[error("invalid magic number {found:04X} in WAL page header, expected {expected:04X}")]
+    #[error("invalid magic number {found:04X} in WAL page header{}, expected {:04X}{}", of_major(*.found),
+        expected.wal_magic(), of_major(expected.wal_magic()))]
     Magic {
         /// What stands there.
         found: u16,
-        /// What the version at hand writes.
-        expected: u16,
+        /// The version at hand.
+        expected: Major,
     },
     /// Undefined flags.
     #[error("invalid info bits {0:04X} in WAL page header")]
@@ -98,6 +99,11 @@ pub enum Invalid {
     /// The source ends within the record.
     #[error("the record is not complete: WAL ends before it does")]
     Incomplete,
+}
+
+/// Which version writes this magic number, for a message.
+fn of_major(magic: u16) -> String {
+    Major::from_wal_magic(magic).map_or_else(String::new, |major| format!(" (that of PostgreSQL {})", major.number()))
 }
 
 /// What [`Stretch::decode`] came to.
@@ -511,9 +517,8 @@ pub fn check_page_header(
     format: &WalFormat,
     timeline: TimelineId,
 ) -> Result<(), Invalid> {
-    let expected = format.major.wal_magic();
-    if header.magic != expected {
-        return Err(Invalid::Magic { found: header.magic, expected });
+    if header.magic != format.major.wal_magic() {
+        return Err(Invalid::Magic { found: header.magic, expected: format.major });
     }
     if header.info & !XLP_ALL_FLAGS != 0 {
         return Err(Invalid::PageInfo(header.info));

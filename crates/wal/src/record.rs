@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use arrayvec::ArrayVec;
 use walrider_layout::bytes::{Reader, u32_at, u64_at};
 use walrider_layout::wal::RECORD_HEADER_SIZE;
-use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, RelFileLocator, TransactionId};
+use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, Major, RelFileLocator, TransactionId};
 
 use crate::rmgr::RmgrId;
 
@@ -214,6 +214,8 @@ impl<'r, 'a> IntoIterator for &'r BlockRefs<'a> {
 /// A record whose framing was checked; the bytes are borrowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
+    /// The version that wrote it: some main data differs between majors.
+    pub major: Major,
     /// Where the record begins.
     pub lsn: Lsn,
     /// One past its last byte, rounded up to 8: what becomes the LSN of a page that it changes (`EndRecPtr`).
@@ -267,8 +269,9 @@ struct Pending {
 
 impl<'a> Record<'a> {
     /// A record to be filled by [`Record::read`].
-    pub fn empty() -> Record<'a> {
+    pub fn empty(major: Major) -> Record<'a> {
         Record {
+            major,
             lsn: Lsn::INVALID,
             end: Lsn::INVALID,
             header: RecordHeader { total_len: 0, xid: 0, prev: Lsn::INVALID, info: 0, rmgr: RmgrId(0), crc: 0 },
@@ -284,8 +287,8 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     /// What [`InvalidRecord`] lists; any bytes give a record or an error.
-    pub fn parse(bytes: &'a [u8], lsn: Lsn, end: Lsn) -> Result<Record<'a>, InvalidRecord> {
-        let mut record = Record::empty();
+    pub fn parse(major: Major, bytes: &'a [u8], lsn: Lsn, end: Lsn) -> Result<Record<'a>, InvalidRecord> {
+        let mut record = Record::empty(major);
         record.read(bytes, lsn, end)?;
         Ok(record)
     }

@@ -4,7 +4,7 @@
 
 pub mod pages;
 
-use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, PageBytes, RelFileLocator, TransactionId};
+use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, Major, PageBytes, RelFileLocator, TransactionId};
 
 use crate::record::{
     BKPIMAGE_APPLY, BKPIMAGE_COMPRESS_LZ4, BKPIMAGE_COMPRESS_PGLZ, BKPIMAGE_COMPRESS_ZSTD, BKPIMAGE_HAS_HOLE, Record,
@@ -213,9 +213,14 @@ impl RecordBuilder {
     }
 
     /// Takes apart what [`Self::build`] made, as a record that begins at `lsn`, and on one WAL page. Panics where it
-    /// is no record.
+    /// is no record. It is of PostgreSQL 18.
     pub fn parse(bytes: &[u8], lsn: Lsn) -> Record<'_> {
+        Self::parse_as(Major::V18, bytes, lsn)
+    }
+
+    /// As [`Self::parse`], of another major.
+    pub fn parse_as(major: Major, bytes: &[u8], lsn: Lsn) -> Record<'_> {
         let end = Lsn((lsn.0 + bytes.len() as u64).next_multiple_of(8));
-        Record::parse(bytes, lsn, end).expect("the builder makes a record")
+        Record::parse(major, bytes, lsn, end).expect("the builder makes a record")
     }
 }

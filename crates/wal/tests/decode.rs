@@ -94,7 +94,7 @@ fn contents_survive_the_way_through_pages() {
     stretch.extend(bytes.len()).copy_from_slice(&bytes);
     stretch.decode(&format(), TIMELINE);
     let [long, short] = stretch.spans() else { panic!("two records") };
-    let parsed = walrider_wal::record::Record::parse(stretch.bytes(long), long.lsn, long.end).unwrap();
+    let parsed = walrider_wal::record::Record::parse(Major::V18, stretch.bytes(long), long.lsn, long.end).unwrap();
     assert_eq!(parsed.main_data, vec![20_000_usize as u8; 20_000]);
     assert_eq!(long.end, short.lsn);
 }
@@ -172,6 +172,10 @@ fn pages_of_another_place_cluster_or_timeline_are_refused() {
         }
     };
     assert!(matches!(why(0, 1), Invalid::Magic { .. }));
+    assert_eq!(
+        why(0, 0x18 ^ 0x16).to_string(),
+        "invalid magic number D116 in WAL page header (that of PostgreSQL 17), expected D118 (that of PostgreSQL 18)"
+    );
     assert!(matches!(why(3, 0x80), Invalid::PageInfo(_)));
     assert_eq!(why(4, 2), Invalid::Timeline(TimelineId(3)));
     assert!(matches!(why(24, 1), Invalid::SystemIdentifier { .. }));

@@ -167,7 +167,7 @@ fn control_fields(control: &ControlFile) -> Vec<(&'static str, String)> {
         ("track_commit_timestamp", track_commit_timestamp.to_string()),
         ("xlog_seg_size", segment_size.bytes().to_string()),
         ("data_checksum_version", data_checksum_version.to_string()),
-        ("default_char_signedness", default_char_signedness.to_string()),
+        ("default_char_signedness", default_char_signedness.map_or("none".into(), |signed| signed.to_string())),
         ("mock_authentication_nonce", mock_authentication_nonce.iter().map(|byte| format!("{byte:02x}")).collect()),
     ]);
     fields

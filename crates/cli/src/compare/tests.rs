@@ -82,7 +82,7 @@ fn control() -> ControlFile {
         track_commit_timestamp: false,
         segment_size: SegmentSize::new(16 << 20).unwrap(),
         data_checksum_version: 0,
-        default_char_signedness: true,
+        default_char_signedness: Some(true),
         mock_authentication_nonce: [0; 32],
     }
 }

@@ -64,7 +64,7 @@ pub fn each_record(
                 return Ok(Ended::Enough);
             }
             last = span.lsn;
-            let record = Record::parse(stretch.bytes(span), span.lsn, span.end)
+            let record = Record::parse(files.format().major, stretch.bytes(span), span.lsn, span.end)
                 .map_err(|why| WalError::InvalidRecord(files.describe(span.lsn), span.lsn, why))?;
             if span.lsn >= range.start && take(&record)?.is_break() {
                 return Ok(Ended::Enough);

@@ -43,7 +43,7 @@ impl Case {
             }
         }
         let bytes = builder.build();
-        match Record::parse(&bytes, Lsn(0x0100_0028), Lsn(0x0200_0000)) {
+        match Record::parse(Major::V18, &bytes, Lsn(0x0100_0028), Lsn(0x0200_0000)) {
             Ok(record) => redo_all(&record, &self.page),
             Err(_) => Vec::new(),
         }
@@ -77,7 +77,7 @@ fn redo_all(record: &Record<'_>, page: &PageBytes) -> Vec<(u8, Result<Outcome, R
 
 /// Takes any bytes as a record and redoes it on an empty page.
 pub fn record(bytes: &[u8]) {
-    let Ok(record) = Record::parse(bytes, Lsn(0x0100_0028), Lsn(0x0200_0000)) else { return };
+    let Ok(record) = Record::parse(Major::V18, bytes, Lsn(0x0100_0028), Lsn(0x0200_0000)) else { return };
     let mut page = [0; BLCKSZ];
     PageMut(&mut page).init(16);
     redo_all(&record, &page);

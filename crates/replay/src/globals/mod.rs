@@ -151,7 +151,7 @@ impl Globals {
             full_page_writes: checkpoint.full_page_writes,
             archive_recovery,
         };
-        globals.restore_files()?;
+        globals.restore_files(control.major)?;
         Ok(globals)
     }
 

@@ -1,7 +1,7 @@
 //! Bringing global state to disk, and back.
 
 use walrider_datadir::origins as origins_file;
-use walrider_layout::TransactionId;
+use walrider_layout::{Major, TransactionId};
 
 use super::origins::Origins;
 use super::pages::Pages;
@@ -10,7 +10,7 @@ use super::{DIRTY_PAGES, GlobalError, Globals, Prepared, PreparedState, SeenChec
 
 impl Globals {
     /// Reads origins and prepared transactions (`StartupReplicationOrigin`, `restoreTwoPhaseData`).
-    pub(super) fn restore_files(&mut self) -> Result<(), GlobalError> {
+    pub(super) fn restore_files(&mut self, major: Major) -> Result<(), GlobalError> {
         self.origins = Origins::start(origins_file::read(&self.root)?);
         for file in self.twophase_files.list()? {
             let xid = file as TransactionId;
@@ -21,7 +21,7 @@ impl Globals {
                 self.prepared.discard_file(file);
             } else {
                 let state = self.twophase_files.read(file)?;
-                let gid = super::xact::prepared_gid(&state)?;
+                let gid = super::xact::prepared_gid(major, &state)?;
                 self.prepared.restore(file, gid);
             }
         }

@@ -57,13 +57,14 @@ fn control() -> ControlFile {
         track_commit_timestamp: false,
         segment_size: SegmentSize::DEFAULT,
         data_checksum_version: 1,
-        default_char_signedness: true,
+        default_char_signedness: Some(true),
         mock_authentication_nonce: [0; 32],
     }
 }
 
 fn record(lsn: u64, rmgr: RmgrId, info: u8, xid: TransactionId, main_data: &[u8]) -> Record<'_> {
     Record {
+        major: Major::V18,
         lsn: Lsn(lsn),
         end: Lsn(lsn + 0x100),
         header: RecordHeader { total_len: 24, xid, prev: Lsn(0), info, rmgr, crc: 0 },

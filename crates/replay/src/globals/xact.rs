@@ -1,8 +1,8 @@
 //! Records of transactions (`xact_redo` in `access/transam/xact.c`, PostgreSQL 18), and of what knows about
 //! transactions: `pg_xact`, `pg_commit_ts`, `pg_multixact`, replication origins.
 
-use walrider_layout::TransactionId;
 use walrider_layout::bytes::u64_at;
+use walrider_layout::{Major, TransactionId};
 use walrider_wal::record::Record;
 
 use walrider_wal::records::parts::parse_zero_page;
@@ -23,8 +23,8 @@ pub(super) fn plain_commit(record: &Record<'_>) -> Option<i64> {
 }
 
 /// The identifier in the state of a prepared transaction, of a record or a file.
-pub(super) fn prepared_gid(state: &[u8]) -> Result<Vec<u8>, GlobalError> {
-    let prepare = Prepare::parse(state).ok_or(GlobalError::DataLength("prepared transaction"))?;
+pub(super) fn prepared_gid(major: Major, state: &[u8]) -> Result<Vec<u8>, GlobalError> {
+    let prepare = Prepare::parse(major, state).ok_or(GlobalError::DataLength("prepared transaction"))?;
     Ok(prepare.gid.to_vec())
 }
 
@@ -34,11 +34,13 @@ impl Globals {
         let info = record.header.info;
         match info & xact::XLOG_XACT_OPMASK {
             xact::XLOG_XACT_COMMIT | xact::XLOG_XACT_COMMIT_PREPARED => {
-                let commit = Commit::parse(info, record.main_data).ok_or(GlobalError::DataLength("commit"))?;
+                let commit =
+                    Commit::parse(record.major, info, record.main_data).ok_or(GlobalError::DataLength("commit"))?;
                 self.end_transaction(record, &commit, XidStatus::Committed)
             }
             xact::XLOG_XACT_ABORT | xact::XLOG_XACT_ABORT_PREPARED => {
-                let abort = Abort::parse(info, record.main_data).ok_or(GlobalError::DataLength("abort"))?;
+                let abort =
+                    Abort::parse(record.major, info, record.main_data).ok_or(GlobalError::DataLength("abort"))?;
                 self.end_transaction(record, &abort, XidStatus::Aborted)
             }
             xact::XLOG_XACT_PREPARE => self.prepare(record),
@@ -88,7 +90,7 @@ impl Globals {
     /// `XLOG_XACT_PREPARE` (`PrepareRedoAdd`, `access/transam/twophase.c`).
     fn prepare(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
         let data = record.main_data;
-        let prepare = Prepare::parse(data).ok_or(GlobalError::DataLength("prepared transaction"))?;
+        let prepare = Prepare::parse(record.major, data).ok_or(GlobalError::DataLength("prepared transaction"))?;
         // The file must be one that PostgreSQL accepts (`ReadTwoPhaseFile`).
         let whole = u64::from(prepare.total_len) == data.len() as u64 + 4 && data.len().is_multiple_of(8);
         if prepare.magic != xact::TWOPHASE_MAGIC || !whole {

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use walrider_layout::bytes::{Reader, u16_at, u32_at};
-use walrider_layout::{OffsetNumber, Oid, TransactionId};
+use walrider_layout::{Major, OffsetNumber, Oid, TransactionId};
 
 use super::standby::Invalidations;
 use crate::record::Record;
@@ -202,15 +202,21 @@ impl Confirm {
 pub struct Inplace<'a> {
     /// Line pointer of the tuple.
     pub number: OffsetNumber,
-    /// What becomes invalid.
-    pub invalidations: Invalidations<'a>,
+    /// What becomes invalid. Nothing before 18, where the commit record says it.
+    pub invalidations: Option<Invalidations<'a>>,
 }
 
 impl<'a> Inplace<'a> {
     /// Reads the main data; `None` if it is too short.
-    pub fn parse(main: &'a [u8]) -> Option<Inplace<'a>> {
-        let (fixed, rest) = main.split_first_chunk::<4>()?;
-        Some(Inplace { number: u16_at(fixed, 0), invalidations: Invalidations::parse(rest)? })
+    pub fn parse(major: Major, main: &'a [u8]) -> Option<Inplace<'a>> {
+        let mut reader = Reader::new(main);
+        let number = reader.u16()?;
+        let mut invalidations = None;
+        if major.format().inplace_has_invalidations {
+            reader.take(2)?;
+            invalidations = Some(Invalidations::parse(reader.rest())?);
+        }
+        Some(Inplace { number, invalidations })
     }
 }
 
@@ -312,9 +318,11 @@ fn try_describe(record: &Record<'_>, out: &mut String) -> Option<()> {
         }
         XLOG_HEAP_LOCK => Lock::parse(main)?.describe(out),
         XLOG_HEAP_INPLACE => {
-            let inplace = Inplace::parse(main)?;
+            let inplace = Inplace::parse(record.major, main)?;
             let _ = write!(out, "off: {}", inplace.number);
-            inplace.invalidations.describe(out);
+            if let Some(invalidations) = inplace.invalidations {
+                invalidations.describe(out);
+            }
         }
         _ => {}
     }
@@ -361,11 +369,15 @@ mod tests {
     use crate::testing::RecordBuilder;
     use walrider_layout::Lsn;
 
-    fn described(info: u8, main: &[u8]) -> String {
+    fn described_as(major: Major, info: u8, main: &[u8]) -> String {
         let bytes = RecordBuilder::new(RmgrId::HEAP, info).main_data(main).build();
         let mut out = String::new();
-        describe(&RecordBuilder::parse(&bytes, Lsn(40)), &mut out);
+        describe(&RecordBuilder::parse_as(major, &bytes, Lsn(40)), &mut out);
         out
+    }
+
+    fn described(info: u8, main: &[u8]) -> String {
+        described_as(Major::V18, info, main)
     }
 
     #[test]
@@ -394,6 +406,8 @@ mod tests {
             described(XLOG_HEAP_INPLACE, &inplace),
             "off: 7; relcache init file inval dbid 5 tsid 1663; inval msgs: catcache 55 relcache 1259"
         );
+        assert_eq!(described_as(Major::V17, XLOG_HEAP_INPLACE, &[7, 0]), "off: 7");
+        assert_eq!(described(XLOG_HEAP_INPLACE, &[7, 0]), "");
     }
 
     #[test]

@@ -8,10 +8,10 @@ use walrider_layout::{DEFAULT_TABLESPACE_OID, ForkNumber, GLOBAL_TABLESPACE_OID,
 
 /// Something of a fixed size that records hold arrays of.
 pub trait Item {
-    /// Its bytes in the array.
+    /// Its bytes in the array; those of the newest major where they differ.
     const SIZE: usize;
 
-    /// Reads one from exactly [`Self::SIZE`] bytes.
+    /// Reads one from exactly as many bytes.
     fn read(bytes: &[u8]) -> Self;
 }
 
@@ -43,26 +43,37 @@ impl Item for RelFileLocator {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Items<'a, T> {
     bytes: &'a [u8],
+    /// Bytes of an element, not 0.
+    size: usize,
     of: PhantomData<T>,
 }
 
 impl<'a, T: Item> Items<'a, T> {
     /// Takes an array of `count` elements; `None` if there are fewer, or the count is negative.
     pub fn take(reader: &mut Reader<'a>, count: i32) -> Option<Items<'a, T>> {
-        let len = usize::try_from(count).ok()?.checked_mul(T::SIZE)?;
-        Some(Items { bytes: reader.take(len)?, of: PhantomData })
+        Items::take_sized(reader, count, T::SIZE)
+    }
+
+    /// As [`Items::take`], of elements that have another size in some major.
+    pub(super) fn take_sized(reader: &mut Reader<'a>, count: i32, size: usize) -> Option<Items<'a, T>> {
+        let len = usize::try_from(count).ok()?.checked_mul(size)?;
+        Some(Items { bytes: reader.take(len)?, size, of: PhantomData })
     }
 
     /// As [`Items::take`], with the bytes behind it that align the next part to 8.
     pub(super) fn take_aligned(reader: &mut Reader<'a>, count: i32) -> Option<Items<'a, T>> {
-        let items = Items::take(reader, count)?;
-        reader.take(items.bytes.len().next_multiple_of(8) - items.bytes.len())?;
-        Some(items)
+        Items::take(reader, count)?.aligned(reader)
+    }
+
+    /// Takes the bytes behind the array that align the next part to 8.
+    pub(super) fn aligned(self, reader: &mut Reader<'a>) -> Option<Items<'a, T>> {
+        reader.take(self.bytes.len().next_multiple_of(8) - self.bytes.len())?;
+        Some(self)
     }
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        self.bytes.len() / T::SIZE
+        self.bytes.len() / self.size
     }
 
     /// Whether there are none.
@@ -72,13 +83,13 @@ impl<'a, T: Item> Items<'a, T> {
 
     /// The elements.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = T> + ExactSizeIterator + Clone + use<'a, T> {
-        self.bytes.chunks_exact(T::SIZE).map(T::read)
+        self.bytes.chunks_exact(self.size).map(T::read)
     }
 }
 
 impl<T: Item> Default for Items<'_, T> {
     fn default() -> Self {
-        Items { bytes: &[], of: PhantomData }
+        Items { bytes: &[], size: T::SIZE, of: PhantomData }
     }
 }
 
@@ -146,16 +157,16 @@ pub fn parse_zero_page(main_data: &[u8]) -> Option<i64> {
 }
 
 /// A relation's file, as a path within the data directory (`relpathperm`, `common/relpath.c`).
-pub(super) struct RelPath(pub(super) RelFileLocator, pub(super) ForkNumber);
+pub(super) struct RelPath(pub(super) RelFileLocator, pub(super) ForkNumber, pub(super) Major);
 
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RelPath(RelFileLocator { tablespace, database, relation }, fork) = *self;
+        let RelPath(RelFileLocator { tablespace, database, relation }, fork, major) = *self;
         match tablespace {
             GLOBAL_TABLESPACE_OID => write!(f, "global/{relation}"),
             DEFAULT_TABLESPACE_OID => write!(f, "base/{database}/{relation}"),
             _ => {
-                let (major, catalog) = (Major::V18.number(), Major::V18.catalog_version());
+                let (major, catalog) = (major.number(), major.catalog_version());
                 write!(f, "pg_tblspc/{tablespace}/PG_{major}_{catalog}/{database}/{relation}")
             }
         }?;
@@ -328,11 +339,13 @@ pub(crate) mod tests {
 
     #[test]
     fn paths_are_those_of_postgresql() {
-        let path = |tablespace, database, fork| {
-            RelPath(RelFileLocator { tablespace, database, relation: 7 }, fork).to_string()
+        let path_of = |major, tablespace, database, fork| {
+            RelPath(RelFileLocator { tablespace, database, relation: 7 }, fork, major).to_string()
         };
+        let path = |tablespace, database, fork| path_of(Major::V18, tablespace, database, fork);
         assert_eq!(path(1664, 0, ForkNumber::Main), "global/7");
         assert_eq!(path(1663, 5, ForkNumber::Init), "base/5/7_init");
         assert_eq!(path(16400, 5, ForkNumber::VisibilityMap), "pg_tblspc/16400/PG_18_202506291/5/7_vm");
+        assert_eq!(path_of(Major::V17, 16400, 5, ForkNumber::Main), "pg_tblspc/16400/PG_17_202406281/5/7");
     }
 }

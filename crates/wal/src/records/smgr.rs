@@ -74,12 +74,12 @@ pub fn describe(record: &Record<'_>, out: &mut String) {
     match record.info() {
         XLOG_SMGR_CREATE => {
             if let Some(create) = Create::parse(record.main_data) {
-                let _ = write!(out, "{}", RelPath(create.rel, create.fork));
+                let _ = write!(out, "{}", RelPath(create.rel, create.fork, record.major));
             }
         }
         XLOG_SMGR_TRUNCATE => {
             if let Some(Truncate { blocks, rel, flags }) = Truncate::parse(record.main_data) {
-                let path = RelPath(rel, ForkNumber::Main);
+                let path = RelPath(rel, ForkNumber::Main, record.major);
                 let _ = write!(out, "{path} to {blocks} blocks flags {}", flags as i32);
             }
         }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use walrider_layout::bytes::{Reader, u32_at, u64_at};
-use walrider_layout::{ForkNumber, Lsn, Oid, RelFileLocator, TransactionId};
+use walrider_layout::{ForkNumber, Lsn, Major, Oid, RelFileLocator, TransactionId};
 
 use super::parts::{Invalidation, Item, Items, RelPath, Timestamp, c_string, describe_invalidations, push_text};
 use crate::record::Record;
@@ -54,7 +54,7 @@ pub struct DroppedStats {
     pub kind: i32,
     /// `dboid`.
     pub database: Oid,
-    /// `objid_hi`, `objid_lo`.
+    /// `objid_hi`, `objid_lo`; `objoid` before 18.
     pub object: u64,
 }
 
@@ -62,7 +62,14 @@ impl Item for DroppedStats {
     const SIZE: usize = 16;
 
     fn read(bytes: &[u8]) -> DroppedStats {
-        DroppedStats { kind: u32_at(bytes, 0) as i32, database: u32_at(bytes, 4), object: u64_at(bytes, 8) }
+        let object = if bytes.len() < Self::SIZE { u32_at(bytes, 8).into() } else { u64_at(bytes, 8) };
+        DroppedStats { kind: u32_at(bytes, 0) as i32, database: u32_at(bytes, 4), object }
+    }
+}
+
+impl DroppedStats {
+    fn take<'a>(reader: &mut Reader<'a>, count: i32, major: Major) -> Option<Items<'a, DroppedStats>> {
+        Items::take_sized(reader, count, major.format().stats_item_size)
     }
 }
 
@@ -125,8 +132,8 @@ impl<'a> std::ops::Deref for Abort<'a> {
 
 impl<'a> Commit<'a> {
     /// Reads the main data of a record with this `xl_info`; `None` if it is too short.
-    pub fn parse(info: u8, main_data: &'a [u8]) -> Option<Commit<'a>> {
-        Commit::parse_parts(info, main_data, XACT_XINFO_HAS_INVALS)
+    pub fn parse(major: Major, info: u8, main_data: &'a [u8]) -> Option<Commit<'a>> {
+        Commit::parse_parts(major, info, main_data, XACT_XINFO_HAS_INVALS)
     }
 
     /// `pg_internal.init` is out of date (`XactCompletionRelcacheInitFileInval`).
@@ -135,7 +142,7 @@ impl<'a> Commit<'a> {
     }
 
     #[inline]
-    fn parse_parts(info: u8, main_data: &'a [u8], invals: u32) -> Option<Commit<'a>> {
+    fn parse_parts(major: Major, info: u8, main_data: &'a [u8], invals: u32) -> Option<Commit<'a>> {
         let mut reader = Reader::new(main_data);
         let mut parsed = Commit {
             time: reader.i64()?,
@@ -165,7 +172,8 @@ impl<'a> Commit<'a> {
             parsed.dropped_rels = counted(&mut reader)?;
         }
         if xinfo & XACT_XINFO_HAS_DROPPED_STATS != 0 {
-            parsed.dropped_stats = counted(&mut reader)?;
+            let count = reader.i32()?;
+            parsed.dropped_stats = DroppedStats::take(&mut reader, count, major)?;
         }
         if xinfo & invals != 0 {
             parsed.invalidations = counted(&mut reader)?;
@@ -188,8 +196,8 @@ impl<'a> Commit<'a> {
 
 impl<'a> Abort<'a> {
     /// Reads the main data of a record with this `xl_info`; `None` if it is too short.
-    pub fn parse(info: u8, main_data: &'a [u8]) -> Option<Abort<'a>> {
-        Commit::parse_parts(info, main_data, 0).map(Abort)
+    pub fn parse(major: Major, info: u8, main_data: &'a [u8]) -> Option<Abort<'a>> {
+        Commit::parse_parts(major, info, main_data, 0).map(Abort)
     }
 }
 
@@ -202,10 +210,10 @@ fn counted<'a, T: Item>(reader: &mut Reader<'a>) -> Option<Items<'a, T>> {
 /// The transaction that a record of this resource manager ends, and when, in microseconds since 2000-01-01 UTC; `None`
 /// if it ends none (`recoveryStopsBefore`, `access/transam/xlogrecovery.c`).
 pub fn transaction_end(record: &Record<'_>) -> Option<(TransactionId, i64)> {
-    let info = record.header.info;
+    let (major, info) = (record.major, record.header.info);
     let end = match info & XLOG_XACT_OPMASK {
-        XLOG_XACT_COMMIT | XLOG_XACT_COMMIT_PREPARED => Commit::parse(info, record.main_data)?,
-        XLOG_XACT_ABORT | XLOG_XACT_ABORT_PREPARED => *Abort::parse(info, record.main_data)?,
+        XLOG_XACT_COMMIT | XLOG_XACT_COMMIT_PREPARED => Commit::parse(major, info, record.main_data)?,
+        XLOG_XACT_ABORT | XLOG_XACT_ABORT_PREPARED => *Abort::parse(major, info, record.main_data)?,
         _ => return None,
     };
     let xid = match info & XLOG_XACT_OPMASK {
@@ -260,7 +268,7 @@ pub struct Prepare<'a> {
 
 impl<'a> Prepare<'a> {
     /// Reads the main data of a record, or the contents of a file; `None` if it is too short.
-    pub fn parse(main_data: &'a [u8]) -> Option<Prepare<'a>> {
+    pub fn parse(major: Major, main_data: &'a [u8]) -> Option<Prepare<'a>> {
         let mut reader = Reader::new(main_data);
         let (magic, total_len, xid, database) = (reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?);
         let (prepared_at, owner) = (reader.i64()?, reader.u32()?);
@@ -287,8 +295,8 @@ impl<'a> Prepare<'a> {
             subxacts: Items::take_aligned(&mut reader, subxacts)?,
             commit_rels: Items::take_aligned(&mut reader, commit_rels)?,
             abort_rels: Items::take_aligned(&mut reader, abort_rels)?,
-            commit_stats: Items::take_aligned(&mut reader, commit_stats)?,
-            abort_stats: Items::take_aligned(&mut reader, abort_stats)?,
+            commit_stats: DroppedStats::take(&mut reader, commit_stats, major)?.aligned(&mut reader)?,
+            abort_stats: DroppedStats::take(&mut reader, abort_stats, major)?.aligned(&mut reader)?,
             invalidations: Items::take_aligned(&mut reader, invalidations)?,
             rest: reader.rest(),
         })
@@ -333,23 +341,23 @@ pub fn identify(info: u8) -> Option<&'static str> {
 
 /// Appends what the record says.
 pub fn describe(record: &Record<'_>, out: &mut String) {
-    let (info, data) = (record.header.info, record.main_data);
+    let (major, info, data) = (record.major, record.header.info, record.main_data);
     match info & XLOG_XACT_OPMASK {
         XLOG_XACT_COMMIT | XLOG_XACT_COMMIT_PREPARED => {
-            if let Some(commit) = Commit::parse(info, data) {
-                describe_commit(&commit, record.origin, out);
+            if let Some(commit) = Commit::parse(major, info, data) {
+                describe_commit(&commit, record, out);
             }
         }
         XLOG_XACT_ABORT | XLOG_XACT_ABORT_PREPARED => {
-            if let Some(abort) = Abort::parse(info, data) {
-                describe_front(&abort, out);
+            if let Some(abort) = Abort::parse(major, info, data) {
+                describe_front(&abort, major, out);
                 describe_origin(abort.origin, record.origin, out);
                 describe_stats("", &abort.dropped_stats, out);
             }
         }
         XLOG_XACT_PREPARE => {
-            if let Some(prepare) = Prepare::parse(data) {
-                describe_prepare(&prepare, record.origin, out);
+            if let Some(prepare) = Prepare::parse(major, data) {
+                describe_prepare(&prepare, record, out);
             }
         }
         XLOG_XACT_ASSIGNMENT => {
@@ -366,17 +374,17 @@ pub fn describe(record: &Record<'_>, out: &mut String) {
 }
 
 /// What commits and aborts begin with.
-fn describe_front(end: &Commit<'_>, out: &mut String) {
+fn describe_front(end: &Commit<'_>, major: Major, out: &mut String) {
     if let Some(TwoPhase { xid: xid @ 1.., .. }) = end.twophase {
         let _ = write!(out, "{xid}: ");
     }
     let _ = write!(out, "{}", Timestamp(end.time));
-    describe_rels("rels", &end.dropped_rels, out);
+    describe_rels("rels", &end.dropped_rels, major, out);
     describe_subxacts(&end.subxacts, out);
 }
 
-fn describe_commit(commit: &Commit<'_>, origin: u16, out: &mut String) {
-    describe_front(commit, out);
+fn describe_commit(commit: &Commit<'_>, record: &Record<'_>, out: &mut String) {
+    describe_front(commit, record.major, out);
     describe_stats("", &commit.dropped_stats, out);
     let Commit { database, tablespace, invalidations, .. } = commit;
     describe_invalidations(invalidations, *database, *tablespace, commit.relcache_init_file(), out);
@@ -386,29 +394,29 @@ fn describe_commit(commit: &Commit<'_>, origin: u16, out: &mut String) {
     if commit.xinfo & XACT_COMPLETION_FORCE_SYNC_COMMIT != 0 {
         out.push_str("; sync");
     }
-    describe_origin(commit.origin, origin, out);
+    describe_origin(commit.origin, record.origin, out);
 }
 
-fn describe_prepare(prepare: &Prepare<'_>, origin: u16, out: &mut String) {
+fn describe_prepare(prepare: &Prepare<'_>, record: &Record<'_>, out: &mut String) {
     out.push_str("gid ");
     push_text(prepare.gid, out);
     let _ = write!(out, ": {}", Timestamp(prepare.prepared_at));
-    describe_rels("rels(commit)", &prepare.commit_rels, out);
-    describe_rels("rels(abort)", &prepare.abort_rels, out);
+    describe_rels("rels(commit)", &prepare.commit_rels, record.major, out);
+    describe_rels("rels(abort)", &prepare.abort_rels, record.major, out);
     describe_stats("commit ", &prepare.commit_stats, out);
     describe_stats("abort ", &prepare.abort_stats, out);
     describe_subxacts(&prepare.subxacts, out);
     // The record does not say the tablespace; pg_waldump writes 0.
     describe_invalidations(&prepare.invalidations, prepare.database, 0, prepare.relcache_init_file, out);
     let from = Origin { lsn: prepare.origin_lsn, time: prepare.origin_time };
-    describe_origin((origin != 0).then_some(from), origin, out);
+    describe_origin((record.origin != 0).then_some(from), record.origin, out);
 }
 
-fn describe_rels(label: &str, rels: &Items<'_, RelFileLocator>, out: &mut String) {
+fn describe_rels(label: &str, rels: &Items<'_, RelFileLocator>, major: Major, out: &mut String) {
     if !rels.is_empty() {
         let _ = write!(out, "; {label}:");
         for rel in rels.iter() {
-            let _ = write!(out, " {}", RelPath(rel, ForkNumber::Main));
+            let _ = write!(out, " {}", RelPath(rel, ForkNumber::Main, major));
         }
     }
 }
@@ -463,7 +471,7 @@ mod tests {
     #[test]
     fn a_commit_with_every_part_is_read() {
         let data = full_commit();
-        let commit = Commit::parse(XLOG_XACT_COMMIT_PREPARED | XLOG_XACT_HAS_INFO, &data).unwrap();
+        let commit = Commit::parse(Major::V18, XLOG_XACT_COMMIT_PREPARED | XLOG_XACT_HAS_INFO, &data).unwrap();
         assert_eq!((commit.time, commit.database, commit.tablespace), (43_200_000_000, 5, 1663));
         assert_eq!(commit.subxacts.iter().collect::<Vec<_>>(), [741, 742]);
         assert_eq!(commit.dropped_rels.iter().next().unwrap().to_string(), "1663/5/16384");
@@ -476,14 +484,14 @@ mod tests {
              sync; origin: node 3, lsn 1/28, at 2000-01-01 00:00:00.000000 UTC"
         );
         for len in 0..data.len() {
-            assert_eq!(Commit::parse(XLOG_XACT_HAS_INFO, &data[..len]), None, "{len} bytes");
+            assert_eq!(Commit::parse(Major::V18, XLOG_XACT_HAS_INFO, &data[..len]), None, "{len} bytes");
         }
     }
 
     #[test]
     fn without_the_flag_there_is_only_a_time() {
         let data = words(NOON);
-        let commit = Commit::parse(XLOG_XACT_COMMIT, &data).unwrap();
+        let commit = Commit::parse(Major::V18, XLOG_XACT_COMMIT, &data).unwrap();
         assert_eq!((commit.time, commit.xinfo, commit.twophase), (43_200_000_000, 0, None));
         assert_eq!(described(RmgrId::XACT, XLOG_XACT_ABORT, &data), "2000-01-01 12:00:00.000000 UTC");
     }
@@ -492,7 +500,7 @@ mod tests {
     fn an_abort_has_no_invalidations() {
         // The flag must not make the reader take what follows for messages.
         let data = [&words(NOON)[..], &words([XACT_XINFO_HAS_INVALS | XACT_XINFO_HAS_TWOPHASE, 739])].concat();
-        let abort = Abort::parse(XLOG_XACT_HAS_INFO, &data).unwrap();
+        let abort = Abort::parse(Major::V18, XLOG_XACT_HAS_INFO, &data).unwrap();
         assert_eq!(abort.twophase.unwrap().xid, 739);
         assert!(abort.invalidations.is_empty());
     }
@@ -519,7 +527,7 @@ mod tests {
         data.extend(words([2, 5, 16384, 0]));
         data.extend(words([55, 5, 0, 0]));
         data.extend(b"rest");
-        let prepare = Prepare::parse(&data).unwrap();
+        let prepare = Prepare::parse(Major::V18, &data).unwrap();
         assert_eq!((prepare.xid, prepare.gid, prepare.rest), (740, &b"gid"[..], &b"rest"[..]));
         assert_eq!(
             described(RmgrId::XACT, XLOG_XACT_PREPARE, &data),
@@ -527,8 +535,19 @@ mod tests {
              subxacts: 741; relcache init file inval dbid 5 tsid 0; inval msgs: catcache 55"
         );
         for len in 0..data.len() - 4 {
-            assert_eq!(Prepare::parse(&data[..len]), None, "{len} bytes");
+            assert_eq!(Prepare::parse(Major::V18, &data[..len]), None, "{len} bytes");
         }
+    }
+
+    #[test]
+    fn before_18_statistics_have_short_names() {
+        let flags = XACT_XINFO_HAS_DROPPED_STATS | XACT_XINFO_HAS_TWOPHASE;
+        let data = [&words(NOON)[..], &words([flags, 2, 2, 5, 16384, 1, 0, 7, 739])].concat();
+        let commit = Commit::parse(Major::V17, XLOG_XACT_HAS_INFO, &data).unwrap();
+        let stats: Vec<_> = commit.dropped_stats.iter().map(|item| (item.kind, item.database, item.object)).collect();
+        assert_eq!(stats, [(2, 5, 16384), (1, 0, 7)]);
+        assert_eq!(commit.twophase.unwrap().xid, 739);
+        assert_eq!(Commit::parse(Major::V18, XLOG_XACT_HAS_INFO, &data), None);
     }
 
     #[test]
