@@ -162,6 +162,7 @@ fn class_of(record: &Record<'_>) -> Class {
         | RmgrId::GIN
         | RmgrId::GIST
         | RmgrId::SEQ
+        | RmgrId::SPGIST
         | RmgrId::BRIN
         | RmgrId::GENERIC => Class::Pages,
         RmgrId::XLOG if !record.blocks.is_empty() => Class::Pages,
