@@ -144,6 +144,14 @@ impl BlockRedo<'_, '_> {
         Ok(())
     }
 
+    /// The number of another of the record's blocks.
+    ///
+    /// # Errors
+    /// When the record does not refer to it.
+    pub fn block_number(&self, id: u8) -> Result<BlockNumber, RedoError> {
+        Ok(self.record.block(id).ok_or(RedoError::BlockReference(id))?.block)
+    }
+
     /// The record type, without flags that belong to no type.
     #[inline]
     pub fn info(&self) -> u8 {

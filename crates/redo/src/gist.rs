@@ -120,14 +120,13 @@ fn delete(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// left to right, each written anew. If that one was the root, block 1 is the new root, and its children follow.
 fn page_split(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> {
     let split = PageSplit::parse(redo.record.main_data).ok_or(SHORT)?;
-    let block_number = |id| redo.record.block(id).map(|block| block.block).ok_or(RedoError::BlockReference(id));
     let is_last = match u16::from(id).cmp(&split.page_count) {
         std::cmp::Ordering::Less => false,
         std::cmp::Ordering::Equal => true,
         std::cmp::Ordering::Greater => return Err(RedoError::BlockReference(id)),
     };
     let is_root = redo.block.block == GIST_ROOT_BLKNO;
-    let splits_root = block_number(1)? == GIST_ROOT_BLKNO;
+    let splits_root = redo.block_number(1)? == GIST_ROOT_BLKNO;
 
     redo.init_page(Opaque::SIZE)?;
     let (count, tuples) = redo.block.data.split_first_chunk().ok_or(SHORT)?;
@@ -138,7 +137,7 @@ fn page_split(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> {
     let right_link = match (is_root, is_last) {
         (true, _) => NO_BLOCK,
         (false, true) => split.right_link,
-        (false, false) => block_number(id + 1)?,
+        (false, false) => redo.block_number(id + 1)?,
     };
     Opaque { nsn: split.nsn, right_link, flags: leaf | follow_right }.put(&mut redo.page);
     redo.changed();

@@ -8,7 +8,7 @@
 
 mod page;
 
-use walrider_layout::{BlockNumber, OffsetNumber};
+use walrider_layout::OffsetNumber;
 use walrider_wal::records::spgist::{
     AddLeaf, AddNode, Downlink, MoveLeafs, PickSplit, SplitTuple, VacuumLeaf, VacuumRedirect, VacuumRoot,
     XLOG_SPGIST_ADD_LEAF, XLOG_SPGIST_ADD_NODE, XLOG_SPGIST_MOVE_LEAFS, XLOG_SPGIST_PICKSPLIT, XLOG_SPGIST_SPLIT_TUPLE,
@@ -68,11 +68,6 @@ fn nulls_flag(stores_nulls: bool) -> u16 {
     if stores_nulls { SPGIST_NULLS } else { 0 }
 }
 
-/// The number of one of the record's blocks.
-fn block_number(redo: &BlockRedo<'_, '_>, id: u8) -> Result<BlockNumber, RedoError> {
-    Ok(redo.record.block(id).ok_or(RedoError::BlockReference(id))?.block)
-}
-
 /// A page of which only a downlink changes: it now leads to a line pointer of another of the record's blocks.
 fn update_parent(
     redo: &mut BlockRedo<'_, '_>,
@@ -81,7 +76,7 @@ fn update_parent(
     offset: OffsetNumber,
 ) -> Result<(), RedoError> {
     if redo.needs_redo()? {
-        let child = block_number(redo, child)?;
+        let child = redo.block_number(child)?;
         page::update_node_link(&mut redo.page, downlink, child, offset)?;
         redo.changed();
     }
@@ -123,7 +118,7 @@ fn parse_move_leafs<'r>(redo: &BlockRedo<'r, '_>) -> Result<(MoveLeafs<'r>, Offs
 fn move_leafs_src(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if redo.needs_redo()? {
         let (moves, head) = parse_move_leafs(redo)?;
-        let moved = DeadTuple::moved_to(block_number(redo, 1)?, head, moves.state);
+        let moved = DeadTuple::moved_to(redo.block_number(1)?, head, moves.state);
         page::multi_delete(&mut redo.page, moves.deleted, moved, DeadTuple::Placeholder)?;
         redo.changed();
     }
@@ -231,7 +226,7 @@ fn pick_split_src(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     }
     if begin_leaf(redo, split.init_src, split.stores_nulls)? {
         if !split.init_src {
-            let moved = DeadTuple::moved_to(block_number(redo, 2)?, split.inner_offset, split.state);
+            let moved = DeadTuple::moved_to(redo.block_number(2)?, split.inner_offset, split.state);
             page::multi_delete(&mut redo.page, split.deleted, moved, DeadTuple::Placeholder)?;
         }
         add_leaf_tuples(redo, &split, false)?;

@@ -14,11 +14,6 @@ fn parse(redo: &BlockRedo<'_, '_>) -> Result<Split, RedoError> {
     Split::parse(redo.record.main_data).ok_or(SHORT)
 }
 
-/// The block number of another page of the record.
-fn block_number(redo: &BlockRedo<'_, '_>, id: u8) -> Result<u32, RedoError> {
-    Ok(redo.record.block(id).ok_or(RedoError::BlockReference(id))?.block)
-}
-
 /// Takes one tuple, with its padding, from the front of block data.
 fn take_tuple<'d>(data: &mut &'d [u8]) -> Result<&'d [u8], RedoError> {
     let (tuple, rest) = data.split_at_checked(maxalign(index_tuple::tuple_size(data)?)).ok_or(SHORT)?;
@@ -56,7 +51,7 @@ pub fn left(redo: &mut BlockRedo<'_, '_>, new_item_on_left: bool) -> Result<(), 
         return Ok(());
     }
     let split = parse(redo)?;
-    let right = block_number(redo, 1)?;
+    let right = redo.block_number(1)?;
     let mut data = redo.block.data;
     let has_new_item = new_item_on_left || split.posting != 0;
     let new_item = if has_new_item { take_tuple(&mut data)? } else { &[] };
@@ -113,7 +108,7 @@ fn leaf_flag(split: &Split) -> u16 {
 /// Block 1: the new page on the right comes whole with the record.
 pub fn right(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let split = parse(redo)?;
-    let prev = block_number(redo, 0)?;
+    let prev = redo.block_number(0)?;
     let next = redo.record.block(2).map_or(P_NONE, |block| block.block);
     init_page(redo, Opaque { prev, next, level: split.level, flags: leaf_flag(&split), cycle_id: 0 })?;
     page::restore_items(&mut redo.page, redo.block.data)?;
@@ -123,7 +118,7 @@ pub fn right(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 
 /// Block 2: what was to the right of the old page has a new left sibling.
 pub fn next(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    let right = block_number(redo, 1)?;
+    let right = redo.block_number(1)?;
     change_opaque(redo, |opaque| opaque.prev = right)
 }
 

@@ -162,7 +162,7 @@ fn page(input: &mut Input<'_>, rmgr: RmgrId) -> Box<PageBytes> {
     let mut page = PageMut(&mut bytes);
     let special = match rmgr {
         RmgrId::BTREE | RmgrId::GIST => 16,
-        RmgrId::SEQ => 8,
+        RmgrId::SEQ | RmgrId::SPGIST => 8,
         _ => 0,
     };
     page.init(if kind < 32 { usize::from(input.byte()) } else { special });
@@ -178,6 +178,9 @@ fn page(input: &mut Input<'_>, rmgr: RmgrId) -> Box<PageBytes> {
     }
     if rmgr == RmgrId::GIST {
         mark_gist(&mut page, input.number());
+    }
+    if rmgr == RmgrId::SPGIST {
+        mark_spgist(&mut page, input.number());
     }
     for _ in 0..input.byte() % 4 {
         let number = u16::from(input.byte() % 32);
@@ -202,6 +205,13 @@ fn page(input: &mut Input<'_>, rmgr: RmgrId) -> Box<PageBytes> {
 pub fn mark_gist(page: &mut PageMut<'_>, flags: u16) {
     put_u16(page.0, BLCKSZ - 4, flags);
     put_u16(page.0, BLCKSZ - 2, 0xFF81);
+}
+
+/// Gives a page with 8 bytes of special space the flags, some counts and the mark of SP-GiST.
+pub fn mark_spgist(page: &mut PageMut<'_>, flags: u16) {
+    for (at, value) in [flags, 1, 2, 0xFF82].into_iter().enumerate() {
+        put_u16(page.0, BLCKSZ - 8 + 2 * at, value);
+    }
 }
 
 /// Bytes, taken from the front; zeros once they are used up.

@@ -7,6 +7,7 @@
 mod drive;
 mod valid;
 mod valid_gist;
+mod valid_spgist;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -95,7 +96,7 @@ fn bytes_that_are_no_record() {
 
 #[test]
 fn valid_records_with_some_bytes_changed() {
-    let cases = [valid::cases(), valid_gist::cases()].concat();
+    let cases = [valid::cases(), valid_gist::cases(), valid_spgist::cases()].concat();
     for case in &cases {
         for (id, result) in case.run() {
             assert!(result.is_ok(), "{} block {id}: {result:?}", case.name);
