@@ -266,3 +266,6 @@ fn delete_list_pages(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoErr
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
