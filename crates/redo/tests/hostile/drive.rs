@@ -162,7 +162,7 @@ fn page(input: &mut Input<'_>, rmgr: RmgrId) -> Box<PageBytes> {
     let mut page = PageMut(&mut bytes);
     let special = match rmgr {
         RmgrId::BTREE | RmgrId::GIST => 16,
-        RmgrId::SEQ | RmgrId::SPGIST => 8,
+        RmgrId::SEQ | RmgrId::GIN | RmgrId::SPGIST => 8,
         _ => 0,
     };
     page.init(if kind < 32 { usize::from(input.byte()) } else { special });
@@ -181,6 +181,9 @@ fn page(input: &mut Input<'_>, rmgr: RmgrId) -> Box<PageBytes> {
     }
     if rmgr == RmgrId::SPGIST {
         mark_spgist(&mut page, input.number());
+    }
+    if rmgr == RmgrId::GIN {
+        mark_gin(&mut page, input.number(), u16::from(input.byte()));
     }
     for _ in 0..input.byte() % 4 {
         let number = u16::from(input.byte() % 32);
@@ -212,6 +215,13 @@ pub fn mark_spgist(page: &mut PageMut<'_>, flags: u16) {
     for (at, value) in [flags, 1, 2, 0xFF82].into_iter().enumerate() {
         put_u16(page.0, BLCKSZ - 8 + 2 * at, value);
     }
+}
+
+/// Gives a page with 8 bytes of special space the number of its items and the flags of GIN.
+pub fn mark_gin(page: &mut PageMut<'_>, count: u16, flags: u16) {
+    put_u32(page.0, BLCKSZ - 8, u32::MAX);
+    put_u16(page.0, BLCKSZ - 4, count);
+    put_u16(page.0, BLCKSZ - 2, flags);
 }
 
 /// Bytes, taken from the front; zeros once they are used up.
