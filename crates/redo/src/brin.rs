@@ -86,8 +86,7 @@ fn set_lower_of_meta(page: &mut PageMut<'_>) {
 /// Blocks 0 and 1 of INSERT and UPDATE: the new tuple, and the entry of its range (`brin_xlog_insert_update`).
 fn insert(redo: &mut BlockRedo<'_, '_>, id: u8, insert: &Insert) -> Result<(), RedoError> {
     if id == 1 {
-        let tuple = redo.record.block(0).ok_or(RedoError::BlockReference(0))?;
-        let tid = make_tid(tuple.block, insert.offset);
+        let tid = make_tid(redo.block_number(0)?, insert.offset);
         return set_range(redo, insert.pages_per_range, insert.heap_block, tid);
     }
     if redo.info() & XLOG_BRIN_INIT_PAGE != 0 {
@@ -149,4 +148,75 @@ fn extend_revmap(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         redo.changed();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Effects, Env, Target, redo_block};
+    use walrider_layout::page::Page;
+    use walrider_layout::{ForkNumber, Lsn, Major, PageBytes};
+    use walrider_wal::rmgr::RmgrId;
+    use walrider_wal::testing::{RecordBuilder, TEST_REL};
+
+    fn redo_one(builder: &RecordBuilder, id: u8, page: &mut PageBytes) -> Result<(), RedoError> {
+        let bytes = builder.build();
+        let record = RecordBuilder::parse(&bytes, Lsn(0x28));
+        let env = Env { major: Major::V18, hint_bits_are_logged: true };
+        let mut target = Target { bytes: page, exists: true, dirty: false };
+        redo_block(&record, record.block(id).unwrap(), &mut target, &env, &mut Effects::default()).map(drop)
+    }
+
+    /// Redoes a block of a record with this main data: the range map's page, as a record just began it.
+    fn on_revmap(info: u8, id: u8, main: &[u32], tuple_block: u32) -> Result<PageBytes, RedoError> {
+        let mut page = [0xEE; BLCKSZ];
+        let begin = RecordBuilder::new(RmgrId::BRIN, XLOG_BRIN_REVMAP_EXTEND)
+            .main_data([2, 0, 0, 0])
+            .block(1, TEST_REL, ForkNumber::Main, 2)
+            .will_init();
+        redo_one(&begin, 1, &mut page)?;
+        PageMut(&mut page).set_lsn(Lsn(0));
+        let main: Vec<u8> = main.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let (first, second) = if id == 0 { (2, 9) } else { (tuple_block, 2) };
+        let record = RecordBuilder::new(RmgrId::BRIN, info)
+            .main_data(main)
+            .block(0, TEST_REL, ForkNumber::Main, first)
+            .block(1, TEST_REL, ForkNumber::Main, second);
+        redo_one(&record, id, &mut page)?;
+        Ok(page)
+    }
+
+    #[test]
+    fn the_range_map_has_1360_entries_on_a_page() {
+        assert_eq!(REVMAP_PAGE_MAXITEMS, 1360);
+        // The last range of a page, of four heap pages each: line pointer 3 of block 0x10002.
+        let page = on_revmap(XLOG_BRIN_INSERT, 1, &[4 * (3 * 1360 - 1) + 2, 4, 3], 0x1_0002).unwrap();
+        assert_eq!(page[BLCKSZ - 8 - 6..], [1, 0, 2, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0x92, 0xF0]);
+        // The first of the next one is summarized no longer.
+        let page = on_revmap(XLOG_BRIN_DESUMMARIZE, 0, &[4, 4 * 3 * 1360, 3], 0).unwrap();
+        assert_eq!(page[PAGE_HEADER_SIZE..][..8], [0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0]);
+        assert!(on_revmap(XLOG_BRIN_INSERT, 1, &[8, 0, 3], 9).is_err());
+    }
+
+    #[test]
+    fn the_metapage_tells_the_last_page_of_the_range_map() {
+        let mut page = [0xEE; BLCKSZ];
+        let create = RecordBuilder::new(RmgrId::BRIN, XLOG_BRIN_CREATE_INDEX)
+            .main_data([128, 0, 0, 0, 1, 0])
+            .block(0, TEST_REL, ForkNumber::Main, 0)
+            .will_init();
+        redo_one(&create, 0, &mut page).unwrap();
+        assert_eq!(page[24..40], [0xFA, 0x9C, 0x10, 0xA8, 1, 0, 0, 0, 128, 0, 0, 0, 0, 0, 0, 0]);
+        // As a release before 11 left it.
+        PageMut(&mut page).set_lower(PAGE_HEADER_SIZE);
+        PageMut(&mut page).set_lsn(Lsn(0));
+        let extend = RecordBuilder::new(RmgrId::BRIN, XLOG_BRIN_REVMAP_EXTEND).main_data([1, 0, 0, 0]).block(
+            0,
+            TEST_REL,
+            ForkNumber::Main,
+            0,
+        );
+        redo_one(&extend, 0, &mut page).unwrap();
+        assert_eq!((page[36], Page(&page).lower()), (1, 40));
+    }
 }

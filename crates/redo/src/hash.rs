@@ -8,7 +8,7 @@
 mod page;
 
 use walrider_layout::bytes::Reader;
-use walrider_layout::{BlockNumber, OffsetNumber, maxalign};
+use walrider_layout::{OffsetNumber, maxalign};
 use walrider_wal::records::hash::*;
 use walrider_wal::records::parts::Items;
 
@@ -115,11 +115,6 @@ fn number(data: &[u8]) -> Result<u32, RedoError> {
     Reader::new(data).u32().ok_or(SHORT)
 }
 
-/// The block number of another block of the record.
-fn block_number(redo: &BlockRedo<'_, '_>, id: u8) -> Result<BlockNumber, RedoError> {
-    redo.record.block(id).map(|block| block.block).ok_or(RedoError::BlockReference(id))
-}
-
 /// Block 0 of INIT_META_PAGE (`hash_xlog_init_meta_page`).
 fn init_meta_page(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let init = InitMetaPage::parse(redo.record.main_data).ok_or(SHORT)?;
@@ -155,17 +150,17 @@ fn add_ovfl_page(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> 
     let AddOvflPage { bmsize, bmpage_found } = AddOvflPage::parse(redo.record.main_data).ok_or(SHORT)?;
     match id {
         0 => {
-            let (prevblkno, bucket) = (block_number(redo, 1)?, number(redo.block.data)?);
+            let (prevblkno, bucket) = (redo.block_number(1)?, number(redo.block.data)?);
             init_page(redo, Opaque { prevblkno, nextblkno: INVALID, bucket, flag: LH_OVERFLOW_PAGE })
         }
         1 => {
-            let nextblkno = block_number(redo, 0)?;
+            let nextblkno = redo.block_number(0)?;
             change_opaque(redo, |opaque| opaque.nextblkno = nextblkno)
         }
         2 => change_bit(redo, true),
         3 => init_bitmap_page(redo, bmsize),
         _ => {
-            let (data, new_bitmap_page) = (redo.block.data, block_number(redo, 3).ok());
+            let (data, new_bitmap_page) = (redo.block.data, redo.block_number(3).ok());
             change_meta(redo, |meta| {
                 meta.set_firstfree(number(data)?);
                 if !bmpage_found {
@@ -320,3 +315,6 @@ fn vacuum_one_page(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

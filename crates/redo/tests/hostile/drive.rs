@@ -161,8 +161,8 @@ fn page(input: &mut Input<'_>, rmgr: RmgrId) -> Box<PageBytes> {
     }
     let mut page = PageMut(&mut bytes);
     let special = match rmgr {
-        RmgrId::BTREE | RmgrId::GIST => 16,
-        RmgrId::SEQ | RmgrId::GIN | RmgrId::SPGIST => 8,
+        RmgrId::BTREE | RmgrId::GIST | RmgrId::HASH => 16,
+        RmgrId::SEQ | RmgrId::GIN | RmgrId::SPGIST | RmgrId::BRIN => 8,
         _ => 0,
     };
     page.init(if kind < 32 { usize::from(input.byte()) } else { special });

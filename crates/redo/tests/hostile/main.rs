@@ -6,8 +6,10 @@
 
 mod drive;
 mod valid;
+mod valid_brin;
 mod valid_gin;
 mod valid_gist;
+mod valid_hash;
 mod valid_spgist;
 
 use std::time::{Duration, Instant, SystemTime};
@@ -97,7 +99,15 @@ fn bytes_that_are_no_record() {
 
 #[test]
 fn valid_records_with_some_bytes_changed() {
-    let cases = [valid::cases(), valid_gin::cases(), valid_gist::cases(), valid_spgist::cases()].concat();
+    let cases = [
+        valid::cases(),
+        valid_brin::cases(),
+        valid_gin::cases(),
+        valid_gist::cases(),
+        valid_hash::cases(),
+        valid_spgist::cases(),
+    ]
+    .concat();
     for case in &cases {
         for (id, result) in case.run() {
             assert!(result.is_ok(), "{} block {id}: {result:?}", case.name);
