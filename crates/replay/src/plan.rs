@@ -3,8 +3,8 @@
 use walrider_layout::{ForkNumber, Lsn, Major, TransactionId};
 use walrider_redo::{redo_fn, vm};
 use walrider_wal::decode::Stretch;
-use walrider_wal::record::{Record, XLR_CHECK_CONSISTENCY};
-use walrider_wal::records::{heap, heap2};
+use walrider_wal::record::{BlockRef, Record, XLR_CHECK_CONSISTENCY};
+use walrider_wal::records::{heap, heap2, xlog};
 use walrider_wal::rmgr::RmgrId;
 
 use crate::rels::{PageKey, RelNumbers, RelTable};
@@ -120,7 +120,7 @@ impl Plan {
         if !record.blocks.is_empty() && redo_fn(rmgr).is_none() {
             return Err(Obstacle::Corrupt(format!("{rmgr} record with block references")));
         }
-        for block in &record.blocks {
+        for block in record.blocks.iter().filter(|block| !is_unchanged(record, block)) {
             let key = PageKey::new(numbers.number(table, block.rel, block.fork), block.block);
             let op = PageOp { key, span: place, change: Change::Block(block.id) };
             if block.fork == ForkNumber::FreeSpaceMap {
@@ -139,6 +139,13 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Whether the block was logged because of hint bits, but without its image, as `full_page_writes` was off: PostgreSQL
+/// does not look at the page then, which need not exist (`xlog_redo`).
+#[inline]
+fn is_unchanged(record: &Record<'_>, block: &BlockRef<'_>) -> bool {
+    record.header.rmgr == RmgrId::XLOG && record.info() == xlog::XLOG_FPI_FOR_HINT && block.image.is_none()
 }
 
 /// How a record is replayed.
@@ -206,5 +213,30 @@ impl Planned {
             Some(span) => span.lsn,
             None => self.stretch.position(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use walrider_wal::testing::{RecordBuilder, TEST_REL};
+
+    /// Such pages, of a free space map that was made without WAL, were taken for pages that the directory lacks.
+    #[test]
+    fn pages_with_hint_bits_but_without_an_image_are_not_touched() {
+        let changes = |info| {
+            let builder = RecordBuilder::new(RmgrId::XLOG, info);
+            let bytes = builder
+                .block(0, TEST_REL, ForkNumber::FreeSpaceMap, 2)
+                .block(1, TEST_REL, ForkNumber::FreeSpaceMap, 0)
+                .full_image(&[0; walrider_layout::BLCKSZ])
+                .build();
+            let mut plan = Plan::default();
+            plan.add(0, &RecordBuilder::parse(&bytes, Lsn(40)), &RelTable::default(), &mut RelNumbers::default())
+                .unwrap();
+            plan.fsm_ops.iter().map(|op| op.change).collect::<Vec<_>>()
+        };
+        assert_eq!(changes(xlog::XLOG_FPI_FOR_HINT), [Change::Block(1)]);
+        assert_eq!(changes(xlog::XLOG_FPI), [Change::Block(0), Change::Block(1)]);
     }
 }
