@@ -42,6 +42,13 @@ def full_page_writes(load):
         time.sleep(0.2)
         load.sql("CHECKPOINT")
         server.psql("UPDATE base SET k = k + 1 WHERE id % 10 = 1; UPDATE locked SET v = v + 1")
+        # Hints on pages of a free space map that only the primary has.
+        load.sql(f"""
+            CREATE TABLE recycled_{value} (id int PRIMARY KEY);
+            INSERT INTO recycled_{value} SELECT generate_series(1, 3000); DELETE FROM recycled_{value};
+            VACUUM recycled_{value}; SELECT pg_current_xact_id(); SELECT pg_current_xact_id();
+            VACUUM recycled_{value};
+        """)
 
 
 def parameters(load):
