@@ -104,6 +104,9 @@ fn check_count(added: usize, stated: usize) -> Result<(), RedoError> {
 }
 
 /// Block 0 of `DELETE` (`gistRedoDeleteRecord`).
+///
+/// `gistprunepage`, which writes the record, leaves `F_TUPLES_DELETED` as it was, and `gist_mask` does not mask it. So
+/// where it was not set, the image of `wal_consistency_checking` differs from what replay makes, PostgreSQL's own too.
 fn delete(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if redo.needs_redo()? {
         let mut opaque = Opaque::of(redo.page.get())?;
