@@ -7,7 +7,7 @@ UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench test test-rust test-datadir test-e2e build fetch lint fuzz-smoke fuzz-long soak-crash clean
+.PHONY: demo bench test test-rust test-datadir test-e2e build fetch lint fuzz-smoke fuzz-long soak-crash soak-stress clean
 
 demo: build fetch
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -48,6 +48,10 @@ fuzz-long:
 
 soak-crash: build fetch
 	WALRIDER_CRASH_ROUNDS=200 $(E2E) tests/test_crash.py -s $(PYTEST_ARGS)
+
+# Random work on every kind of index, for an hour unless WALRIDER_STRESS_SECONDS says otherwise.
+soak-stress: build fetch
+	WALRIDER_STRESS_SECONDS=$${WALRIDER_STRESS_SECONDS:-3600} $(E2E) tests/test_stress.py -s $(PYTEST_ARGS)
 
 clean:
 	cargo clean

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from . import install, load, recovery, stress_checks, stress_load
 from .cluster import PgCluster, ServerError
-from .stress_tables import EXTENSIONS, METHODS
+from .stress_tables import EXCLUSION, EXTENSIONS, METHODS
 from .walrider import compare, replay, start, walrider
 
 ALWAYS = """
@@ -30,20 +30,24 @@ autovacuum_vacuum_scale_factor = 0.02
 autovacuum_vacuum_insert_threshold = 200
 deadlock_timeout = 50ms
 allow_in_place_tablespaces = on
-max_connections = 60
+max_prepared_transactions = 60
 max_replication_slots = 4
 jit = off
 """
 WAL_LIMIT_BYTES = 1200 << 20    # of one round; consistency images make it grow by tens of megabytes a second
+# Redo of Gist/DELETE sets F_TUPLES_DELETED (gistRedoDeleteRecord, gistxlog.c), which gistprunepage (gist.c) on the primary
+# does not, and gist_mask does not mask it: PostgreSQL 18.6's own replay ends with "inconsistent page found".  So where GiST
+# has images, no index scan may mark its tuples dead, which is where such a record comes from.
+IMAGES_WITHOUT_GIST = ("heap", "heap2", "btree", "hash", "gin", "spgist", "brin", "sequence", "generic")
 KEPT = "/var/tmp/walrider-stress"
 
 
 def choose_environment(rng):
     """The server's settings for a round, and what initdb decides."""
-    images = rng.random() < 0.6
+    images = rng.choice(["", "", "all", ",".join(IMAGES_WITHOUT_GIST)])
     segment_mb = rng.choice([1, 4, 16, 64])
     settings = {
-        "wal_consistency_checking": "all" if images else "",
+        "wal_consistency_checking": images,
         "wal_compression": rng.choice(install.compressions()),
         "wal_log_hints": rng.choice(["on", "off"]),
         "full_page_writes": rng.choice(["on", "on", "on", "off"]),
@@ -82,7 +86,9 @@ class Round:
         self.environment = choose_environment(self.rng)
         self.legs = choose_legs(self.rng, seconds)
         self.backup_at = self.rng.choice([None, self.rng.uniform(0.2, 0.6)])     # a share of the first leg
-        self.tables = stress_checks.chosen_tables(methods)
+        self.images = self.environment["settings"]["wal_consistency_checking"]
+        self.tables = [table for table in stress_checks.chosen_tables(methods)
+                       if not (self.images == "all" and table.name == EXCLUSION.name)]
         self.log = []
         self.note(f"seed {seed}: {json.dumps(self.environment)}")
         self.note(f"legs {[(round(s, 1), end) for s, end in self.legs]}, backup "
@@ -139,12 +145,22 @@ class Round:
                   if self.rng.random() < 0.6}
         return chosen or {name: 1 for name in self.scripts}
 
+    def clients(self, database, count, seconds, images):
+        """pgbench clients; large changes only without images, which would be most of the WAL and of the time."""
+        weights = self.weights()
+        if self.images and images:
+            weights = {name: weight for name, weight in weights.items() if not name.endswith(stress_load.LARGE)}
+        elif self.images:
+            database = f"dbname={database} options='-c wal_consistency_checking='"
+        variables = {"least": 1 if self.images == "all" else 0}
+        return stress_load.Clients(self.server, database, self.directory, weights, count, seconds, variables,
+                                   self.rng.randrange(10**9))
+
     def leg(self, number, seconds, end):
         """Clients and maintenance for some seconds, then the end."""
         server, length = self.server, int(seconds) + 120
-        weights, others = self.weights(), self.weights()
-        clients = [stress_load.Clients(server, "postgres", self.directory, weights, 5, length, self.rng.randrange(10**9)),
-                   stress_load.Clients(server, "other", self.directory, others, 1, length, self.rng.randrange(10**9))]
+        clients = [self.clients("postgres", 3, length, True), self.clients("postgres", 2, length, False),
+                   self.clients("other", 1, length, self.rng.random() < 0.5)]
         works = [stress_load.Maintenance(server, self.tables, random.Random(self.rng.random()), self.prepared)
                  for _ in range(2)]
         for thread in works:
@@ -218,13 +234,15 @@ class Round:
     def finish(self):
         """The calm end: what must not be missing, prepared transactions left open, a clean stop, the archive complete."""
         server = self.server
+        stress_load.leave_prepared(server, self.tables, "ended")
         stress_load.resolve_all(server)     # they would keep REINDEX waiting
         for table in self.tables:
             begun = time.monotonic()
             for statement in stress_load.finale(table):
-                server.psql(statement, options="-c lock_timeout=60s")
+                server.psql(statement, options="-c lock_timeout=60s -c wal_consistency_checking=")
             self.note(f"finale of {table.name}: {time.monotonic() - begun:.1f} s")
-        stress_load.leave_prepared(server, self.tables)
+        stress_load.lock_old_version(server)
+        stress_load.leave_prepared(server, self.tables, "left")
         server.psql("ALTER SYSTEM SET autovacuum = off; SELECT pg_reload_conf()")
         expected = load.contents(server)
         left_open = sorted(row[0] for row in server.psql("SELECT gid FROM pg_prepared_xacts"))

@@ -64,7 +64,8 @@ def take_over(data_dir, archive):
     server = PgCluster(data_dir)
     server.configure(recovery.restore_settings(archive) + "\narchive_mode = off", "postgresql.auto.conf")
     (data_dir / "recovery.signal").touch()
-    recovery.recover_and_promote(server, wal_consistency_checking="", shared_buffers="128MB")
+    recovery.recover_and_promote(server, wal_consistency_checking="", shared_buffers="128MB",
+                                 max_prepared_transactions="60")
     return server
 
 

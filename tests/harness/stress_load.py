@@ -22,6 +22,8 @@ GONE = re.compile(r"server closed the connection|terminating connection|connecti
                   r"|server process|could not receive|could not send|SSL|no connection to the server|administrator command"
                   r"|perhaps the backend died|Run was aborted")
 
+LARGE = ("_bulk", "_sparse", "_rollback", "_copy")
+
 
 def scripts(table, copy_file):
     """{name: (weight, pgbench script)} for one table."""
@@ -44,14 +46,14 @@ def scripts(table, copy_file):
         "update_pad": (3, f"{hot}\n{count}\nUPDATE {t} SET pad = left('u' || pad, 1500) WHERE {span};"),
         "update_keys": (4, f"{at}\n{count}\n{number}\n{update}"),
         "update_keys_bulk": (1, f"{at}\n{many}\n{number}\n{update}"),
-        "scan": (3, f"\\set n random(0, 1000000)\n\\set i random(0, {len(conditions) - 1})\n\\set b random(0, 1)\nBEGIN;\n"
+        "scan": (3, f"\\set n random(0, 1000000)\n\\set i random(0, {len(conditions) - 1})\n\\set b random(:least, 1)\nBEGIN;\n"
                     f"SET LOCAL enable_seqscan = off;\nSET LOCAL enable_bitmapscan = :b;\n{scan}\\endif\nCOMMIT;"),
         "lock": (2, f"{hot}\n\\set k random(1, 4)\nBEGIN;\n" + "".join(
             f"\\{'elif' if turn else 'if'} :k = {turn + 1}\nSELECT id FROM {t} WHERE id BETWEEN :s AND :s + 2 FOR {kind};\n"
             for turn, kind in enumerate(("KEY SHARE", "SHARE", "NO KEY UPDATE SKIP LOCKED", "UPDATE SKIP LOCKED")))
             + "\\endif\nSAVEPOINT a;\n"
             f"SELECT id FROM {t} WHERE id = :s FOR KEY SHARE;\nUPDATE {t} SET pad = 'locked' WHERE id = :s + 1;\n"
-            "\\if :k = 2\nROLLBACK TO a;\n\\endif\nCOMMIT;"),
+            "\\if :k = 1\n\\sleep 20 ms\n\\endif\n\\if :k = 2\nROLLBACK TO a;\n\\endif\nCOMMIT;"),
         "savepoints": (2, f"{at}\n{count}\n{number}\nBEGIN;\nSAVEPOINT a;\n{table.insert(':s', ':c', ':r')};\nSAVEPOINT b;\n"
                           f"{update}\nROLLBACK TO b;\nDELETE FROM {t} WHERE {span};\n\\if :c > 3\nROLLBACK TO a;\n\\endif\n"
                           f"{table.insert(':s', 1, ':r')};\nCOMMIT;"),
@@ -86,7 +88,8 @@ class Maintenance(threading.Thread):
         if not statements:
             return
         database = "other" if self.rng.random() < 0.15 and action not in GLOBAL else "postgres"
-        options = "-c lock_timeout=2s -c statement_timeout=60s"
+        options = "-c lock_timeout=2s -c statement_timeout=60s" + \
+            (" -c wal_consistency_checking=" if self.rng.random() < 0.6 else "")
         try:
             said = subprocess.run(
                 [program("psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.server.dsn(database)],
@@ -245,15 +248,27 @@ def wide_rows(work, table):
 
 ACTIONS = ((10, checkpoint), (20, vacuum), (12, tide), (14, index_functions), (8, reindex), (2, reindex_table),
            (6, recreate_index), (5, another_index), (3, drop_invalid), (3, truncate), (2, rewrite), (4, make_and_drop),
-           (4, move), (3, options), (1, logged), (6, prepare), (5, resolve), (1, databases), (2, switch), (2, wide_rows))
+           (4, move), (3, options), (1, logged), (8, prepare), (7, resolve), (1, databases), (2, switch), (2, wide_rows))
 GLOBAL = (checkpoint, databases, switch)
 
 
-def leave_prepared(server, tables):
-    """At the end some prepared transactions are open: a few of the load's, and these."""
-    for number, table in enumerate(table for table in tables if not table.unique and not table.persistence):
-        server.psql(f"BEGIN; {table.insert(table.rows, 30, number)}; SAVEPOINT a; {table.insert(1, 5, number)}; "
-                    f"ROLLBACK TO a; PREPARE TRANSACTION 'left{number}'")
+def leave_prepared(server, tables, name):
+    """Two prepared transactions for each table whose rows nobody has to wait for."""
+    for table in tables:
+        if table.unique or table.persistence:
+            continue
+        for number in range(2):
+            server.psql(f"BEGIN; {table.insert(table.rows, 30, number)}; SAVEPOINT a; {table.insert(1, 5, number)}; "
+                        f"ROLLBACK TO a; PREPARE TRANSACTION '{name}-{table.name}-{number}'")
+
+
+def lock_old_version(server):
+    """A lock of a row that is being updated is put on its new version, too."""
+    with server.session() as one, server.session() as other:
+        one.run("BEGIN")
+        one.run("UPDATE so SET pad = 'new' WHERE id = (SELECT min(id) FROM so)")
+        other.run("SELECT id FROM so WHERE id = (SELECT min(id) FROM so) FOR KEY SHARE")
+        one.run("COMMIT")
 
 
 def resolve_all(server):
@@ -280,9 +295,10 @@ def finale(table):
 class Clients:
     """pgbench on one database, with scripts of its own weights."""
 
-    def __init__(self, server, database, directory, weights, clients, seconds, seed):
+    def __init__(self, server, database, directory, weights, clients, seconds, variables, seed):
         self.server, self.said = server, ""
-        files = [argument for name, weight in weights.items() for argument in ("-f", f"{directory / name}.sql@{weight}")]
+        files = [argument for name, value in variables.items() for argument in ("-D", f"{name}={value}")]
+        files += [argument for name, weight in weights.items() for argument in ("-f", f"{directory / name}.sql@{weight}")]
         self.process = server.pgbench_start("-n", "-c", clients, "-j", 1, "-T", seconds, f"--random-seed={seed}", *files,
                                             database=database)
         self.reader = threading.Thread(target=self._read, daemon=True)

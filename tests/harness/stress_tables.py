@@ -86,8 +86,10 @@ RANGE = f"CASE {draw(9, 12)} WHEN 0 THEN 'empty'::int4range WHEN 1 THEN NULL WHE
         f"ELSE int4range($g, $g + 1 + {draw(10, 60)}) END"
 ADDRESS = f"('10.' || {draw(11, 4)} || '.' || $g % 250 || '.' || {draw(12, 250)} || " \
           f"CASE {draw(13, 3)} WHEN 0 THEN '/24' ELSE '' END)::inet"
-PATH = f"repeat('walrider/', {draw(14, 3)}) || {draw(15, 5)} || '/' || left(md5($g::text), {draw(16, 30)}) " \
-       f"|| repeat('z', {draw(17, 40)})"
+# Rows of one statement have a long beginning in common, which others then break at any place.
+PATH = f"CASE {draw(14, 4)} WHEN 0 THEN left('walrider/' || md5(($r % 90)::text), {draw(15, 40)}) " \
+       f"WHEN 1 THEN 'walrider/' || $g % 50 ELSE md5(($r % 90)::text) || left(md5($g::text), {draw(16, 30)}) END " \
+       f"|| repeat('z', {draw(17, 20)})"
 LONG = f"left(repeat(md5($g::text || $r::text), 1 + {draw(18, 20)}), 40 + {draw(19, 500)})"
 DOCUMENT = f"jsonb_build_object('k', {draw(20, 30)}, 'w', {WORD}, 'l', jsonb_build_array($g % 100, {draw(21, 9)}))"
 
@@ -161,7 +163,7 @@ SPGIST = Table("sp", "spgist", 7000, 600, {
     Index("sp_id", "btree", "(id)", ("id < $n % 7000",)),
     Index("sp_p", "spgist", "(p)", ("p <@ box '((0,0),(300,900))'", "p IS NULL", "p << point(500, 0)")),
     Index("sp_q", "spgist", "(q kd_point_ops) WITH (fillfactor = 60)", ("q <@ box '((0,0),(300,900))'",)),
-    Index("sp_t", "spgist", "(t)", ("t ^@ ('walrider/' || $n % 5)", "t > 'walrider/' AND t < 'walrider/3'")),
+    Index("sp_t", "spgist", "(t)", ("t ^@ ('walrider/' || $n % 50)", "t > '5' AND t < 'walrider/3'")),
     Index("sp_i", "spgist", "(i)", ("i << '10.1.0.0/16'",)),
     Index("sp_r", "spgist", "(r)", ("r && int4range($n % 7000, $n % 7000 + 900)", "r @> $n % 7000")),
     Index("sp_root", "spgist", "(t) WHERE id % 200 = 0", ("id % 200 = 0 AND t ^@ 'walrider/'",)),
