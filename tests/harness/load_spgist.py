@@ -11,6 +11,7 @@ def spgist(load):
     _wide_leafs(load)
     _nulls(load)
     _vacuum(load)
+    _builds(load)
 
 
 def _geometry(load):
@@ -46,10 +47,11 @@ def _radix_tree(load):
         CREATE TABLE spg_labels (t text);
         CREATE INDEX spg_labels_t ON spg_labels USING spgist (t) WITH (fillfactor = 100);
         INSERT INTO spg_labels SELECT chr(97 + a) || chr(65 + b) || chr(33 + n) || repeat('x', 300)
-          FROM generate_series(1, 3) a, generate_series(1, 16) b, generate_series(1, 90) n ORDER BY n, md5(a * b || :'seed');
+          FROM generate_series(1, 3) a, generate_series(1, 16) b, generate_series(1, 90) n
+          ORDER BY n, md5(a * b || :'seed');
     """)
     # Longer than a page: prefixes take what leaf tuples cannot, on leaf pages that hold nothing yet.
-    load.sql("INSERT INTO spg_texts SELECT repeat(md5(g::text), 200 + g) FROM generate_series(1, 40) g")
+    load.sql("INSERT INTO spg_texts SELECT repeat(md5(g::text), 300 + g) FROM generate_series(1, 40) g")
 
 
 def _wide_leafs(load):
@@ -60,7 +62,7 @@ def _wide_leafs(load):
         INSERT INTO spg_wide SELECT g, md5(g::text) || repeat('w', 300 + g % 7 * 100) FROM generate_series(1, 500) g;
         DELETE FROM spg_wide WHERE id % 5 <> 0;
         VACUUM spg_wide;
-        INSERT INTO spg_wide SELECT g, md5(g::text) || repeat('v', 300 + g % 5 * 200) FROM generate_series(1, 500) g;
+        INSERT INTO spg_wide SELECT g, md5(g::text) || repeat('v', 2500 + g % 5 * 200) FROM generate_series(1, 500) g;
     """)
 
 
@@ -92,4 +94,21 @@ def _vacuum(load):
         DELETE FROM spg_points WHERE p[0] < 50; DELETE FROM spg_texts WHERE t < 'c'; DELETE FROM spg_wide;
         VACUUM spg_points; VACUUM spg_texts; VACUUM spg_wide;
         VACUUM spg_points; VACUUM spg_texts; VACUUM spg_wide; VACUUM spg_nulls;
+    """)
+
+
+def _builds(load):
+    """Indexes of rows that are there already: whole pages in WAL, init forks, insertions while the build validates."""
+    load.sql("""
+        CREATE INDEX spg_built ON spg_texts USING spgist (t);
+        REINDEX INDEX spg_quad;
+        CREATE UNLOGGED TABLE spg_unlogged AS SELECT p, id FROM spg_points;
+        CREATE INDEX spg_unlogged_p ON spg_unlogged USING spgist (p) INCLUDE (id);
+        ALTER TABLE spg_unlogged SET LOGGED;
+        INSERT INTO spg_unlogged SELECT point(g, -g), g FROM generate_series(1, 500) g;
+        CREATE UNLOGGED TABLE spg_lost (p point); CREATE INDEX spg_lost_p ON spg_lost USING spgist (p);
+        INSERT INTO spg_lost SELECT point(g, g) FROM generate_series(1, 500) g;
+        CREATE INDEX CONCURRENTLY spg_later ON spg_points USING spgist (p);
+        REINDEX INDEX CONCURRENTLY spg_kd;
+        INSERT INTO spg_points (id, p) SELECT g, point(g % 31, g % 37) FROM generate_series(1, 500) g;
     """)

@@ -165,7 +165,8 @@ fn add_node(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     Ok(())
 }
 
-/// Block 1 of `ADD_NODE`: where the inner tuple moves to.
+/// Block 1 of `ADD_NODE`: where the inner tuple moves to. The parent's page may be named here, but PostgreSQL 17 and 18
+/// never choose it: `SpGistGetBuffer` passes over a page that is locked, as the parent's is by then.
 fn add_node_new(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let add = AddNode::parse(redo.record.main_data).ok_or(SHORT)?;
     if begin(redo, add.new_page, 0)? {

@@ -45,7 +45,8 @@ pub fn identify(info: u8) -> Option<&'static str> {
 pub struct State {
     /// The transaction that redirection tuples name.
     pub redirect_xid: TransactionId,
-    /// The index is being built: no scan needs redirections.
+    /// The index is being built: no scan needs redirections. Builds of PostgreSQL 17 and 18 write no such record, but
+    /// log whole pages at their end (`spgbuild`).
     pub is_build: bool,
 }
 
