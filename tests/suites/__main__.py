@@ -1,0 +1,53 @@
+"""PostgreSQL's own suites, replayed by us and by stock PostgreSQL, everything compared.
+
+    python3 -m tests.suites [--list] [--save FILE] [--work DIR] [VARIANT ...]      as root through tests.harness.as_user
+
+Without names every variant that the server at hand can run.  --work keeps the WAL and the directories of a variant.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from .run import prove
+from .variants import VARIANTS
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python3 -m tests.suites", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("variants", nargs="*", metavar="VARIANT", help="names of variants; see --list")
+    parser.add_argument("--list", action="store_true", help="say which variants there are")
+    parser.add_argument("--save", metavar="FILE", help="write the results there, as JSON")
+    parser.add_argument("--work", metavar="DIR", help="work there, and keep what a variant that fails leaves")
+    args = parser.parse_args()
+    if args.list:
+        for variant in VARIANTS.values():
+            print(f"{variant.name:<20} {variant.about}{'' if variant.runs_here() else ' (not with this server)'}")
+        return 0
+    unknown = sorted(set(args.variants) - set(VARIANTS))
+    if unknown:
+        parser.error(f"unknown variant: {', '.join(unknown)}; there are {', '.join(VARIANTS)}")
+    wanted = args.variants or [name for name, variant in VARIANTS.items() if variant.runs_here()]
+    work = Path(args.work or tempfile.mkdtemp(prefix="suites-"))
+    results = []
+    for name in wanted:
+        directory = work / name
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        results.append(prove(VARIANTS[name], directory))
+        shutil.rmtree(directory)
+        if args.save:
+            Path(args.save).write_text(json.dumps(results, indent=1) + "\n")
+    if not args.work:
+        shutil.rmtree(work)
+    print(f"{len(results)} variants: no difference")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""A primary under PostgreSQL's own tests, and all that is known of it when it stops.
+
+A run's directory holds
+    primary/     the primary, stopped cleanly
+    backup/      its base backup, taken before the tests
+    archive/     every WAL segment up to the shutdown checkpoint
+    SUITE/       pg_regress's output of each suite
+    dumps/       the primary's contents, see `dump`
+"""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.harness import install
+from tests.harness.cluster import PgCluster, ServerError, parse_lsn, run
+
+from . import source
+from .variants import EXPECTED_FAILURES
+
+LEFT_OPEN = "left_open"     # the database with the prepared transactions that no suite leaves
+
+# Prepared with subtransactions, row locks of several holders, and an index of each kind changed.
+LEAVE_PREPARED = """
+CREATE TABLE pending (id int PRIMARY KEY, t text, p point, a int[]);
+CREATE INDEX ON pending USING hash (t);
+CREATE INDEX ON pending USING gist (p);
+CREATE INDEX ON pending USING spgist (p);
+CREATE INDEX ON pending USING gin (a);
+CREATE INDEX ON pending USING brin (id);
+INSERT INTO pending SELECT g, 'committed ' || g, point(g, g), ARRAY[g, g % 10] FROM generate_series(1, 500) g;
+BEGIN;
+INSERT INTO pending SELECT g, 'first ' || g, point(g, -g), ARRAY[g] FROM generate_series(501, 1000) g;
+SAVEPOINT s; UPDATE pending SET t = 'updated' WHERE id <= 20; RELEASE s;
+SAVEPOINT s; DELETE FROM pending WHERE id BETWEEN 21 AND 40; ROLLBACK TO s;
+SELECT count(*) FROM (SELECT FROM pending WHERE id BETWEEN 100 AND 120 FOR KEY SHARE) locked;
+PREPARE TRANSACTION 'first';
+BEGIN;
+SELECT count(*) FROM (SELECT FROM pending WHERE id BETWEEN 110 AND 130 FOR KEY SHARE) locked;
+INSERT INTO pending SELECT g, 'second ' || g, point(-g, g), ARRAY[g] FROM generate_series(1001, 1500) g;
+CREATE TABLE made_by_second (id int);
+PREPARE TRANSACTION 'second';
+"""
+
+# A sequence's WAL is ahead of it by what it may hand out without WAL; setting it to where it stands logs just that.
+SET_SEQUENCES = """
+DO $$DECLARE s oid; BEGIN
+    FOR s IN SELECT oid FROM pg_class WHERE relkind = 'S' AND relpersistence <> 't' LOOP
+        EXECUTE format('SELECT setval(%s, last_value, is_called) FROM %s', s, s::regclass);
+    END LOOP;
+END$$"""
+
+
+class SuiteFailure(AssertionError):
+    """A suite did not run as it should: its WAL is not the load that it is meant to be."""
+
+
+@dataclass
+class Outcome:
+    """How pg_regress ended."""
+
+    suite: str
+    passed: list
+    failed: list
+    seconds: float
+
+
+class Primary:
+    """The server under test load, from initdb to its stop."""
+
+    def __init__(self, directory, variant):
+        self.directory = Path(directory)
+        self.backup, self.archive = self.directory / "backup", self.directory / "archive"
+        link = f"archive_command = 'test ! -e {self.archive}/%f && ln %p {self.archive}/%f'\n"
+        self.server = PgCluster.init(self.directory / "primary", self.archive, checksums=variant.checksums,
+                                     conf=variant.conf() + link)
+        self.outcomes = []
+        self.final_checkpoint = self.start_lsn = None
+
+    def start(self):
+        """Start it and take the base backup."""
+        self.server.start()
+        self.server.basebackup(self.backup)
+        self.start_lsn = self.server.lsn()
+
+    # The suites
+
+    def regression(self, schedule="parallel_schedule"):
+        """src/test/regress."""
+        tests = source.tree() / "src/test/regress"
+        return self.regress("regress/pg_regress", "regression", tests, "regression",
+                            f"--schedule={tests / schedule}", "--max-concurrent-tests=20")
+
+    def isolation(self):
+        """src/test/isolation, with what its Makefile adds where prepared transactions are allowed."""
+        tests = source.tree() / "src/test/isolation"
+        return self.regress("isolation/pg_isolation_regress", "isolation", tests, "isolation_regression",
+                            f"--schedule={tests / 'isolation_schedule'}",
+                            "prepared-transactions", "prepared-transactions-cic")
+
+    def contrib(self, module):
+        """contrib/MODULE: the tests that its Makefile names, in databases of their own, which stay."""
+        tests = source.tree() / "contrib" / module
+        made = re.sub(r"\\\n", " ", (tests / "Makefile").read_text())
+        for variable, program in (("REGRESS", "regress/pg_regress"), ("ISOLATION", "isolation/pg_isolation_regress")):
+            names = re.search(rf"^{variable} = (.*)$", made, re.M)
+            if names:
+                loaded = re.findall(r"--load-extension=\w+", "".join(re.findall(rf"^{variable}_OPTS .*$", made, re.M)))
+                suite = f"{module} isolation" if variable == "ISOLATION" else module
+                self.regress(program, suite, tests, suite.replace(" ", "_") + "_regression", *loaded, *names[1].split())
+
+    def regress(self, program, suite, tests, database, *arguments):
+        """One run of pg_regress against the server; only the failures that have a reason may be."""
+        output = self.directory / suite.replace(" ", "-")
+        output.mkdir()
+        begun = time.monotonic()
+        done = run([source.program(program), f"--bindir={install.bindir()}", f"--dlpath={source.libraries()}",
+                    f"--inputdir={tests}", f"--expecteddir={tests}", f"--outputdir={output}",
+                    f"--host={self.server.sockets}", f"--port={self.server.port}", "--user=postgres",
+                    f"--dbname={database}", *arguments], check=False, env=self.server.environment())
+        (output / "tests.out").write_text(done.stdout + done.stderr)
+        results = re.findall(r"^(not )?ok \d+\s+[-+] (\S+)", done.stdout, re.M)
+        outcome = Outcome(suite, [name for bad, name in results if not bad], [name for bad, name in results if bad],
+                          round(time.monotonic() - begun, 1))
+        self.outcomes.append(outcome)
+        unexplained = [name for name in outcome.failed if (suite, name) not in EXPECTED_FAILURES]
+        if unexplained or done.returncode not in (0, 1) or not results or "Bail out" in done.stdout:
+            raise SuiteFailure(f"{suite}: {unexplained or done.stdout[-2000:] + done.stderr[-2000:]}\n"
+                               f"{differences(output)}")
+        return outcome
+
+    # The end
+
+    def finish(self):
+        """Prepared transactions left open, contents noted, stopped, all WAL archived."""
+        self.server.psql(f"CREATE DATABASE {LEFT_OPEN}")
+        self.server.psql(LEAVE_PREPARED, LEFT_OPEN)
+        self.settle()
+        contents = dump(self.server, self.directory / "dumps")
+        self.server.stop("fast")
+        self.server.complete_archive()
+        self.final_checkpoint = self.server.controldata()["Latest checkpoint location"]
+        return contents
+
+    def settle(self):
+        """From here on nothing changes by itself: no autovacuum, sequences logged as they are."""
+        self.server.configure("autovacuum = off", "postgresql.auto.conf")
+        self.server.psql("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + 300
+        while self.server.value("SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'autovacuum%'") != "0":
+            if time.monotonic() > deadline:
+                raise ServerError("autovacuum does not end")
+            time.sleep(0.1)
+        for database in databases(self.server):
+            self.server.psql(SET_SEQUENCES, database)
+
+    def wal_bytes(self):
+        """How much WAL there is behind the backup."""
+        return parse_lsn(self.final_checkpoint) - parse_lsn(self.start_lsn)
+
+
+def differences(output, lines=60):
+    """The beginning of what a suite printed otherwise."""
+    file = output / "regression.diffs"
+    return "\n".join(file.read_text(errors="replace").splitlines()[:lines]) if file.exists() else ""
+
+
+def databases(server):
+    """Every database but the templates."""
+    return [row[0] for row in server.psql("SELECT datname FROM pg_database WHERE datallowconn AND NOT datistemplate")]
+
+
+def dump(server, directory):
+    """Contents as files, byte for byte the same wherever the contents are: a pg_dumpall, and the catalogs of each
+    database.  Unlogged tables are dumped without their rows, which no recovery brings back."""
+    directory.mkdir()
+    options = ["--no-sync", "--no-unlogged-table-data", "--restrict-key=walrider"]
+    statistics = run([install.program("pg_dumpall"), "--help"]).stdout
+    both = ["--statistics"] if "--statistics " in statistics else []
+    env = server.environment()
+    run([install.program("pg_dumpall"), *options, *both, "-f", directory / "all.sql"], env=env)
+    for database in databases(server):
+        run([install.program("pg_dump"), *options, "--schema=pg_catalog", "-f", directory / f"catalogs-{database}.sql",
+             database], env=env)
+    return directory

@@ -1,0 +1,195 @@
+"""PostgreSQL's SQL tests: not ours, not in this repository, fetched from Debian's source package.
+
+    python3 -m tests.suites.source          unpack what the suites need under .pg/source-MAJOR
+
+PG_SOURCE=/path names an unpacked source tree of the same major to take them from instead.  What is taken:
+the regression and isolation tests, contrib, and regress.c, compiled against the server's headers.
+"""
+
+import fcntl
+import glob
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from tests.harness import install
+
+SUITES = {"17": "trixie", "18": "sid"}      # Debian's suites, of which 18 is to be found in none with a number yet
+PARTS = ("src/test/regress", "src/test/isolation", "contrib", "configure")
+LIBRARIES = ("refint", "autoinc")           # of contrib/spi; up to 17 the regression tests expect them beside regress.so
+FORMAT = "1"                                # of the unpacked tree: another one is unpacked again
+
+
+class MissingSource(RuntimeError):
+    """No PostgreSQL source to be had; the message says what to do."""
+
+
+def tree():
+    """The unpacked tree of the server's major."""
+    return install.PG_DIR / f"source-{install.version().split('.')[0]}"
+
+
+def libraries():
+    """The directory of regress.so, pg_regress's --dlpath."""
+    return tree() / "lib"
+
+
+def version(source=None):
+    """The version of a source tree, such as "18.6"."""
+    with open(Path(source or tree()) / "configure", errors="replace") as configure:
+        return re.search(r"^PACKAGE_VERSION='(.*)'", configure.read(), re.M)[1]
+
+
+def given(major):
+    """PG_SOURCE, if it is of this major."""
+    path = os.environ.get("PG_SOURCE")
+    if not path:
+        return None
+    if not (Path(path) / "configure").exists():
+        raise MissingSource(f"PG_SOURCE={path} is no PostgreSQL source tree")
+    return Path(path) if version(path).split(".")[0] == major else None
+
+
+class Apt:
+    """Debian's archive through this machine's apt, with lists of its own: the machine's are not touched."""
+
+    def __init__(self, directory, suite, kind):
+        self.directory = Path(directory)
+        if not shutil.which("apt-get"):
+            raise MissingSource("PostgreSQL's test suites come from Debian's source package, and there is no apt-get: "
+                                "set PG_SOURCE to an unpacked PostgreSQL source tree")
+        keys = sorted(glob.glob("/usr/share/keyrings/debian-archive-keyring.*"))
+        signed = f"[signed-by={keys[0]}] " if keys else ""
+        for part in ("lists/partial", "cache/archives/partial"):
+            (self.directory / part).mkdir(parents=True)
+        (self.directory / "status").touch()
+        (self.directory / "sources.list").write_text(f"{kind} {signed}{self._mirror()} {suite} main\n")
+        self.options = [f"-oDir::Etc::sourcelist={self.directory}/sources.list", "-oDir::Etc::sourceparts=/dev/null",
+                        f"-oDir::State::lists={self.directory}/lists", f"-oDir::State::status={self.directory}/status",
+                        f"-oDir::Cache={self.directory}/cache", "-oAPT::Sandbox::User=root",
+                        "-oAcquire::Languages=none", "-oAcquire::Retries=3"]
+        self("update")
+
+    @staticmethod
+    def _mirror():
+        """Where this machine takes Debian from."""
+        for name in ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"):
+            if os.path.exists(name):
+                found = re.search(r"^(?:URIs:|deb(?: \[[^]]*\])?)\s+(http\S+/debian/?)(?:\s|$)", Path(name).read_text(), re.M)
+                if found:
+                    return found[1]
+        return "http://deb.debian.org/debian"
+
+    def __call__(self, *command):
+        """One apt-get command; files arrive in the directory."""
+        done = subprocess.run(["apt-get", "-qq", *self.options, *command], cwd=self.directory,
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            raise MissingSource(f"apt-get {' '.join(command)}: {done.stderr.strip()[-1000:]}")
+
+    def one(self, pattern):
+        """The file that came."""
+        return next(self.directory.glob(pattern))
+
+
+def download(major, scratch):
+    """The parts of Debian's source package, unpacked below `scratch`; returns the tree."""
+    print(f"fetching the source of PostgreSQL {major}", file=sys.stderr)
+    apt = Apt(scratch / "apt", SUITES[major], "deb-src")
+    apt("--download-only", "source", f"postgresql-{major}")
+    with tarfile.open(apt.one(f"postgresql-{major}_*.orig.tar.*")) as archive:
+        wanted = [member for member in archive if member.name.partition("/")[2].startswith(PARTS)]
+        archive.extractall(scratch, members=wanted, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return next(scratch.glob(f"postgresql-{major}.*"))
+
+
+def headers(major, scratch):
+    """The server's headers: its own, or Debian's where the server came without (they are made by its build)."""
+    own = subprocess.run([install.program("pg_config"), "--includedir-server"], capture_output=True, text=True)
+    if own.returncode == 0 and (Path(own.stdout.strip()) / "postgres.h").exists():
+        return Path(own.stdout.strip())
+    print(f"fetching the headers of PostgreSQL {major}", file=sys.stderr)
+    apt = Apt(scratch / "apt-headers", SUITES[major], "deb")
+    apt("download", f"postgresql-server-dev-{major}")
+    unpacked = scratch / "headers"
+    subprocess.run(["dpkg-deb", "-x", apt.one("*.deb"), unpacked], check=True)
+    return unpacked / "usr" / "include" / "postgresql" / major / "server"
+
+
+def compile_library(source, include, target):
+    """regress.so: the C functions of the regression tests."""
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-O2", "-fPIC", "-shared", "-w", f"-I{include}", source / "src/test/regress/regress.c",
+                    "-o", target], check=True)
+
+
+def unpack(major, target):
+    """Fill `target` from PG_SOURCE or Debian, renamed when complete."""
+    with tempfile.TemporaryDirectory(dir=install.PG_DIR, prefix="fetch-") as scratch:
+        scratch = Path(scratch)
+        source = given(major) or download(major, scratch)
+        made = scratch / "made"
+        for part in PARTS:
+            copy = shutil.copytree if (source / part).is_dir() else shutil.copy2
+            (made / part).parent.mkdir(parents=True, exist_ok=True)
+            copy(source / part, made / part)
+        (made / "lib").mkdir()
+        compile_library(source, headers(major, scratch), made / "lib" / "regress.so")
+        packaged = subprocess.run([install.program("pg_config"), "--pkglibdir"], capture_output=True, text=True)
+        for name in LIBRARIES:
+            library = Path(packaged.stdout.strip()) / f"{name}.so"
+            if library.exists():
+                shutil.copy2(library, made / "lib" / library.name)
+        (made / ".stamp").write_text(stamp())
+        subprocess.run(["chmod", "-R", "a+rX", made], check=True)     # the tests run as another user when root called
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
+
+
+def program(name):
+    """regress/pg_regress and its like: from the server's own build, PostgreSQL 18's where it came without."""
+    for bindir in (install.bindir(), install.PG_DIR / "18" / "bin"):
+        for lib in ("lib", "lib/postgresql", "../../lib"):
+            path = bindir.parent / lib / "pgxs/src/test" / name
+            if path.exists():
+                return path
+    raise install.MissingServer(f"no {name} beside {install.bindir()}")
+
+
+def make_executable():
+    """The test programs of a wheel may be unpacked without the right to run."""
+    for name in ("regress/pg_regress", "isolation/pg_isolation_regress", "isolation/isolationtester"):
+        if not os.access(program(name), os.X_OK):
+            program(name).chmod(0o755)
+
+
+def stamp():
+    """What an unpacked tree was made for."""
+    return f"{FORMAT} {install.version()} {platform.machine()}"
+
+
+def fetch():
+    """Unpack the source of the server's major if it is not there; two callers at once take turns."""
+    install.PG_DIR.mkdir(exist_ok=True)
+    with open(install.PG_DIR / ".lock-source", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        target = tree()
+        if not (target / ".stamp").exists() or (target / ".stamp").read_text() != stamp():
+            unpack(install.version().split(".")[0], target)
+        make_executable()
+    return target
+
+
+if __name__ == "__main__":
+    try:
+        fetch()
+    except (MissingSource, install.MissingServer, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: {error}")
+    print(f"tests of PostgreSQL {version()} in {tree()}")

@@ -1,0 +1,72 @@
+"""The tables of the suites: which are run, under which settings, and which of their tests fail for a known reason."""
+
+from dataclasses import dataclass, field
+
+from tests.harness import install
+
+IMAGES = "wal_consistency_checking = all\n"
+
+# What every primary is set to, besides tests.harness.cluster's settings.  A suite writes gigabytes of WAL: segments are
+# linked into the archive, not copied, and so must not be used again; see Primary.
+SETTINGS = """
+wal_recycle = off
+wal_init_zero = off
+max_prepared_transactions = 20
+max_locks_per_transaction = 128
+max_wal_size = 2GB
+checkpoint_timeout = 1h
+synchronize_seqscans = off
+autovacuum_naptime = 10s
+"""
+
+# contrib modules whose tests write WAL worth replaying: index access methods and operator classes, heap surgery.
+CONTRIB = ("amcheck", "bloom", "btree_gin", "btree_gist", "citext", "cube", "earthdistance", "hstore", "intarray", "isn",
+           "lo", "ltree", "pageinspect", "pg_freespacemap", "pg_surgery", "pg_trgm", "pg_visibility", "pgrowlocks",
+           "pgstattuple", "seg", "tablefunc", "tcn", "unaccent")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One primary, one WAL, and how it is replayed."""
+
+    name: str
+    about: str
+    settings: str = ""
+    checksums: bool = True
+    suites: tuple = ("regression",)
+    contrib: tuple = ()
+    compression: str = None         # wal_compression, which the server must have been built with
+    replays: tuple = ()             # options of further replays of the same WAL
+
+    def runs_here(self):
+        """Whether the server at hand can be set so."""
+        return self.compression is None or self.compression in install.compressions()
+
+    def conf(self):
+        """The primary's settings."""
+        compression = f"wal_compression = {self.compression}\n" if self.compression else ""
+        return SETTINGS + compression + self.settings
+
+
+VARIANTS = {variant.name: variant for variant in (
+    Variant("default", "the image of every changed page in the WAL, page checksums", IMAGES, compression="pglz",
+            suites=("regression", "isolation"),
+            replays=(("--jobs", "1"), ("--jobs", "2"), ("--jobs", "4"), ("--memory", "64MB"))),
+    Variant("plain", "WAL as a default server writes it", suites=("regression", "isolation"),
+            replays=(("--jobs", "1"), ("--jobs", "4"), ("--memory", "64MB"))),
+    Variant("pglz", "full-page images in pglz", compression="pglz"),
+    Variant("lz4", "full-page images in lz4", compression="lz4"),
+    Variant("zstd", "full-page images in zstd", compression="zstd"),
+    Variant("no-checksums", "no page checksums: the free space map is determined, too", checksums=False),
+    Variant("checkpoints", "a checkpoint every 30 s or 64 MB, so full-page images all the way",
+            IMAGES + "max_wal_size = 64MB\nmin_wal_size = 32MB\ncheckpoint_timeout = 30s\n"),
+    Variant("no-full-page-writes", "no full-page images: every change to a page by redo",
+            "full_page_writes = off\n", checksums=False),
+    Variant("logical", "wal_level = logical, commit timestamps", IMAGES + "wal_level = logical\n"
+            "track_commit_timestamp = on\n", suites=("regression", "isolation"), contrib=("test_decoding",)),
+    Variant("contrib", "contrib's index access methods and operator classes", IMAGES, suites=(), contrib=CONTRIB),
+)}
+
+# Tests that fail though nothing is wrong with the WAL they write: (suite, test) and why.
+EXPECTED_FAILURES = {
+}
