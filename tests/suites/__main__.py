@@ -24,6 +24,8 @@ def main():
     parser.add_argument("--list", action="store_true", help="say which variants there are")
     parser.add_argument("--save", metavar="FILE", help="write the results there, as JSON")
     parser.add_argument("--work", metavar="DIR", help="work there, and keep what a variant that fails leaves")
+    parser.add_argument("--again", action="store_true",
+                        help="replay and compare what a variant that failed has left in --work")
     args = parser.parse_args()
     if args.list:
         for variant in VARIANTS.values():
@@ -37,9 +39,10 @@ def main():
     results = []
     for name in wanted:
         directory = work / name
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        results.append(prove(VARIANTS[name], directory))
+        if not args.again:
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir(parents=True)
+        results.append(prove(VARIANTS[name], directory, args.again))
         shutil.rmtree(directory)
         if args.save:
             Path(args.save).write_text(json.dumps(results, indent=1) + "\n")

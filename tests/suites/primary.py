@@ -6,11 +6,12 @@ A run's directory holds
     archive/     every WAL segment up to the shutdown checkpoint
     SUITE/       pg_regress's output of each suite
     dumps/       the primary's contents, see `dump`
+    load.json    what there is to know of the WAL
 """
 
+import json
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.harness import install
@@ -52,50 +53,83 @@ DO $$DECLARE s oid; BEGIN
 END$$"""
 
 
+class Load:
+    """The WAL of a run, and what must come of it."""
+
+    def __init__(self, directory):
+        self.directory = Path(directory)
+        self.backup, self.archive = self.directory / "backup", self.directory / "archive"
+        self.dumps = self.directory / "dumps"
+        self.suites = {}            # name: {"passed": number, "failed": [names]}
+        self.start_lsn = self.final_checkpoint = None
+
+    def save(self):
+        """Write load.json, for `read`."""
+        (self.directory / "load.json").write_text(json.dumps(dict(
+            suites=self.suites, start_lsn=self.start_lsn, final_checkpoint=self.final_checkpoint), indent=1))
+
+    @classmethod
+    def read(cls, directory):
+        """A run of earlier."""
+        self = cls(directory)
+        vars(self).update(json.loads((self.directory / "load.json").read_text()))
+        return self
+
+    def wal_bytes(self):
+        """How much WAL there is behind the backup."""
+        return parse_lsn(self.final_checkpoint) - parse_lsn(self.start_lsn)
+
+
 class SuiteFailure(AssertionError):
     """A suite did not run as it should: its WAL is not the load that it is meant to be."""
-
-
-@dataclass
-class Outcome:
-    """How pg_regress ended."""
-
-    suite: str
-    passed: list
-    failed: list
-    seconds: float
 
 
 class Primary:
     """The server under test load, from initdb to its stop."""
 
     def __init__(self, directory, variant):
-        self.directory = Path(directory)
-        self.backup, self.archive = self.directory / "backup", self.directory / "archive"
-        link = f"archive_command = 'test ! -e {self.archive}/%f && ln %p {self.archive}/%f'\n"
-        self.server = PgCluster.init(self.directory / "primary", self.archive, checksums=variant.checksums,
-                                     conf=variant.conf() + link)
-        self.outcomes = []
-        self.final_checkpoint = self.start_lsn = None
+        self.directory, self.variant = Path(directory), variant
+        self.load = Load(directory)
+        self.broken = []            # what failed without a known reason
+        archive = self.load.archive
+        self.server = PgCluster.init(
+            self.directory / "primary", archive, checksums=variant.checksums,
+            conf=variant.conf() + f"archive_command = 'test ! -e {archive}/%f && ln %p {archive}/%f'\n")
 
     def start(self):
         """Start it and take the base backup."""
         self.server.start()
-        self.server.basebackup(self.backup)
-        self.start_lsn = self.server.lsn()
+        self.server.basebackup(self.load.backup)
+        self.load.start_lsn = self.server.lsn()
+
+    def run(self, suite):
+        """One suite, `regression`, `isolation` or `contrib`, with or without images; returns (passed, failed)."""
+        images = "all" if suite in self.variant.images else ""
+        self.server.psql(f"ALTER SYSTEM SET wal_consistency_checking = '{images}'")
+        self.server.psql("SELECT pg_reload_conf()")
+        before = set(self.load.suites)
+        if suite == "contrib":
+            for module in self.variant.contrib:
+                self.contrib(module)
+        else:
+            getattr(self, suite)()
+        if self.broken:
+            raise SuiteFailure("\n".join(self.broken))
+        new = [outcome for name, outcome in self.load.suites.items() if name not in before]
+        return sum(outcome["passed"] for outcome in new), sum(len(outcome["failed"]) for outcome in new)
 
     # The suites
 
     def regression(self, schedule="parallel_schedule"):
         """src/test/regress."""
         tests = source.tree() / "src/test/regress"
-        return self.regress("regress/pg_regress", "regression", tests, "regression",
+        self.regress("regress/pg_regress", "regression", tests, "regression",
                             f"--schedule={tests / schedule}", "--max-concurrent-tests=20")
 
     def isolation(self):
         """src/test/isolation, with what its Makefile adds where prepared transactions are allowed."""
         tests = source.tree() / "src/test/isolation"
-        return self.regress("isolation/pg_isolation_regress", "isolation", tests, "isolation_regression",
+        self.regress("isolation/pg_isolation_regress", "isolation", tests, "isolation_regression",
                             f"--schedule={tests / 'isolation_schedule'}",
                             "prepared-transactions", "prepared-transactions-cic")
 
@@ -114,21 +148,18 @@ class Primary:
         """One run of pg_regress against the server; only the failures that have a reason may be."""
         output = self.directory / suite.replace(" ", "-")
         output.mkdir()
-        begun = time.monotonic()
         done = run([source.program(program), f"--bindir={install.bindir()}", f"--dlpath={source.libraries()}",
                     f"--inputdir={tests}", f"--expecteddir={tests}", f"--outputdir={output}",
                     f"--host={self.server.sockets}", f"--port={self.server.port}", "--user=postgres",
-                    f"--dbname={database}", *arguments], check=False, env=self.server.environment())
+                    f"--dbname={database}", *arguments], check=False, cwd=tests, env=self.server.environment())
         (output / "tests.out").write_text(done.stdout + done.stderr)
         results = re.findall(r"^(not )?ok \d+\s+[-+] (\S+)", done.stdout, re.M)
-        outcome = Outcome(suite, [name for bad, name in results if not bad], [name for bad, name in results if bad],
-                          round(time.monotonic() - begun, 1))
-        self.outcomes.append(outcome)
-        unexplained = [name for name in outcome.failed if (suite, name) not in EXPECTED_FAILURES]
+        failed = [name for bad, name in results if bad]
+        self.load.suites[suite] = dict(passed=len(results) - len(failed), failed=failed)
+        unexplained = [name for name in failed if (suite, name) not in EXPECTED_FAILURES]
         if unexplained or done.returncode not in (0, 1) or not results or "Bail out" in done.stdout:
-            raise SuiteFailure(f"{suite}: {unexplained or done.stdout[-2000:] + done.stderr[-2000:]}\n"
+            self.broken.append(f"{suite}: {unexplained or done.stdout[-2000:] + done.stderr[-2000:]}\n"
                                f"{differences(output)}")
-        return outcome
 
     # The end
 
@@ -137,11 +168,12 @@ class Primary:
         self.server.psql(f"CREATE DATABASE {LEFT_OPEN}")
         self.server.psql(LEAVE_PREPARED, LEFT_OPEN)
         self.settle()
-        contents = dump(self.server, self.directory / "dumps")
+        dump(self.server, self.load.dumps)
         self.server.stop("fast")
         self.server.complete_archive()
-        self.final_checkpoint = self.server.controldata()["Latest checkpoint location"]
-        return contents
+        self.load.final_checkpoint = self.server.controldata()["Latest checkpoint location"]
+        self.load.save()
+        return self.load
 
     def settle(self):
         """From here on nothing changes by itself: no autovacuum, sequences logged as they are."""
@@ -154,11 +186,6 @@ class Primary:
             time.sleep(0.1)
         for database in databases(self.server):
             self.server.psql(SET_SEQUENCES, database)
-
-    def wal_bytes(self):
-        """How much WAL there is behind the backup."""
-        return parse_lsn(self.final_checkpoint) - parse_lsn(self.start_lsn)
-
 
 def differences(output, lines=60):
     """The beginning of what a suite printed otherwise."""

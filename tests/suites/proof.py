@@ -25,20 +25,20 @@ GIN = """SELECT gin_index_check(c.oid) FROM pg_class c JOIN pg_am a ON a.oid = c
 WHERE a.amname = 'gin' AND c.relkind = 'i' AND c.relpersistence = 'p'"""
 
 
-def stock_replay(primary, data_dir):
+def stock_replay(load, data_dir):
     """The reference: stock PostgreSQL to and including the shutdown checkpoint; returns its timings."""
-    server = recovery.prepare(primary.backup, primary.archive, data_dir, target=("lsn", primary.final_checkpoint),
+    server = recovery.prepare(load.backup, load.archive, data_dir, target=("lsn", load.final_checkpoint),
                               action="shutdown")
-    server.configure(f"restore_command = 'ln {primary.archive}/%f %p'", "postgresql.auto.conf")     # see SETTINGS
-    return recovery.finish_stock(server, primary.final_checkpoint)
+    server.configure(f"restore_command = 'ln {load.archive}/%f %p'", "postgresql.auto.conf")     # see SETTINGS
+    return recovery.finish_stock(server, load.final_checkpoint)
 
 
-def our_replay(primary, data_dir, *options):
+def our_replay(load, data_dir, *options):
     """Walrider's replay of the whole WAL; returns its result."""
-    recovery.copy_backup(primary.backup, data_dir)
-    result = replay(data_dir, primary.archive, *options, timeout=3600).expect()
+    recovery.copy_backup(load.backup, data_dir)
+    result = replay(data_dir, load.archive, *options, timeout=3600).expect()
     assert result.json["end_reason"] == "end_of_wal", result.json
-    assert result.json["checkpoint_lsn"] == primary.final_checkpoint, result.json
+    assert result.json["checkpoint_lsn"] == load.final_checkpoint, result.json
     return result
 
 
@@ -52,18 +52,18 @@ def compare_all(ours, stock):
     return dict(pages=masked["pages"], files=masked["files"], relations=masked["relations"], strict=counted)
 
 
-def take_over(primary, variant, ours, directory):
+def take_over(load, variant, ours, directory):
     """Stock PostgreSQL starts on our directory, is promoted, and finds it sound and with the primary's contents."""
     ours = Path(ours)
     if variant.checksums:
         run([install.program("pg_checksums"), "--check", "-D", ours])
     server = PgCluster(ours)
-    server.configure(recovery.restore_settings(primary.archive) + "\narchive_mode = off\nautovacuum = off\n",
+    server.configure(recovery.restore_settings(load.archive) + "\narchive_mode = off\nautovacuum = off\n",
                      "postgresql.auto.conf")
     (ours / "recovery.signal").touch()
     with server:
         recovery.recover_and_promote(server)
-        same_contents(primary.directory / "dumps", dump(server, directory))
+        same_contents(load.dumps, dump(server, directory))
         assert_unlogged_empty(server)
         finish_prepared(server)
         check_relations(server)

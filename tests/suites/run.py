@@ -9,7 +9,7 @@ from tests.harness import install, recovery
 from tests.harness.walrider import walrider
 
 from . import proof, source
-from .primary import Primary
+from .primary import Load, Primary
 
 
 class Stages:
@@ -29,63 +29,51 @@ class Stages:
               flush=True)
 
 
-def load(variant, directory, stage):
-    """Run the variant's suites; returns the stopped primary."""
+def run_suites(variant, directory, stage):
+    """Run the variant's suites on a primary; returns their load."""
     primary = Primary(directory, variant)
     try:
         with stage("base backup"):
             primary.start()
-        for suite in variant.suites:
+        for suite in (*variant.suites, *(["contrib"] if variant.contrib else [])):
             with stage(suite) as note:
-                note(counts(getattr(primary, suite)()))
-        if variant.contrib:
-            with stage("contrib") as note:
-                for module in variant.contrib:
-                    primary.contrib(module)
-                note(f"{len(variant.contrib)} modules")
+                passed, failed = primary.run(suite)
+                note(f"{passed} tests passed" + (f", {failed} failed for a known reason" if failed else ""))
         with stage("contents and stop") as note:
-            primary.finish()
-            note(f"{primary.wal_bytes() / 2 ** 20:.0f} MB of WAL")
+            load = primary.finish()
+            note(f"{load.wal_bytes() / 2 ** 20:.0f} MB of WAL")
     finally:
         primary.server.kill()
-    return primary
+    shutil.rmtree(directory / "primary")
+    return load
 
 
-def counts(outcome):
-    """Tests as a few words."""
-    failed = f", {len(outcome.failed)} failed with a known reason" if outcome.failed else ""
-    return f"{len(outcome.passed)} tests passed{failed}"
+def prove(variant, directory, again=False):
+    """Everything about one variant; raises at the first thing that is not as it must be.
 
-
-def prove(variant, directory):
-    """Everything about one variant; raises at the first thing that is not as it must be."""
+    `again` takes the load, and the directory of stock PostgreSQL, that an earlier run left in the directory.
+    """
     stage = Stages(variant.name)
-    primary = load(variant, directory, stage)
-    types = walrider("wal", "stats", primary.archive).expect().json["types"]
-    with stage("stock replay") as note:
-        stock = directory / "stock"
-        timings = proof.stock_replay(primary, stock)
-        note(f"redo {timings.redo_seconds:.1f} s")
-    ours = directory / "ours"
-    compared = {}
-    for options in (*variant.replays, ()):
-        name = " ".join(options)
-        recovery.discard(ours)
-        with stage(f"replay {name or '--verify-images'}") as note:
-            result = proof.our_replay(primary, ours, *(options or ("--verify-images",)))
+    load = Load.read(directory) if again else run_suites(variant, directory, stage)
+    types = walrider("wal", "stats", load.archive).expect().json["types"]
+    stock, ours = directory / "stock", directory / "ours"
+    if not again:
+        with stage("stock replay") as note:
+            timings = proof.stock_replay(load, stock)
+            note(f"redo {timings.redo_seconds:.1f} s")
+    for options in (*variant.replays, ("--verify-images",)):
+        recovery.discard(ours, directory / "dumps-ours")
+        with stage(f"replay {' '.join(options)}") as note:
+            result = proof.our_replay(load, ours, *options)
             note(f"{result.json.get('images_verified', 0)} images verified")
         assert result.json.get("image_differences", 0) == 0, result.json
-        with stage(f"compare {name}".strip()) as note:
+        with stage("compare") as note:
             compared = proof.compare_all(ours, stock)
             note(f"{compared['pages']} pages, {compared['files']} files; strict: {compared['strict'] or 'equal'}")
     with stage("stock takes over"):
-        proof.take_over(primary, variant, ours, directory / "dumps-ours")
-    shutil.rmtree(directory / "primary")
+        proof.take_over(load, variant, ours, directory / "dumps-ours")
     return dict(variant=variant.name, about=variant.about, postgresql=install.version(), tests_of=source.version(),
-                suites={outcome.suite: dict(passed=len(outcome.passed), failed=outcome.failed)
-                        for outcome in primary.outcomes},
-                wal_bytes=primary.wal_bytes(),
-                records=sum(entry["count"] for entry in types),
+                suites=load.suites, wal_bytes=load.wal_bytes(), records=sum(entry["count"] for entry in types),
                 record_types=sum(1 for entry in types if entry["count"]),
                 images_verified=result.json.get("images_verified", 0), image_differences=0, **compared,
                 seconds=stage.seconds)

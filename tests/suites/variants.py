@@ -1,10 +1,8 @@
 """The tables of the suites: which are run, under which settings, and which of their tests fail for a known reason."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.harness import install
-
-IMAGES = "wal_consistency_checking = all\n"
 
 # What every primary is set to, besides tests.harness.cluster's settings.  A suite writes gigabytes of WAL: segments are
 # linked into the archive, not copied, and so must not be used again; see Primary.
@@ -35,6 +33,7 @@ class Variant:
     checksums: bool = True
     suites: tuple = ("regression",)
     contrib: tuple = ()
+    images: tuple = ()              # suites that run with wal_consistency_checking = all
     compression: str = None         # wal_compression, which the server must have been built with
     replays: tuple = ()             # options of further replays of the same WAL
 
@@ -48,23 +47,30 @@ class Variant:
         return SETTINGS + compression + self.settings
 
 
+BOTH = ("regression", "isolation")
+JOBS = tuple(("--jobs", str(jobs)) for jobs in (1, 2, 4))
+LITTLE = ("--memory", "64MB")
+
+# The isolation tests fill some large tables over and over: with images, only compressed.
 VARIANTS = {variant.name: variant for variant in (
-    Variant("default", "the image of every changed page in the WAL, page checksums", IMAGES, compression="pglz",
-            suites=("regression", "isolation"),
-            replays=(("--jobs", "1"), ("--jobs", "2"), ("--jobs", "4"), ("--memory", "64MB"))),
-    Variant("plain", "WAL as a default server writes it", suites=("regression", "isolation"),
-            replays=(("--jobs", "1"), ("--jobs", "4"), ("--memory", "64MB"))),
+    Variant("default", "page checksums; the image of every page that the regression tests change is in the WAL",
+            suites=BOTH, images=("regression",), replays=(*JOBS, LITTLE)),
+    Variant("isolation", "the images of the isolation tests, in pglz", suites=("isolation",), images=("isolation",),
+            compression="pglz"),
+    Variant("contrib", "contrib's index access methods and operator classes", suites=(), contrib=CONTRIB,
+            images=("contrib",)),
+    Variant("plain", "WAL as a default server writes it", suites=BOTH, replays=(*JOBS, LITTLE)),
     Variant("pglz", "full-page images in pglz", compression="pglz"),
     Variant("lz4", "full-page images in lz4", compression="lz4"),
     Variant("zstd", "full-page images in zstd", compression="zstd"),
     Variant("no-checksums", "no page checksums: the free space map is determined, too", checksums=False),
-    Variant("checkpoints", "a checkpoint every 30 s or 64 MB, so full-page images all the way",
-            IMAGES + "max_wal_size = 64MB\nmin_wal_size = 32MB\ncheckpoint_timeout = 30s\n"),
+    Variant("checkpoints", "a checkpoint every 30 s or 64 MB: full-page images all the way",
+            settings="max_wal_size = 64MB\nmin_wal_size = 32MB\ncheckpoint_timeout = 30s\n"),
     Variant("no-full-page-writes", "no full-page images: every change to a page by redo",
-            "full_page_writes = off\n", checksums=False),
-    Variant("logical", "wal_level = logical, commit timestamps", IMAGES + "wal_level = logical\n"
-            "track_commit_timestamp = on\n", suites=("regression", "isolation"), contrib=("test_decoding",)),
-    Variant("contrib", "contrib's index access methods and operator classes", IMAGES, suites=(), contrib=CONTRIB),
+            settings="full_page_writes = off\n", checksums=False),
+    Variant("logical", "wal_level = logical, commit timestamps, logical decoding", suites=BOTH,
+            contrib=("test_decoding",), images=("regression", "contrib"),
+            settings="wal_level = logical\ntrack_commit_timestamp = on\n"),
 )}
 
 # Tests that fail though nothing is wrong with the WAL they write: (suite, test) and why.
