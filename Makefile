@@ -7,7 +7,8 @@ UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench test test-rust test-datadir test-e2e build fetch lint fuzz-smoke fuzz-long soak-crash soak-stress clean
+.PHONY: demo bench test test-rust test-datadir test-e2e test-suites build fetch fetch-suites lint fuzz-smoke fuzz-long \
+        soak-crash soak-stress clean
 
 demo: build fetch
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -24,7 +25,7 @@ test-rust:
 test-datadir: fetch
 	$(PYTHON) -m tests.real_server
 
-test-e2e: build fetch
+test-e2e: build fetch fetch-suites
 	$(E2E) tests $(PYTEST_ARGS)
 
 build:
@@ -45,6 +46,14 @@ fuzz-smoke:
 
 fuzz-long:
 	$(PYTHON) -m tests.fuzz --seconds 3600
+
+# PostgreSQL's own suites, in every variant or in those named: SUITES="default contrib"; docs/testing.md.
+# SUITES_ARGS="--save bench/runs/FILE" keeps the result.
+test-suites: build fetch fetch-suites
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m tests.suites $(SUITES) $(SUITES_ARGS)
+
+fetch-suites: fetch
+	$(PYTHON) -m tests.suites.source
 
 soak-crash: build fetch
 	WALRIDER_CRASH_ROUNDS=200 $(E2E) tests/test_crash.py -s $(PYTEST_ARGS)

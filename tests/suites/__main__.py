@@ -10,7 +10,10 @@ import json
 import shutil
 import sys
 import tempfile
+from datetime import datetime, timezone
 from pathlib import Path
+
+from bench.replay import commit, machine
 
 from .run import prove
 from .variants import VARIANTS
@@ -45,7 +48,9 @@ def main():
         results.append(prove(VARIANTS[name], directory, args.again))
         shutil.rmtree(directory)
         if args.save:
-            Path(args.save).write_text(json.dumps(results, indent=1) + "\n")
+            told = dict(when=datetime.now(timezone.utc).isoformat(timespec="seconds"), machine=machine(), commit=commit(),
+                        command="make test-suites", variants=results)
+            Path(args.save).write_text(json.dumps(told, indent=1) + "\n")
     if not args.work:
         shutil.rmtree(work)
     print(f"{len(results)} variants: no difference")

@@ -54,6 +54,9 @@ def prove(variant, directory, again=False):
     `again` takes the load, and the directory of stock PostgreSQL, that an earlier run left in the directory.
     """
     stage = Stages(variant.name)
+    free = shutil.disk_usage(directory).free
+    if not again and free < variant.disk_bytes():
+        raise OSError(f"{variant.name} needs {variant.disk_bytes() >> 30} GB in {directory}: set TMPDIR")
     load = Load.read(directory) if again else run_suites(variant, directory, stage)
     types = walrider("wal", "stats", load.archive).expect().json["types"]
     stock, ours = directory / "stock", directory / "ours"
@@ -74,6 +77,6 @@ def prove(variant, directory, again=False):
         proof.take_over(load, variant, ours, directory / "dumps-ours")
     return dict(variant=variant.name, about=variant.about, postgresql=install.version(), tests_of=source.version(),
                 suites=load.suites, wal_bytes=load.wal_bytes(), records=sum(entry["count"] for entry in types),
-                record_types=sum(1 for entry in types if entry["count"]),
+                record_types={f"{entry['rmgr']}/{entry['type']}": entry["count"] for entry in types if entry["count"]},
                 images_verified=result.json.get("images_verified", 0), image_differences=0, **compared,
                 seconds=stage.seconds)

@@ -41,6 +41,10 @@ class Variant:
         """Whether the server at hand can be set so."""
         return self.compression is None or self.compression in install.compressions()
 
+    def disk_bytes(self):
+        """What it takes to run: the WAL, and a few directories of less than a gigabyte."""
+        return (13 if self.images else 5) << 30
+
     def conf(self):
         """The primary's settings."""
         compression = f"wal_compression = {self.compression}\n" if self.compression else ""
