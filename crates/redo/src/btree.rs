@@ -17,6 +17,7 @@ use walrider_wal::records::btree::{
 
 use crate::index_tuple;
 use crate::items::{add_index_item, index_multi_delete, index_tuple_delete};
+use crate::special::Special;
 use crate::{BlockRedo, RedoError};
 use page::{
     BTP_DELETED, BTP_HALF_DEAD, BTP_HAS_FULLXID, BTP_HAS_GARBAGE, BTP_INCOMPLETE_SPLIT, BTP_LEAF, BTP_META, BTP_ROOT,
@@ -57,13 +58,6 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     }
 }
 
-/// Begins a page anew (`XLogInitBufferForRedo`, `_bt_pageinit`).
-fn init_page(redo: &mut BlockRedo<'_, '_>, opaque: Opaque) -> Result<(), RedoError> {
-    redo.init_page(Opaque::SIZE)?;
-    opaque.put(&mut redo.page);
-    Ok(())
-}
-
 /// Block 0 of the `INSERT` records without posting list (`btree_xlog_insert`).
 #[inline]
 fn insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
@@ -99,24 +93,13 @@ fn insert_into_posting(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 
 /// The left half of a split whose right half now has its downlink (`_bt_clear_incomplete_split`).
 fn clear_incomplete_split(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    change_opaque(redo, |opaque| opaque.flags &= !BTP_INCOMPLETE_SPLIT)
-}
-
-/// Changes nothing but the special space of an existing page.
-fn change_opaque(redo: &mut BlockRedo<'_, '_>, change: impl FnOnce(&mut Opaque)) -> Result<(), RedoError> {
-    if redo.needs_redo()? {
-        let mut opaque = Opaque::of(redo.page.get())?;
-        change(&mut opaque);
-        opaque.put(&mut redo.page);
-        redo.changed();
-    }
-    Ok(())
+    redo.change_special(|opaque: &mut Opaque| opaque.flags &= !BTP_INCOMPLETE_SPLIT)
 }
 
 /// The metapage (`_bt_restore_meta`).
 fn restore_meta(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let metadata = Metadata::parse(redo.block.data).ok_or(SHORT)?;
-    init_page(redo, Opaque { flags: BTP_META, ..Opaque::default() })?;
+    redo.init_with(&Opaque { flags: BTP_META, ..Opaque::default() })?;
     page::put_meta(&mut redo.page, &metadata);
     redo.changed();
     Ok(())
@@ -178,7 +161,7 @@ fn mark_half_dead_leaf(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 
 /// An empty leaf whose high key only tells the topmost page that will be removed with it.
 fn half_dead_leaf(redo: &mut BlockRedo<'_, '_>, prev: u32, next: u32, top_parent: u32) -> Result<(), RedoError> {
-    init_page(redo, Opaque { prev, next, flags: BTP_HALF_DEAD | BTP_LEAF, ..Opaque::default() })?;
+    redo.init_with(&Opaque { prev, next, flags: BTP_HALF_DEAD | BTP_LEAF, ..Opaque::default() })?;
     add_index_item(&mut redo.page, &page::top_parent_tuple(top_parent), page::P_HIKEY)?;
     redo.changed();
     Ok(())
@@ -207,24 +190,21 @@ fn unlink(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> {
     match id {
         0 => {
             let leaf = if unlink.level == 0 { BTP_LEAF } else { 0 };
-            init_page(
-                redo,
-                Opaque {
-                    prev: unlink.left,
-                    next: unlink.right,
-                    level: unlink.level,
-                    flags: BTP_DELETED | BTP_HAS_FULLXID | leaf,
-                    cycle_id: 0,
-                },
-            )?;
+            redo.init_with(&Opaque {
+                prev: unlink.left,
+                next: unlink.right,
+                level: unlink.level,
+                flags: BTP_DELETED | BTP_HAS_FULLXID | leaf,
+                cycle_id: 0,
+            })?;
             page::put_safe_xid(&mut redo.page, unlink.safe_xid);
             redo.changed();
             Ok(())
         }
         // Without a left sibling there should be no such block.
         1 if unlink.left == P_NONE => Err(RedoError::BlockReference(1)),
-        1 => change_opaque(redo, |opaque| opaque.next = unlink.right),
-        2 => change_opaque(redo, |opaque| opaque.prev = unlink.left),
+        1 => redo.change_special(|opaque: &mut Opaque| opaque.next = unlink.right),
+        2 => redo.change_special(|opaque: &mut Opaque| opaque.prev = unlink.left),
         _ => half_dead_leaf(redo, unlink.leaf_left, unlink.leaf_right, unlink.leaf_top_parent),
     }
 }
@@ -233,7 +213,7 @@ fn unlink(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> {
 fn new_root(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let NewRoot { level, .. } = NewRoot::parse(redo.record.main_data).ok_or(SHORT)?;
     let flags = if level == 0 { BTP_ROOT | BTP_LEAF } else { BTP_ROOT };
-    init_page(redo, Opaque { level, flags, ..Opaque::default() })?;
+    redo.init_with(&Opaque { level, flags, ..Opaque::default() })?;
     if level > 0 {
         page::restore_items(&mut redo.page, redo.block.data)?;
     }

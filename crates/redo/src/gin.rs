@@ -20,7 +20,8 @@ use walrider_wal::records::gin::{
 };
 
 use crate::index_tuple::{make_tid, tuple_size};
-use crate::items::{add_index_item, index_tuple_delete};
+use crate::items::{add_index_item, append_index_tuples, index_tuple_delete};
+use crate::special::Special;
 use crate::{BlockRedo, Outcome, RedoError};
 use page::{
     GIN_COMPRESSED, GIN_DATA, GIN_DELETED, GIN_INCOMPLETE_SPLIT, GIN_LEAF, GIN_LIST, GIN_LIST_FULLROW, INVALID_BLOCK,
@@ -53,28 +54,10 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     }
 }
 
-/// Begins a page anew (`XLogInitBufferForRedo`, `GinInitBuffer`).
-fn init_page(redo: &mut BlockRedo<'_, '_>, opaque: Opaque) -> Result<(), RedoError> {
-    redo.init_page(Opaque::SIZE)?;
-    opaque.put(&mut redo.page);
-    Ok(())
-}
-
-/// Changes nothing but the special space of an existing page.
-fn change_opaque(redo: &mut BlockRedo<'_, '_>, change: impl FnOnce(&mut Opaque)) -> Result<(), RedoError> {
-    if redo.needs_redo()? {
-        let mut opaque = Opaque::of(redo.page.get())?;
-        change(&mut opaque);
-        opaque.put(&mut redo.page);
-        redo.changed();
-    }
-    Ok(())
-}
-
 /// Block 0 of `CREATE_PTREE` (`ginRedoCreatePTree`).
 fn create_posting_tree(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let CreatePostingTree { posting_lists } = CreatePostingTree::parse(redo.record.main_data).ok_or(SHORT)?;
-    init_page(redo, Opaque { flags: GIN_DATA | GIN_LEAF | GIN_COMPRESSED, ..Opaque::default() })?;
+    redo.init_with(&Opaque { flags: GIN_DATA | GIN_LEAF | GIN_COMPRESSED, ..Opaque::default() })?;
     page::put_data(&mut redo.page, posting_lists)?;
     redo.changed();
     Ok(())
@@ -130,7 +113,7 @@ fn insert_child(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 }
 
 fn clear_incomplete_split(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    change_opaque(redo, |opaque| opaque.flags &= !GIN_INCOMPLETE_SPLIT)
+    redo.change_special(|opaque: &mut Opaque| opaque.flags &= !GIN_INCOMPLETE_SPLIT)
 }
 
 /// A block that always has an image (`ginRedoSplit`, `ginRedoVacuumPage`).
@@ -199,7 +182,7 @@ fn update_meta(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 }
 
 fn restore_meta(redo: &mut BlockRedo<'_, '_>, metadata: &[u8; META_SIZE]) -> Result<(), RedoError> {
-    init_page(redo, Opaque { flags: page::GIN_META, ..Opaque::default() })?;
+    redo.init_with(&Opaque { flags: page::GIN_META, ..Opaque::default() })?;
     page::put_meta(&mut redo.page, metadata);
     redo.changed();
     Ok(())
@@ -213,7 +196,7 @@ fn update_list_tail(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         // Without a page before the new one there should be no such block.
         return match prev_tail {
             INVALID_BLOCK => Err(RedoError::BlockReference(1)),
-            _ => change_opaque(redo, |opaque| opaque.right_link = new_right_link),
+            _ => redo.change_special(|opaque: &mut Opaque| opaque.right_link = new_right_link),
         };
     }
     if redo.needs_redo()? {
@@ -229,16 +212,12 @@ fn update_list_tail(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 
 /// Appends the tuples of the block data to a page of the pending list.
 fn append_tuples(redo: &mut BlockRedo<'_, '_>, ntuples: i32) -> Result<(), RedoError> {
-    const TUPLES: RedoError = RedoError::DataLength("tuples of a page of the pending list");
-    let mut tuples = redo.block.data;
-    let mut number = redo.page.get().max_offset();
-    for _ in 0..ntuples {
-        let (tuple, rest) = tuples.split_at_checked(tuple_size(tuples)?).ok_or(TUPLES)?;
-        number += 1;
-        add_index_item(&mut redo.page, tuple, number)?;
-        tuples = rest;
+    let added = append_index_tuples(&mut redo.page, redo.block.data)?;
+    if usize::try_from(ntuples) == Ok(added) {
+        Ok(())
+    } else {
+        Err(RedoError::DataLength("tuples of a page of the pending list"))
     }
-    if tuples.is_empty() { Ok(()) } else { Err(TUPLES) }
 }
 
 /// Block 0 of `INSERT_LISTPAGE` (`ginRedoInsertListPage`).
@@ -247,7 +226,7 @@ fn insert_list_page(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     // A heap tuple whose index tuples fill several pages counts on the last of them.
     let (flags, max_offset) =
         if right_link == INVALID_BLOCK { (GIN_LIST | GIN_LIST_FULLROW, 1) } else { (GIN_LIST, 0) };
-    init_page(redo, Opaque { right_link, max_offset, flags })?;
+    redo.init_with(&Opaque { right_link, max_offset, flags })?;
     append_tuples(redo, ntuples)?;
     redo.changed();
     Ok(())
@@ -260,7 +239,7 @@ fn delete_list_pages(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoErr
         0 => restore_meta(redo, &metadata),
         id if i32::from(id) > ndeleted => Err(RedoError::BlockReference(id)),
         _ => {
-            init_page(redo, Opaque { flags: GIN_DELETED, ..Opaque::default() })?;
+            redo.init_with(&Opaque { flags: GIN_DELETED, ..Opaque::default() })?;
             redo.changed();
             Ok(())
         }

@@ -7,14 +7,14 @@
 
 mod page;
 
-use walrider_layout::page::PageMut;
 use walrider_wal::records::gist::{
     Delete, PageDelete, PageSplit, PageUpdate, XLOG_GIST_DELETE, XLOG_GIST_PAGE_DELETE, XLOG_GIST_PAGE_SPLIT,
     XLOG_GIST_PAGE_UPDATE,
 };
 
-use crate::index_tuple::tuple_size;
-use crate::items::{add_index_item, index_multi_delete, index_tuple_delete, index_tuple_overwrite};
+use crate::index_tuple;
+use crate::items::{append_index_tuples, index_multi_delete, index_tuple_delete, index_tuple_overwrite};
+use crate::special::Special;
 use crate::{BlockRedo, Outcome, RedoError};
 use page::{F_DELETED, F_FOLLOW_RIGHT, F_HAS_GARBAGE, F_LEAF, F_TUPLES_DELETED, GIST_ROOT_BLKNO, NO_BLOCK, Opaque};
 
@@ -43,11 +43,11 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// the node sequence number is the record's own LSN.
 fn clear_follow_right(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if redo.needs_redo()? || redo.outcome == Outcome::Restored {
-        let mut opaque = Opaque::of(redo.page.get())?;
-        opaque.nsn = redo.record.end;
-        opaque.flags &= !F_FOLLOW_RIGHT;
-        opaque.put(&mut redo.page);
-        redo.changed();
+        let nsn = redo.record.end;
+        redo.changed_special(|opaque: &mut Opaque| {
+            opaque.nsn = nsn;
+            opaque.flags &= !F_FOLLOW_RIGHT;
+        })?;
     }
     Ok(())
 }
@@ -62,7 +62,7 @@ fn page_update(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         match (deleted.iter().next(), deleted.len(), inserted) {
             // One for one: it stays at its line pointer, and others do not move more than they must.
             (Some(number), 1, 1) => {
-                index_tuple_overwrite(&mut redo.page, number, take_tuple(&mut tuples)?)?;
+                index_tuple_overwrite(&mut redo.page, number, index_tuple::take(&mut tuples)?)?;
                 added = 1;
             }
             (Some(_), ..) => {
@@ -74,29 +74,11 @@ fn page_update(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
             }
             (None, ..) => {}
         }
-        added += append_tuples(&mut redo.page, tuples)?;
+        added += append_index_tuples(&mut redo.page, tuples)?;
         check_count(added, inserted.into())?;
         redo.changed();
     }
     Ok(())
-}
-
-/// Takes one tuple from the front of data.
-fn take_tuple<'d>(data: &mut &'d [u8]) -> Result<&'d [u8], RedoError> {
-    let (tuple, rest) = data.split_at_checked(tuple_size(data)?).ok_or(SHORT)?;
-    *data = rest;
-    Ok(tuple)
-}
-
-/// Adds tuples, which lie one behind the other, behind those of the page (`gistfillbuffer`). Returns how many.
-fn append_tuples(page: &mut PageMut<'_>, mut tuples: &[u8]) -> Result<usize, RedoError> {
-    let mut count = 0;
-    while !tuples.is_empty() {
-        let number = page.get().max_offset() + 1;
-        add_index_item(page, take_tuple(&mut tuples)?, number)?;
-        count += 1;
-    }
-    Ok(count)
 }
 
 fn check_count(added: usize, stated: usize) -> Result<(), RedoError> {
@@ -133,7 +115,7 @@ fn page_split(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> {
 
     redo.init_page(Opaque::SIZE)?;
     let (count, tuples) = redo.block.data.split_first_chunk().ok_or(SHORT)?;
-    let added = append_tuples(&mut redo.page, tuples)?;
+    let added = append_index_tuples(&mut redo.page, tuples)?;
     check_count(added, u32::from_le_bytes(*count) as usize)?;
     let leaf = if split.is_leaf && !is_root { F_LEAF } else { 0 };
     let follow_right = if !is_last && !splits_root && split.mark_follow_right { F_FOLLOW_RIGHT } else { 0 };

@@ -14,6 +14,7 @@ use walrider_wal::records::parts::Items;
 
 use crate::index_tuple::tuple_size;
 use crate::items::{add_index_item, index_multi_delete};
+use crate::special::Special;
 use crate::{BlockRedo, Outcome, RedoError};
 use page::{
     INVALID, LH_BITMAP_PAGE, LH_BUCKET_NEEDS_SPLIT_CLEANUP, LH_META_PAGE, LH_OVERFLOW_PAGE, LH_PAGE_HAS_DEAD_TUPLES,
@@ -58,7 +59,9 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
             let delete = Delete::parse(redo.record.main_data).ok_or(SHORT)?;
             delete_tuples(redo, delete.clear_dead_marking)
         }
-        (XLOG_HASH_SPLIT_CLEANUP, 0) => change_opaque(redo, |opaque| opaque.flag &= !LH_BUCKET_NEEDS_SPLIT_CLEANUP),
+        (XLOG_HASH_SPLIT_CLEANUP, 0) => {
+            redo.change_special(|opaque: &mut Opaque| opaque.flag &= !LH_BUCKET_NEEDS_SPLIT_CLEANUP)
+        }
         (XLOG_HASH_UPDATE_META_PAGE, 0) => {
             let UpdateMetaPage { ntuples } = UpdateMetaPage::parse(redo.record.main_data).ok_or(SHORT)?;
             change_meta(redo, |meta| {
@@ -74,28 +77,15 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 
 /// Begins a page anew (`XLogInitBufferForRedo`, `_hash_initbuf`).
 fn init_page(redo: &mut BlockRedo<'_, '_>, opaque: Opaque) -> Result<(), RedoError> {
-    redo.init_page(Opaque::SIZE)?;
-    opaque.put_new(&mut redo.page);
+    redo.init_with(&opaque)?;
     redo.changed();
     Ok(())
 }
 
-/// Changes nothing but the special space of an existing page.
-fn change_opaque(redo: &mut BlockRedo<'_, '_>, change: impl FnOnce(&mut Opaque)) -> Result<(), RedoError> {
-    if redo.needs_redo()? { put_changed_opaque(redo, change) } else { Ok(()) }
-}
-
-/// The same for the first page of a bucket in a split: PostgreSQL does it also to a page just restored from its image.
+/// The special space of a bucket's first page in a split: PostgreSQL changes it also if the page was just restored from its
+/// image.
 fn change_bucket(redo: &mut BlockRedo<'_, '_>, change: impl FnOnce(&mut Opaque)) -> Result<(), RedoError> {
-    if redo.needs_redo()? || redo.outcome == Outcome::Restored { put_changed_opaque(redo, change) } else { Ok(()) }
-}
-
-fn put_changed_opaque(redo: &mut BlockRedo<'_, '_>, change: impl FnOnce(&mut Opaque)) -> Result<(), RedoError> {
-    let mut opaque = Opaque::of(redo.page.get())?;
-    change(&mut opaque);
-    opaque.put(&mut redo.page);
-    redo.changed();
-    Ok(())
+    if redo.needs_redo()? || redo.outcome == Outcome::Restored { redo.changed_special(change) } else { Ok(()) }
 }
 
 /// Changes the existing metapage.
@@ -155,7 +145,7 @@ fn add_ovfl_page(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> 
         }
         1 => {
             let nextblkno = redo.block_number(0)?;
-            change_opaque(redo, |opaque| opaque.nextblkno = nextblkno)
+            redo.change_special(|opaque: &mut Opaque| opaque.nextblkno = nextblkno)
         }
         2 => change_bit(redo, true),
         3 => init_bitmap_page(redo, bmsize),
@@ -251,7 +241,7 @@ fn delete(
     clear_dead_marking: bool,
 ) -> Result<(), RedoError> {
     index_multi_delete(&mut redo.page, offsets.iter())?;
-    put_changed_opaque(redo, |opaque| {
+    redo.changed_special(|opaque: &mut Opaque| {
         if clear_dead_marking {
             opaque.flag &= !LH_PAGE_HAS_DEAD_TUPLES;
         }
@@ -266,15 +256,15 @@ fn squeeze_page(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> {
         2 => {
             if redo.needs_redo()? {
                 redo.page.init(Opaque::SIZE);
-                Opaque::unchained(LH_UNUSED_PAGE).put_new(&mut redo.page);
+                Opaque::unchained(LH_UNUSED_PAGE).put(&mut redo.page);
                 redo.changed();
             }
             Ok(())
         }
         // The page before was changed as block 1.
         3 if squeeze.is_prev_bucket_same_wrt => Err(RedoError::BlockReference(3)),
-        3 => change_opaque(redo, |opaque| opaque.nextblkno = squeeze.nextblkno),
-        4 => change_opaque(redo, |opaque| opaque.prevblkno = squeeze.prevblkno),
+        3 => redo.change_special(|opaque: &mut Opaque| opaque.nextblkno = squeeze.nextblkno),
+        4 => redo.change_special(|opaque: &mut Opaque| opaque.prevblkno = squeeze.prevblkno),
         5 => change_bit(redo, false),
         _ => {
             let data = redo.block.data;
@@ -295,7 +285,7 @@ fn squeeze_into(redo: &mut BlockRedo<'_, '_>, squeeze: &SqueezePage) -> Result<(
             redo.changed();
         }
         if squeeze.is_prev_bucket_same_wrt {
-            put_changed_opaque(redo, |opaque| opaque.nextblkno = squeeze.nextblkno)?;
+            redo.changed_special(|opaque: &mut Opaque| opaque.nextblkno = squeeze.nextblkno)?;
         }
     }
     Ok(())

@@ -39,6 +39,16 @@ pub fn tuple_size(tuple: &[u8]) -> Result<usize, RedoError> {
     if size < TUPLE_HEADER_SIZE { Err(TUPLE) } else { Ok(size) }
 }
 
+/// Takes one tuple, as long as its header says, from the front of data.
+///
+/// # Errors
+/// When the data ends before the tuple does.
+pub fn take<'d>(data: &mut &'d [u8]) -> Result<&'d [u8], RedoError> {
+    let (tuple, rest) = data.split_at_checked(tuple_size(data)?).ok_or(TUPLE)?;
+    *data = rest;
+    Ok(tuple)
+}
+
 /// A tuple's `t_tid`.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use walrider_layout::bytes::u32_at;
 use walrider_layout::page::{ITEM_ID_SIZE, ItemId, ItemState, PAGE_HEADER_SIZE, PD_HAS_FREE_LINES, Page, PageMut};
 use walrider_layout::{BLCKSZ, OffsetNumber, maxalign};
 
-use crate::RedoError;
+use crate::{RedoError, index_tuple};
 
 /// Most line pointers that a heap page may have (`MaxHeapTuplesPerPage`, `access/htup_details.h`): what fits if
 /// every tuple is a bare header of 23 bytes.
@@ -308,6 +308,20 @@ pub fn truncate_line_pointers(page: &mut PageMut<'_>) {
 #[inline]
 pub fn add_index_item(page: &mut PageMut<'_>, item: &[u8], number: OffsetNumber) -> Result<(), RedoError> {
     add_item(page, item, number, AtExisting::Shift, ItemsOf::Index).map(drop)
+}
+
+/// Adds index tuples, which lie one behind the other without alignment, behind those of the page. Returns how many.
+///
+/// # Errors
+/// When the data does not consist of tuples, or as [`add_item`].
+pub fn append_index_tuples(page: &mut PageMut<'_>, mut tuples: &[u8]) -> Result<usize, RedoError> {
+    let mut count = 0;
+    while !tuples.is_empty() {
+        let number = page.get().max_offset() + 1;
+        add_index_item(page, index_tuple::take(&mut tuples)?, number)?;
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// Free bytes for one more item with its line pointer (`PageGetFreeSpace`).

@@ -18,6 +18,7 @@ pub mod index_tuple;
 pub mod items;
 pub mod mask;
 pub mod seq;
+pub mod special;
 pub mod spgist;
 pub mod vm;
 pub mod xlog;

@@ -1,12 +1,13 @@
 //! What is special about pages and tuples of a B-tree (`access/nbtree.h`, `access/itup.h`, PostgreSQL 18).
 
 use walrider_layout::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at};
-use walrider_layout::page::{ITEM_ID_SIZE, ItemId, PAGE_HEADER_SIZE, Page, PageMut};
+use walrider_layout::page::{ITEM_ID_SIZE, ItemId, PAGE_HEADER_SIZE, PageMut};
 use walrider_layout::{BLCKSZ, BlockNumber, OffsetNumber, maxalign};
 use walrider_wal::records::btree::{FullTransactionId, Metadata};
 
 use crate::RedoError;
 use crate::index_tuple::{TID_SIZE, TUPLE_HEADER_SIZE, make_tid, tuple_size};
+use crate::special::Special;
 
 /// `btpo_flags`: leaf page.
 pub const BTP_LEAF: u16 = 1 << 0;
@@ -52,39 +53,32 @@ pub struct Opaque {
     pub cycle_id: u16,
 }
 
-impl Opaque {
-    /// Bytes of the special space.
-    pub const SIZE: usize = 16;
-    /// Where it begins.
-    const AT: usize = BLCKSZ - Opaque::SIZE;
+impl Special for Opaque {
+    const SIZE: usize = 16;
+    const NOT_ONE: &'static str = "not a B-tree page";
 
-    /// Reads a page's special space.
-    ///
-    /// # Errors
-    /// When the header makes no sense, or the special space is not that of a B-tree.
-    pub fn of(page: Page<'_>) -> Result<Opaque, RedoError> {
-        if !page.is_sane() || page.special() != Opaque::AT {
-            return Err(RedoError::CorruptPage("not a B-tree page"));
-        }
-        let bytes = page.0;
-        Ok(Opaque {
-            prev: u32_at(bytes, Opaque::AT),
-            next: u32_at(bytes, Opaque::AT + 4),
-            level: u32_at(bytes, Opaque::AT + 8),
-            flags: u16_at(bytes, Opaque::AT + 12),
-            cycle_id: u16_at(bytes, Opaque::AT + 14),
+    #[inline]
+    fn read(bytes: &[u8]) -> Option<Opaque> {
+        Some(Opaque {
+            prev: u32_at(bytes, 0),
+            next: u32_at(bytes, 4),
+            level: u32_at(bytes, 8),
+            flags: u16_at(bytes, 12),
+            cycle_id: u16_at(bytes, 14),
         })
     }
 
-    /// Stores it. The page is known to be one of a B-tree.
-    pub fn put(&self, page: &mut PageMut<'_>) {
-        put_u32(page.0, Opaque::AT, self.prev);
-        put_u32(page.0, Opaque::AT + 4, self.next);
-        put_u32(page.0, Opaque::AT + 8, self.level);
-        put_u16(page.0, Opaque::AT + 12, self.flags);
-        put_u16(page.0, Opaque::AT + 14, self.cycle_id);
+    #[inline]
+    fn store(&self, bytes: &mut [u8]) {
+        put_u32(bytes, 0, self.prev);
+        put_u32(bytes, 4, self.next);
+        put_u32(bytes, 8, self.level);
+        put_u16(bytes, 12, self.flags);
+        put_u16(bytes, 14, self.cycle_id);
     }
+}
 
+impl Opaque {
     /// The first line pointer behind the high key (`P_FIRSTDATAKEY`).
     pub fn first_data_key(&self) -> OffsetNumber {
         if self.next == P_NONE { P_HIKEY } else { P_HIKEY + 1 }

@@ -13,6 +13,7 @@ use super::SHORT;
 use super::page::{BTP_HAS_GARBAGE, INDEX_ALT_TID_MASK, MAX_ITEM_SIZE, Opaque, P_HIKEY};
 use crate::index_tuple::{self, INDEX_SIZE_MASK, TID_SIZE, TUPLE_HEADER_SIZE, Tid};
 use crate::items::{add_index_item, index_tuple_overwrite};
+use crate::special::Special;
 use crate::{BlockRedo, RedoError};
 
 /// `t_tid`, offset part: the tuple has a posting list.

@@ -5,9 +5,10 @@ use walrider_layout::{OffsetNumber, PageBytes, maxalign};
 use walrider_wal::records::btree::Split;
 
 use super::page::{self, BTP_INCOMPLETE_SPLIT, BTP_LEAF, Opaque, P_HIKEY, P_NONE};
-use super::{SHORT, change_opaque, init_page, posting};
+use super::{SHORT, posting};
 use crate::index_tuple::{self, TID_SIZE, Tid};
 use crate::items::add_index_item;
+use crate::special::Special;
 use crate::{BlockRedo, RedoError};
 
 fn parse(redo: &BlockRedo<'_, '_>) -> Result<Split, RedoError> {
@@ -110,7 +111,7 @@ pub fn right(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let split = parse(redo)?;
     let prev = redo.block_number(0)?;
     let next = redo.record.block(2).map_or(P_NONE, |block| block.block);
-    init_page(redo, Opaque { prev, next, level: split.level, flags: leaf_flag(&split), cycle_id: 0 })?;
+    redo.init_with(&Opaque { prev, next, level: split.level, flags: leaf_flag(&split), cycle_id: 0 })?;
     page::restore_items(&mut redo.page, redo.block.data)?;
     redo.changed();
     Ok(())
@@ -119,7 +120,7 @@ pub fn right(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// Block 2: what was to the right of the old page has a new left sibling.
 pub fn next(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let right = redo.block_number(1)?;
-    change_opaque(redo, |opaque| opaque.prev = right)
+    redo.change_special(|opaque: &mut Opaque| opaque.prev = right)
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@
 //! posting lists one behind the other on a leaf, and an array of posting items on an inner page.
 
 use walrider_layout::bytes::{put_u16, put_u32, u16_at, u32_at};
-use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
-use walrider_layout::{BLCKSZ, BlockNumber, OffsetNumber, maxalign};
+use walrider_layout::page::{PAGE_HEADER_SIZE, PageMut};
+use walrider_layout::{BlockNumber, OffsetNumber, maxalign};
 use walrider_wal::records::gin::{META_SIZE, POSTING_ITEM_SIZE};
 
 use crate::RedoError;
 use crate::index_tuple::{TID_SIZE, make_tid};
+use crate::special::Special;
 
 /// `flags`: page of a posting tree.
 pub const GIN_DATA: u16 = 1 << 0;
@@ -54,34 +55,22 @@ impl Default for Opaque {
     }
 }
 
+impl Special for Opaque {
+    const SIZE: usize = 8;
+    const NOT_ONE: &'static str = "not a GIN page";
+
+    fn read(bytes: &[u8]) -> Option<Opaque> {
+        Some(Opaque { right_link: u32_at(bytes, 0), max_offset: u16_at(bytes, 4), flags: u16_at(bytes, 6) })
+    }
+
+    fn store(&self, bytes: &mut [u8]) {
+        put_u32(bytes, 0, self.right_link);
+        put_u16(bytes, 4, self.max_offset);
+        put_u16(bytes, 6, self.flags);
+    }
+}
+
 impl Opaque {
-    /// Bytes of the special space.
-    pub const SIZE: usize = 8;
-    /// Where it begins.
-    const AT: usize = BLCKSZ - Opaque::SIZE;
-
-    /// Reads a page's special space.
-    ///
-    /// # Errors
-    /// When the header makes no sense, or the special space is not that of a GIN index.
-    pub fn of(page: Page<'_>) -> Result<Opaque, RedoError> {
-        if !page.is_sane() || page.special() != Opaque::AT {
-            return Err(RedoError::CorruptPage("not a GIN page"));
-        }
-        Ok(Opaque {
-            right_link: u32_at(page.0, Opaque::AT),
-            max_offset: u16_at(page.0, Opaque::AT + 4),
-            flags: u16_at(page.0, Opaque::AT + 6),
-        })
-    }
-
-    /// Stores it. The page is known to be one of a GIN index.
-    pub fn put(&self, page: &mut PageMut<'_>) {
-        put_u32(page.0, Opaque::AT, self.right_link);
-        put_u16(page.0, Opaque::AT + 4, self.max_offset);
-        put_u16(page.0, Opaque::AT + 6, self.flags);
-    }
-
     /// Whether the page belongs to a posting tree.
     pub fn is_data(&self) -> bool {
         self.flags & GIN_DATA != 0

@@ -12,6 +12,7 @@ use super::SHORT;
 use super::page::{DATA_AT, GIN_COMPRESSED, MAX_DATA_SIZE, Opaque, put_data};
 use super::posting::{self, Data};
 use crate::index_tuple::TID_SIZE;
+use crate::special::Special;
 use crate::{BlockRedo, RedoError};
 
 const SEGMENT: RedoError = RedoError::CorruptPage("posting list does not end within the page's data");

@@ -1,11 +1,12 @@
 //! What is special about pages of a GiST index (`access/gist.h`, PostgreSQL 18).
 
 use walrider_layout::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at, u64_at};
-use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
-use walrider_layout::{BLCKSZ, BlockNumber, Lsn};
+use walrider_layout::page::{PAGE_HEADER_SIZE, PageMut};
+use walrider_layout::{BlockNumber, Lsn};
 use walrider_wal::records::btree::FullTransactionId;
 
 use crate::RedoError;
+use crate::special::Special;
 
 /// `flags`: leaf page.
 pub const F_LEAF: u16 = 1 << 0;
@@ -37,35 +38,24 @@ pub struct Opaque {
     pub flags: u16,
 }
 
-impl Opaque {
-    /// Bytes of the special space.
-    pub const SIZE: usize = 16;
-    /// Where it begins.
-    const AT: usize = BLCKSZ - Opaque::SIZE;
+impl Special for Opaque {
+    const SIZE: usize = 16;
+    const NOT_ONE: &'static str = "not a GiST page";
 
-    /// Reads a page's special space.
-    ///
-    /// # Errors
-    /// When the header makes no sense, or the special space is not that of GiST.
-    pub fn of(page: Page<'_>) -> Result<Opaque, RedoError> {
-        let bytes = page.0;
-        if !page.is_sane() || page.special() != Opaque::AT || u16_at(bytes, Opaque::AT + 14) != GIST_PAGE_ID {
-            return Err(RedoError::CorruptPage("not a GiST page"));
-        }
-        Ok(Opaque {
+    fn read(bytes: &[u8]) -> Option<Opaque> {
+        (u16_at(bytes, 14) == GIST_PAGE_ID).then(|| Opaque {
             // Two halves, high first, as page LSNs are.
-            nsn: Lsn(u64_at(bytes, Opaque::AT).rotate_left(32)),
-            right_link: u32_at(bytes, Opaque::AT + 8),
-            flags: u16_at(bytes, Opaque::AT + 12),
+            nsn: Lsn(u64_at(bytes, 0).rotate_left(32)),
+            right_link: u32_at(bytes, 8),
+            flags: u16_at(bytes, 12),
         })
     }
 
-    /// Stores it. The page is known to be one of GiST.
-    pub fn put(&self, page: &mut PageMut<'_>) {
-        put_u64(page.0, Opaque::AT, self.nsn.0.rotate_left(32));
-        put_u32(page.0, Opaque::AT + 8, self.right_link);
-        put_u16(page.0, Opaque::AT + 12, self.flags);
-        put_u16(page.0, Opaque::AT + 14, GIST_PAGE_ID);
+    fn store(&self, bytes: &mut [u8]) {
+        put_u64(bytes, 0, self.nsn.0.rotate_left(32));
+        put_u32(bytes, 8, self.right_link);
+        put_u16(bytes, 12, self.flags);
+        put_u16(bytes, 14, GIST_PAGE_ID);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Records built by hand: what a tree goes through when a page is split, and when one is deleted.
 
-use walrider_layout::page::Page;
+use walrider_layout::page::{Page, PageMut};
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, Major, OffsetNumber, PageBytes};
 use walrider_wal::rmgr::RmgrId;
 use walrider_wal::testing::{RecordBuilder, TEST_REL};
@@ -42,7 +42,7 @@ fn page(flags: u16, tuples: &[Vec<u8>]) -> PageBytes {
     let mut page = PageMut(&mut bytes);
     page.init(Opaque::SIZE);
     Opaque { nsn: NSN, right_link: 9, flags }.put(&mut page);
-    append_tuples(&mut page, &tuples.concat()).unwrap();
+    append_index_tuples(&mut page, &tuples.concat()).unwrap();
     bytes
 }
 

@@ -1,11 +1,12 @@
 //! What is special about pages of a hash index (`access/hash.h`, PostgreSQL 18).
 
+use walrider_layout::BlockNumber;
 use walrider_layout::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at, u64_at};
-use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
-use walrider_layout::{BLCKSZ, BlockNumber};
+use walrider_layout::page::{PAGE_HEADER_SIZE, PageMut};
 use walrider_wal::records::hash::InitMetaPage;
 
 use crate::RedoError;
+use crate::special::Special;
 
 /// `hasho_flag`: in no bucket's chain.
 pub const LH_UNUSED_PAGE: u16 = 0;
@@ -23,7 +24,10 @@ pub const LH_PAGE_HAS_DEAD_TUPLES: u16 = 1 << 7;
 /// No block (`InvalidBlockNumber`), or no bucket (`InvalidBucket`).
 pub const INVALID: u32 = u32::MAX;
 
-/// The special space (`HashPageOpaqueData`), without what tells hash indexes from others.
+/// Marks the page as one of a hash index.
+const HASHO_PAGE_ID: u16 = 0xFF80;
+
+/// The special space (`HashPageOpaqueData`), without the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opaque {
     /// The page before, in a bucket's chain; on its first page, the last bucket at the time of the bucket's last split.
@@ -37,46 +41,31 @@ pub struct Opaque {
 }
 
 impl Opaque {
-    /// Bytes of the special space.
-    pub const SIZE: usize = 16;
-    /// Where it begins.
-    const AT: usize = BLCKSZ - Opaque::SIZE;
-    const PAGE_ID: u16 = 0xFF80;
-
     /// That of a page which is in no chain and no bucket.
     pub fn unchained(flag: u16) -> Opaque {
         Opaque { prevblkno: INVALID, nextblkno: INVALID, bucket: INVALID, flag }
     }
+}
 
-    /// Reads a page's special space.
-    ///
-    /// # Errors
-    /// When the header makes no sense, or the special space is not that of a hash index.
-    pub fn of(page: Page<'_>) -> Result<Opaque, RedoError> {
-        if !page.is_sane() || page.special() != Opaque::AT {
-            return Err(RedoError::CorruptPage("not a page of a hash index"));
-        }
-        let bytes = page.0;
-        Ok(Opaque {
-            prevblkno: u32_at(bytes, Opaque::AT),
-            nextblkno: u32_at(bytes, Opaque::AT + 4),
-            bucket: u32_at(bytes, Opaque::AT + 8),
-            flag: u16_at(bytes, Opaque::AT + 12),
+impl Special for Opaque {
+    const SIZE: usize = 16;
+    const NOT_ONE: &'static str = "not a page of a hash index";
+
+    fn read(bytes: &[u8]) -> Option<Opaque> {
+        (u16_at(bytes, 14) == HASHO_PAGE_ID).then(|| Opaque {
+            prevblkno: u32_at(bytes, 0),
+            nextblkno: u32_at(bytes, 4),
+            bucket: u32_at(bytes, 8),
+            flag: u16_at(bytes, 12),
         })
     }
 
-    /// Stores it on a page that [`Opaque::of`] took for one of a hash index.
-    pub fn put(&self, page: &mut PageMut<'_>) {
-        put_u32(page.0, Opaque::AT, self.prevblkno);
-        put_u32(page.0, Opaque::AT + 4, self.nextblkno);
-        put_u32(page.0, Opaque::AT + 8, self.bucket);
-        put_u16(page.0, Opaque::AT + 12, self.flag);
-    }
-
-    /// Stores it on a page that was just initialised.
-    pub fn put_new(&self, page: &mut PageMut<'_>) {
-        self.put(page);
-        put_u16(page.0, Opaque::AT + 14, Opaque::PAGE_ID);
+    fn store(&self, bytes: &mut [u8]) {
+        put_u32(bytes, 0, self.prevblkno);
+        put_u32(bytes, 4, self.nextblkno);
+        put_u32(bytes, 8, self.bucket);
+        put_u16(bytes, 12, self.flag);
+        put_u16(bytes, 14, HASHO_PAGE_ID);
     }
 }
 

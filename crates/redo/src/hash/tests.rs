@@ -39,7 +39,7 @@ fn redo_one(builder: &RecordBuilder, id: u8, page: &mut PageBytes) -> Result<boo
 fn bucket() -> PageBytes {
     let mut bytes = [0; BLCKSZ];
     PageMut(&mut bytes).init(Opaque::SIZE);
-    Opaque { prevblkno: 7, nextblkno: 20, bucket: 3, flag: 0x22 }.put_new(&mut PageMut(&mut bytes));
+    Opaque { prevblkno: 7, nextblkno: 20, bucket: 3, flag: 0x22 }.put(&mut PageMut(&mut bytes));
     bytes
 }
 

@@ -20,6 +20,7 @@ fn bucket() -> Box<PageBytes> {
     let page = &mut PageMut(&mut bytes);
     page.init(16);
     put_u16(page.0, BLCKSZ - 4, 0x82);
+    put_u16(page.0, BLCKSZ - 2, 0xFF80);
     (1..=8).for_each(|key| add_index_item(page, &tuple(key), key.into()).expect("it fits"));
     bytes
 }
