@@ -17,7 +17,7 @@ use walrider_wal::records::spgist::{
 
 use crate::items::index_multi_delete;
 use crate::{BlockRedo, RedoError};
-use page::{DeadTuple, SPGIST_LEAF, SPGIST_NULLS};
+use page::{DeadTuple, Opaque, SPGIST_LEAF, SPGIST_NULLS};
 
 const SHORT: RedoError = RedoError::DataLength("SP-GiST record");
 
@@ -54,8 +54,7 @@ fn begin(redo: &mut BlockRedo<'_, '_>, new_page: bool, flags: u16) -> Result<boo
     if !new_page {
         return redo.needs_redo();
     }
-    redo.init_page(page::OPAQUE_SIZE)?;
-    page::put_opaque(&mut redo.page, flags);
+    redo.init_with(&Opaque { flags, ..Opaque::default() })?;
     Ok(true)
 }
 

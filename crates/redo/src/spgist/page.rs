@@ -13,19 +13,46 @@ use walrider_wal::records::spgist::{Downlink, State};
 use crate::RedoError;
 use crate::index_tuple::{TID_SIZE, TUPLE_HEADER_SIZE, Tid, item, make_tid, tuple_size};
 use crate::items::{add_index_item, index_multi_delete, index_tuple_delete};
+use crate::special::Special;
 
 /// Page flag: leaf page.
 pub const SPGIST_LEAF: u16 = 1 << 2;
 /// Page flag: page of the tree of nulls.
 pub const SPGIST_NULLS: u16 = 1 << 3;
 
-/// Bytes of the special space (`SpGistPageOpaqueData`): flags, two counters, and the page id.
-pub const OPAQUE_SIZE: usize = 8;
-const OPAQUE: usize = BLCKSZ - OPAQUE_SIZE;
-/// Where the number of redirections on the page is.
-const N_REDIRECTION: usize = OPAQUE + 2;
-/// Where the number of placeholders on the page is.
-const N_PLACEHOLDER: usize = OPAQUE + 4;
+/// Marks the page as one of SP-GiST.
+const SPGIST_PAGE_ID: u16 = 0xFF82;
+
+/// The special space (`SpGistPageOpaqueData`), without the mark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opaque {
+    /// `SPGIST_…`.
+    pub flags: u16,
+    /// Redirections on the page.
+    pub n_redirection: u16,
+    /// Placeholders on the page.
+    pub n_placeholder: u16,
+}
+
+impl Special for Opaque {
+    const SIZE: usize = 8;
+    const NOT_ONE: &'static str = "not an SP-GiST page";
+
+    fn read(bytes: &[u8]) -> Option<Opaque> {
+        (u16_at(bytes, 6) == SPGIST_PAGE_ID).then(|| Opaque {
+            flags: u16_at(bytes, 0),
+            n_redirection: u16_at(bytes, 2),
+            n_placeholder: u16_at(bytes, 4),
+        })
+    }
+
+    fn store(&self, bytes: &mut [u8]) {
+        put_u16(bytes, 0, self.flags);
+        put_u16(bytes, 2, self.n_redirection);
+        put_u16(bytes, 4, self.n_placeholder);
+        put_u16(bytes, 6, SPGIST_PAGE_ID);
+    }
+}
 
 /// Where any tuple has its state, in the lowest two bits.
 const TUPSTATE_MASK: u32 = 3;
@@ -47,20 +74,12 @@ const MAX_INDEX_TUPLES_PER_PAGE: usize = (BLCKSZ - PAGE_HEADER_SIZE) / (maxalign
 const TUPLE: RedoError = RedoError::CorruptPage("SP-GiST tuple is too short");
 const NO_NODE: RedoError = RedoError::CorruptPage("inner tuple does not have the node");
 
-/// Fills the special space of an initialised page (`SpGistInitPage`).
-pub fn put_opaque(page: &mut PageMut<'_>, flags: u16) {
-    const SPGIST_PAGE_ID: u16 = 0xFF82;
-    put_u16(page.0, OPAQUE, flags);
-    put_u16(page.0, OPAQUE + 6, SPGIST_PAGE_ID);
-}
-
-/// Adds to one of the counters of the special space.
-fn add_to_counter(page: &mut PageMut<'_>, at: usize, change: i16) -> Result<(), RedoError> {
-    if page.get().special() != OPAQUE {
-        return Err(RedoError::CorruptPage("not an SP-GiST page"));
-    }
-    let count = u16_at(page.0, at);
-    put_u16(page.0, at, count.wrapping_add_signed(change));
+/// Adds to the counters of the special space.
+fn count(page: &mut PageMut<'_>, redirections: i16, placeholders: i16) -> Result<(), RedoError> {
+    let mut opaque = Opaque::of(page.get())?;
+    opaque.n_redirection = opaque.n_redirection.wrapping_add_signed(redirections);
+    opaque.n_placeholder = opaque.n_placeholder.wrapping_add_signed(placeholders);
+    opaque.put(page);
     Ok(())
 }
 
@@ -111,9 +130,9 @@ impl DeadTuple {
     /// When the page is not one of SP-GiST.
     pub fn count(self, page: &mut PageMut<'_>) -> Result<(), RedoError> {
         match self {
-            DeadTuple::Redirect(..) => add_to_counter(page, N_REDIRECTION, 1),
+            DeadTuple::Redirect(..) => count(page, 1, 0),
             DeadTuple::Dead => Ok(()),
-            DeadTuple::Placeholder => add_to_counter(page, N_PLACEHOLDER, 1),
+            DeadTuple::Placeholder => count(page, 0, 1),
         }
     }
 }
@@ -137,7 +156,7 @@ pub fn add_or_replace(page: &mut PageMut<'_>, tuple: &[u8], number: OffsetNumber
         if state != Some(SPGIST_PLACEHOLDER) {
             return Err(RedoError::CorruptPage("tuple to be replaced is not a placeholder"));
         }
-        add_to_counter(page, N_PLACEHOLDER, -1)?;
+        count(page, 0, -1)?;
         index_tuple_delete(page, number)?;
     }
     add_index_item(page, tuple, number)
@@ -226,8 +245,7 @@ pub fn redirection_to_placeholder(page: &mut PageMut<'_>, number: OffsetNumber) 
     let header = u32_at(tuple, 0);
     put_u32(tuple, 0, header & !TUPSTATE_MASK | SPGIST_PLACEHOLDER);
     tuple.get_mut(POINTER..POINTER + TID_SIZE).ok_or(TUPLE)?.copy_from_slice(&INVALID_TID);
-    add_to_counter(page, N_REDIRECTION, -1)?;
-    add_to_counter(page, N_PLACEHOLDER, 1)
+    count(page, -1, 1)
 }
 
 /// Removes all tuples from this line pointer on, which are placeholders.
@@ -240,6 +258,6 @@ pub fn delete_last_placeholders(page: &mut PageMut<'_>, first: OffsetNumber) -> 
         return Err(RedoError::LinePointer(first));
     }
     // Cannot wrap: a page has some hundred line pointers.
-    add_to_counter(page, N_PLACEHOLDER, -((last - first + 1) as i16))?;
+    count(page, 0, -((last - first + 1) as i16))?;
     index_multi_delete(page, first..=last)
 }
