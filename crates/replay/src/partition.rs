@@ -587,7 +587,7 @@ pub fn known_blocks(fork: &RelFork, files: &RelationFiles) -> Result<u32, Replay
             0
         }
     };
-    fork.set_blocks(blocks);
+    fork.learn_blocks(blocks);
     Ok(blocks)
 }
 

@@ -54,14 +54,25 @@ pub struct RelFork {
 impl RelFork {
     /// Length of its files in blocks, if it is known.
     pub fn file_blocks(&self) -> Option<BlockNumber> {
-        let blocks = self.file_blocks.load(Ordering::Relaxed);
+        let blocks = self.file_blocks.load(Ordering::Acquire);
         (blocks != UNKNOWN).then_some(blocks)
     }
 
-    /// Notes the length of its files in blocks.
+    /// Notes the length of its files in blocks, between batches: nobody else looks at it.
     pub fn set_blocks(&self, blocks: BlockNumber) {
-        self.file_blocks.store(blocks, Ordering::Relaxed);
         self.blocks.store(blocks, Ordering::Relaxed);
+        self.file_blocks.store(blocks, Ordering::Release);
+    }
+
+    /// Notes the length of its files as it was asked for while a batch is applied. Another thread may have asked, too,
+    /// and may have made the fork longer since: only the first answer counts. It is there for [`RelFork::grow_to`]
+    /// before anyone is told that the length is known.
+    pub fn learn_blocks(&self, blocks: BlockNumber) {
+        let first = |length: &AtomicU32| {
+            let _ = length.compare_exchange(UNKNOWN, blocks, Ordering::AcqRel, Ordering::Acquire);
+        };
+        first(&self.blocks);
+        first(&self.file_blocks);
     }
 
     /// The length is not known any more: the file was removed.
@@ -168,5 +179,25 @@ impl RelNumbers {
                 number
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two partitions ask for the length of one fork; the first goes on to make it longer before the second has noted
+    /// what it was told. The growth must stay: else pages that are written behind the length are taken for missing.
+    #[test]
+    fn a_length_noted_late_does_not_undo_growth() {
+        let table = RelTable::default();
+        let rel = RelFileLocator { tablespace: 1663, database: 5, relation: 16384 };
+        let fork = table.fork(table.number(rel, ForkNumber::Main));
+        assert_eq!(fork.file_blocks(), None);
+        fork.learn_blocks(0);
+        fork.grow_to(34);
+        fork.learn_blocks(0);
+        fork.grow_to(32);
+        assert_eq!((fork.file_blocks(), fork.wanted_blocks()), (Some(0), Some(34)));
     }
 }
