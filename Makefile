@@ -1,23 +1,24 @@
 # Two commands on a fresh machine with Rust, Python and a C compiler: `make demo` and `make test`.
-# PostgreSQL 18 is fetched under .pg/, or is that of PG_CONFIG=/path/to/pg_config.
+# PostgreSQL 17 and 18 are fetched under .pg/; 18 may be that of PG_CONFIG=/path/to/pg_config instead.
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
 UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
+SMOKE = tests/test_replay.py tests/test_majors.py
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench test test-rust test-datadir test-e2e test-suites build fetch fetch-suites lint fuzz-smoke fuzz-long \
-        soak-crash soak-stress clean
+.PHONY: demo bench test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build fetch fetch-17 fetch-18 \
+        fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress clean
 
-demo: build fetch
+demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
 
 # Several minutes; BENCH_ARGS="--rounds 5 --save bench/runs/FILE" keeps the result.
-bench: build fetch
+bench: build fetch-18
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.replay $(BENCH_ARGS)
 
-test: test-rust fuzz-smoke test-datadir test-e2e
+test: test-rust fuzz-smoke test-datadir test-e2e test-17-smoke
 
 test-rust:
 	cargo test --workspace --quiet
@@ -28,11 +29,20 @@ test-datadir: fetch
 test-e2e: build fetch fetch-suites
 	$(E2E) tests $(PYTEST_ARGS)
 
+# All of test-e2e on PostgreSQL 17, and the part of it that `make test` runs.
+test-17: build fetch fetch-suites-17
+	WALRIDER_TEST_MAJOR=17 $(E2E) tests $(PYTEST_ARGS)
+
+test-17-smoke: build fetch
+	WALRIDER_TEST_MAJOR=17 $(E2E) $(SMOKE) $(PYTEST_ARGS)
+
 build:
 	cargo build --release
 
-fetch:
-	$(PYTHON) -m tests.harness.install
+fetch: fetch-17 fetch-18
+
+fetch-17 fetch-18: fetch-%:
+	$(PYTHON) -m tests.harness.install $*
 
 lint:
 	cargo fmt --all --check
@@ -54,6 +64,9 @@ test-suites: build fetch fetch-suites
 
 fetch-suites: fetch
 	$(PYTHON) -m tests.suites.source
+
+fetch-suites-17: fetch
+	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.suites.source
 
 soak-crash: build fetch
 	WALRIDER_CRASH_ROUNDS=200 $(E2E) tests/test_crash.py -s $(PYTEST_ARGS)

