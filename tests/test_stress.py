@@ -5,7 +5,7 @@ WALRIDER_STRESS_ONLY=btree,gin confines it to some access methods, WALRIDER_STRE
 
 import os
 
-from tests.harness import stress, stress_checks
+from tests.harness import stress
 from tests.harness.stress_tables import METHODS
 
 SECONDS = int(os.environ.get("WALRIDER_STRESS_SECONDS", "110"))
@@ -15,5 +15,5 @@ ONLY = tuple(os.environ.get("WALRIDER_STRESS_ONLY", ",".join(METHODS)).split(","
 
 def test_stress(tmp_path, rng):
     """Each round: equal to stock's replay, and PostgreSQL goes on with it; together they made every kind of change."""
-    counts = stress.run_rounds(tmp_path, rng.randrange(10**6), SECONDS, ROUND_SECONDS, ONLY)
-    assert stress_checks.missing(counts, ONLY) == []
+    _, missing = stress.run_rounds(tmp_path, rng.randrange(10**6), SECONDS, ROUND_SECONDS, ONLY)
+    assert missing == []

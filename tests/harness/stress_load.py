@@ -277,7 +277,19 @@ def resolve_all(server):
         server.psql(f"{'ROLLBACK' if number % 2 else 'COMMIT'} PREPARED '{gid}'", database)
 
 
-def finale(table):
+def kill_tuples(table):
+    """Scans mark the index tuples of dead rows, and rows like them then need the room."""
+    first, last = table.rows // 4, table.rows // 2
+    conditions = [condition for index in table.indexes for condition in index.conditions if "ARRAY(" not in condition]
+    scans = [f"SELECT count(pad) FROM {table.name} WHERE {fill(condition, n=n)}" for condition in conditions
+             for n in (range(20) if "$n" in condition else [0])]
+    return ["VACUUM " + table.name, table.insert(first, last - first, 3),
+            f"DELETE FROM {table.name} WHERE id BETWEEN {first} AND {last}",
+            "SET enable_seqscan = off; SET enable_bitmapscan = off; " + "; ".join(scans),
+            *[table.insert(first, last - first, 3)] * 3]
+
+
+def finale(table, kill):
     """What no round may lack, without luck: the table's pages run empty, are vacuumed and fill again."""
     half = table.rows // 2
     made = [table.insert(half // 3, half, 1), f"VACUUM {table.name}",
@@ -289,7 +301,7 @@ def finale(table):
                      f"SELECT brin_summarize_range('{index.name}', 8)"]
         if index.method == "gin":
             made.append(f"SELECT gin_clean_pending_list('{index.name}')")
-    return made
+    return made + (kill_tuples(table) if kill else [])
 
 
 class Clients:

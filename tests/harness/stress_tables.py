@@ -166,7 +166,7 @@ SPGIST = Table("sp", "spgist", 7000, 600, {
     Index("sp_t", "spgist", "(t)", ("t ^@ ('walrider/' || $n % 50)", "t > '5' AND t < 'walrider/3'")),
     Index("sp_i", "spgist", "(i)", ("i << '10.1.0.0/16'",)),
     Index("sp_r", "spgist", "(r)", ("r && int4range($n % 7000, $n % 7000 + 900)", "r @> $n % 7000")),
-    Index("sp_root", "spgist", "(t) WHERE id % 200 = 0", ("id % 200 = 0 AND t ^@ 'walrider/'",)),
+    Index("sp_root", "spgist", "(t) WHERE id % 1000 = 7", ("id % 1000 = 7 AND t ^@ 'walrider/'",)),
     Index("sp_b", "spgist", "(b) INCLUDE (id)", ("b && box(point(0, 0), point($n % 500, 300))",))))
 
 BRIN = Table("sr", "brin", 9000, 900, {
