@@ -153,7 +153,7 @@ fn rebuild(nodes: &mut [u8; NODES_PER_PAGE]) {
 
 /// Stores what a heap block has free (`XLogRecordPageWithFreeSpace`); `target` and `slot` are from [`location`].
 ///
-/// The change is a real one even where hint bits are logged, and must reach the disk: since 18 PostgreSQL does not use
+/// The change is a real one even where hint bits are logged, and must reach the disk: PostgreSQL does not use
 /// `MarkBufferDirtyHint` here, which would drop it during recovery. A page that did not exist comes into being as
 /// zeros, and is initialised no earlier than it gets a value: PostgreSQL does not write one that is merely initialised.
 pub fn record_free_space(target: &mut Target<'_>, slot: u16, category: u8) {
