@@ -29,11 +29,13 @@ test-datadir: fetch
 test-e2e: build fetch fetch-suites
 	$(E2E) tests $(PYTEST_ARGS)
 
-# All of test-e2e on PostgreSQL 17, and the part of it that `make test` runs.
+# All of test-datadir and test-e2e on PostgreSQL 17, and the part of it that `make test` runs.
 test-17: build fetch fetch-suites-17
+	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.real_server
 	WALRIDER_TEST_MAJOR=17 $(E2E) tests $(PYTEST_ARGS)
 
 test-17-smoke: build fetch
+	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.real_server
 	WALRIDER_TEST_MAJOR=17 $(E2E) $(SMOKE) $(PYTEST_ARGS)
 
 build:

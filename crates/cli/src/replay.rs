@@ -89,7 +89,7 @@ fn parse_timeline(text: &str) -> Result<TargetTimeline, String> {
 /// A time; without a time zone it is in that of PGTZ or TZ, else GMT.
 fn parse_time(text: &str) -> Result<TimestampTz, String> {
     let zone = std::env::var("PGTZ").or_else(|_| std::env::var("TZ")).unwrap_or_else(|_| "GMT".into());
-    parse_timestamptz(text, &zone)
+    parse_timestamptz(text, &zone, true)
 }
 
 /// A size as in `postgresql.conf`: a number with kB, MB, GB or TB, in powers of 1,024.

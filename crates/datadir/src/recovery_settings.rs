@@ -1,7 +1,7 @@
 //! The settings that recovery looks at, taken from the configuration as a starting server would take them
 //! (`utils/misc/guc_tables.c`; check and assign hooks in `access/transam/xlogrecovery.c`, PostgreSQL 18).
 
-use walrider_layout::{Lsn, TimelineId, TransactionId};
+use walrider_layout::{Lsn, Major, TimelineId, TransactionId};
 
 use crate::config::{Config, Setting, Unit};
 use crate::error::Result;
@@ -118,8 +118,8 @@ impl Default for RecoverySettings {
 }
 
 impl RecoverySettings {
-    /// Takes them from a configuration. Errors name file and line.
-    pub fn from_config(config: &Config) -> Result<RecoverySettings> {
+    /// Takes them from a configuration, as a server of this major does. Errors name file and line.
+    pub fn from_config(config: &Config, major: Major) -> Result<RecoverySettings> {
         let mut settings = RecoverySettings::default();
         if let Some(zone) = config.get("timezone") {
             settings.timezone.clone_from(&zone.value);
@@ -143,7 +143,7 @@ impl RecoverySettings {
                 | "recovery_target_lsn"
                 | "recovery_target_name"
                 | "recovery_target_time"
-                | "recovery_target_xid" => settings.set_target(setting)?,
+                | "recovery_target_xid" => settings.set_target(setting, major)?,
                 _ => {}
             }
         }
@@ -161,8 +161,8 @@ impl RecoverySettings {
 
     /// At most one target may be set; to empty one that is not set is allowed, if none of the others came before
     /// (`assign_recovery_target` and its like).
-    fn set_target(&mut self, setting: &Setting) -> Result<()> {
-        let new = target(setting, &self.timezone)?;
+    fn set_target(&mut self, setting: &Setting, major: Major) -> Result<()> {
+        let new = target(setting, &self.timezone, major)?;
         if self.target.as_ref().is_some_and(|old| old.parameter() != setting.name) {
             return Err(setting.error(
                 "multiple recovery targets specified: at most one of \"recovery_target\", \"recovery_target_lsn\", \
@@ -175,7 +175,7 @@ impl RecoverySettings {
 }
 
 /// The target that one setting names; none if it is empty.
-fn target(setting: &Setting, timezone: &str) -> Result<Option<RecoveryTarget>> {
+fn target(setting: &Setting, timezone: &str, major: Major) -> Result<Option<RecoveryTarget>> {
     let value = setting.value.as_str();
     let invalid = |expected: &str| {
         setting.error(format!("invalid value for parameter \"{}\": \"{value}\"; {expected}", setting.name))
@@ -194,7 +194,8 @@ fn target(setting: &Setting, timezone: &str) -> Result<Option<RecoveryTarget>> {
         }
         "recovery_target_name" => RecoveryTarget::Name(value.to_owned()),
         "recovery_target_time" => {
-            RecoveryTarget::Time(parse_timestamptz(value, timezone).map_err(|reason| invalid(&reason))?)
+            let abbreviations = major.format().session_zone_abbreviations;
+            RecoveryTarget::Time(parse_timestamptz(value, timezone, abbreviations).map_err(|reason| invalid(&reason))?)
         }
         _ => {
             let number = unsigned(value).ok_or_else(|| invalid("expected a transaction id"))?;
@@ -249,9 +250,13 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<RecoverySettings> {
+        read_as(Major::V18, text)
+    }
+
+    fn read_as(major: Major, text: &str) -> Result<RecoverySettings> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("postgresql.conf"), text).unwrap();
-        RecoverySettings::from_config(&Config::read(dir.path(), None).unwrap())
+        RecoverySettings::from_config(&Config::read(dir.path(), None).unwrap(), major)
     }
 
     #[test]
@@ -274,6 +279,14 @@ mod tests {
         assert_eq!(settings.target_action, TargetAction::Promote);
         assert_eq!(settings.target_timeline, TargetTimeline::Number(TimelineId(3)));
         assert!(!settings.target_inclusive && settings.min_apply_delay_ms == 2000);
+    }
+
+    #[test]
+    fn before_18_abbreviations_of_time_zones_are_not_certain() {
+        let text = "timezone = 'Asia/Kolkata'\nrecovery_target_time = '2026-11-21 11:42:26 IST'\n";
+        assert!(read_as(Major::V18, text).is_ok());
+        let error = read_as(Major::V17, text).unwrap_err().to_string();
+        assert!(error.contains("\"IST\" is not certain"), "{error}");
     }
 
     #[test]

@@ -27,17 +27,17 @@ impl std::fmt::Display for TimestampTz {
 }
 
 /// Reads `2026-11-21 11:42:26.5+01`, with a `T` for the space if you like; seconds, fraction, time of day and zone
-/// may be missing. The zone is an offset (`+01`, `-0330`, `+05:30:15`), `Z`, `UTC`, a name such as `Europe/Rome`, or the
-/// abbreviation that `session_zone` has at that moment. Without one it is in `session_zone`, the server's setting
-/// `timezone`. The error says what is expected.
+/// may be missing. The zone is an offset (`+01`, `-0330`, `+05:30:15`), `Z`, `UTC`, a name such as `Europe/Rome`, or, if
+/// `abbreviations` says so, the abbreviation that `session_zone` has at that moment. Without one it is in `session_zone`,
+/// the server's setting `timezone`. The error says what is expected.
 ///
 /// ```
 /// use walrider_datadir::timestamp::parse_timestamptz;
-/// let time = parse_timestamptz("2000-01-01 02:00:00.000001+02", "UTC").unwrap();
+/// let time = parse_timestamptz("2000-01-01 02:00:00.000001+02", "UTC", true).unwrap();
 /// assert_eq!(time.0, 1);
 /// assert_eq!(time.to_string(), "2000-01-01 00:00:00.000001+00");
 /// ```
-pub fn parse_timestamptz(text: &str, session_zone: &str) -> Result<TimestampTz, String> {
+pub fn parse_timestamptz(text: &str, session_zone: &str, abbreviations: bool) -> Result<TimestampTz, String> {
     const EXPECTED: &str = "write a time like 2026-11-21 11:42:26+00";
     let trimmed = text.trim();
     let (date, rest) = trimmed.split_at(trimmed.find([' ', 'T', 't']).unwrap_or(trimmed.len()));
@@ -66,7 +66,7 @@ pub fn parse_timestamptz(text: &str, session_zone: &str) -> Result<TimestampTz, 
         let session = session()?;
         let offset = offset_in(&session, local);
         let at = offset.to_timestamp(local).map_err(|_| "the time is out of range")?;
-        if !session.to_offset_info(at).abbreviation().eq_ignore_ascii_case(zone) {
+        if !abbreviations || !session.to_offset_info(at).abbreviation().eq_ignore_ascii_case(zone) {
             return Err(format!("time zone \"{zone}\" is not certain: {EXPECTED}"));
         }
         offset
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     fn utc(text: &str) -> String {
-        parse_timestamptz(text, "Europe/Rome").map_or_else(|error| error, |time| time.to_string())
+        parse_timestamptz(text, "Europe/Rome", true).map_or_else(|error| error, |time| time.to_string())
     }
 
     #[test]
@@ -206,8 +206,9 @@ mod tests {
             "2026-11-21 11:42:26 UTC BC",
             "9999-12-31 24:00:00+00",
         ] {
-            assert!(parse_timestamptz(text, "Europe/Rome").is_err(), "{text}");
+            assert!(parse_timestamptz(text, "Europe/Rome", true).is_err(), "{text}");
         }
-        assert!(parse_timestamptz("2026-11-21 11:42", "Mars/Olympus").is_err());
+        assert!(parse_timestamptz("2026-11-21 11:42", "Mars/Olympus", true).is_err());
+        assert!(parse_timestamptz("2026-11-21 11:42:26 CET", "Europe/Rome", false).is_err());
     }
 }

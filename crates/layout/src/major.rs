@@ -34,6 +34,9 @@ pub struct Format {
     pub stats_item_size: usize,
     /// Redo of a B-tree's `VACUUM` clears the vacuum cycle (`btree_xlog_vacuum`, `access/nbtree/nbtxlog.c`).
     pub vacuum_clears_cycle_id: bool,
+    /// An abbreviation of a time zone means what it means in the server's own (`DecodeTimezoneAbbrev`,
+    /// `utils/adt/datetime.c`); else only a table of the server's installation counts, which we cannot see.
+    pub session_zone_abbreviations: bool,
 }
 
 impl Major {

@@ -90,7 +90,10 @@ pub struct Summary {
 pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Summary, ReplayError> {
     let started = Instant::now();
     let mut data_dir = DataDir::open(&options.data_dir)?;
-    let mut settings = RecoverySettings::from_config(&Config::read(data_dir.path(), options.config_file.as_deref())?)?;
+    let mut settings = RecoverySettings::from_config(
+        &Config::read(data_dir.path(), options.config_file.as_deref())?,
+        data_dir.control().major,
+    )?;
     let archive_recovery = data_dir.signals().archive_recovery() || asks_for_archive_recovery(options, &data_dir);
     if let Some(summary) = nothing_to_do(&data_dir, archive_recovery, started) {
         return Ok(summary);

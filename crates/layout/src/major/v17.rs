@@ -13,4 +13,5 @@ pub(super) const FORMAT: Format = Format {
     // `kind`, `dboid`, `objoid`.
     stats_item_size: 12,
     vacuum_clears_cycle_id: false,
+    session_zone_abbreviations: false,
 };

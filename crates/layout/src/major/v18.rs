@@ -12,4 +12,5 @@ pub(super) const FORMAT: Format = Format {
     // `kind`, `dboid`, and the object's identifier in 64 bits: `objid_lo`, `objid_hi`.
     stats_item_size: 16,
     vacuum_clears_cycle_id: true,
+    session_zone_abbreviations: true,
 };
