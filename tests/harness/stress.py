@@ -239,7 +239,9 @@ class Round:
     def finish(self):
         """The calm end: what must not be missing, prepared transactions left open, a clean stop, the archive complete."""
         server = self.server
-        while server.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'") != "0":
+        server.psql("ALTER SYSTEM SET autovacuum = off; SELECT pg_reload_conf()")
+        while server.value("SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type IN "
+                           "('client backend', 'autovacuum launcher', 'autovacuum worker')") != "0":
             time.sleep(0.1)     # a snapshot of theirs would keep rows from being dead to all
         stress_load.leave_prepared(server, self.tables, "ended")
         stress_load.resolve_all(server)     # they would keep REINDEX waiting
@@ -251,7 +253,6 @@ class Round:
             self.note(f"finale of {table.name}: {time.monotonic() - begun:.1f} s")
         stress_load.lock_old_version(server)
         stress_load.leave_prepared(server, self.tables, "left")
-        server.psql("ALTER SYSTEM SET autovacuum = off; SELECT pg_reload_conf()")
         expected = load.contents(server)
         left_open = sorted(row[0] for row in server.psql("SELECT gid FROM pg_prepared_xacts"))
         server.stop("fast")

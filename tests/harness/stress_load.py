@@ -46,8 +46,10 @@ def scripts(table, copy_file):
         "update_pad": (3, f"{hot}\n{count}\nUPDATE {t} SET pad = left('u' || pad, 1500) WHERE {span};"),
         "update_keys": (4, f"{at}\n{count}\n{number}\n{update}"),
         "update_keys_bulk": (1, f"{at}\n{many}\n{number}\n{update}"),
-        "scan": (3, f"\\set n random(0, 1000000)\n\\set i random(0, {len(conditions) - 1})\n\\set b random(:least, 1)\nBEGIN;\n"
-                    f"SET LOCAL enable_seqscan = off;\nSET LOCAL enable_bitmapscan = :b;\n{scan}\\endif\nCOMMIT;"),
+        "scan": (3, f"\\set n random(0, 1000000)\n\\set i random(0, {len(conditions) - 1})\n"
+                    "\\set bitmap random(:least, 1)\n\\set plain 1 - :bitmap\nBEGIN;\nSET LOCAL enable_seqscan = off;\n"
+                    "SET LOCAL enable_bitmapscan = :bitmap;\nSET LOCAL enable_indexscan = :plain;\n"
+                    f"SET LOCAL enable_indexonlyscan = :plain;\n{scan}\\endif\nCOMMIT;"),
         "lock": (2, f"{hot}\n\\set k random(1, 4)\nBEGIN;\n" + "".join(
             f"\\{'elif' if turn else 'if'} :k = {turn + 1}\nSELECT id FROM {t} WHERE id BETWEEN :s AND :s + 2 FOR {kind};\n"
             for turn, kind in enumerate(("KEY SHARE", "SHARE", "NO KEY UPDATE SKIP LOCKED", "UPDATE SKIP LOCKED")))
@@ -294,7 +296,8 @@ def finale(table, kill):
     half = table.rows // 2
     made = [table.insert(half // 3, half, 1), f"VACUUM {table.name}",
             f"DELETE FROM {table.name} WHERE id BETWEEN {half // 3} AND {half + half // 2}",
-            f"VACUUM (INDEX_CLEANUP ON) {table.name}", table.insert(half // 2, half, 2)]
+            *[f"VACUUM (INDEX_CLEANUP ON) {table.name}", table.insert(1, 1, 4)] * 2,    # the second finds what is free again
+            table.insert(half // 2, half, 2)]
     for index in table.indexes:
         if index.method == "brin":
             made += [f"REINDEX INDEX {index.name}", f"SELECT brin_desummarize_range('{index.name}', 8)",
