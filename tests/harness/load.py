@@ -82,7 +82,8 @@ class MixedLoad:
             (self.alias / name).mkdir(parents=True, exist_ok=True)
 
     def mark(self, name):
-        """A row, a restore point and everything a recovery target can be named by."""
+        """Where the step ended; a row, a restore point and everything a recovery target can be named by."""
+        ended = self.server.lsn()
         xid = self.server.psql(f"INSERT INTO ledger VALUES ({len(self.targets) + 1}, '{name}') "
                                "RETURNING pg_current_xact_id()")[0][0]
         time.sleep(0.01)
@@ -90,7 +91,7 @@ class MixedLoad:
         time.sleep(0.01)
         lsn = self.server.value(f"SELECT pg_create_restore_point('{name}')")
         committed = self.server.value(f"SELECT pg_xact_commit_timestamp('{xid}'::xid)")
-        self.targets.append(dict(name=name, lsn=lsn, xid=int(xid), time=moment, commit_time=committed,
+        self.targets.append(dict(name=name, ended=ended, lsn=lsn, xid=int(xid), time=moment, commit_time=committed,
                                  ledger=len(self.targets) + 1))
 
     # The whole of it

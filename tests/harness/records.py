@@ -1,56 +1,46 @@
-"""Every record type of the resource managers that Walrider replays, as pg_waldump names them.
+"""The table of record types, docs/records.md, and what pg_waldump counts."""
 
-Read off the *_identify functions in PostgreSQL 18.6, src/backend/access/rmgrdesc/.
-"""
+from dataclasses import dataclass
 
-ALL = {
-    "XLOG": ["CHECKPOINT_SHUTDOWN", "CHECKPOINT_ONLINE", "NOOP", "NEXTOID", "SWITCH", "BACKUP_END",
-             "PARAMETER_CHANGE", "RESTORE_POINT", "FPW_CHANGE", "END_OF_RECOVERY", "OVERWRITE_CONTRECORD",
-             "FPI", "FPI_FOR_HINT", "CHECKPOINT_REDO"],
-    "Transaction": ["COMMIT", "PREPARE", "ABORT", "COMMIT_PREPARED", "ABORT_PREPARED", "ASSIGNMENT",
-                    "INVALIDATION"],
-    "Storage": ["CREATE", "TRUNCATE"],
-    "CLOG": ["ZEROPAGE", "TRUNCATE"],
-    "Database": ["CREATE_FILE_COPY", "CREATE_WAL_LOG", "DROP"],
-    "Tablespace": ["CREATE", "DROP"],
-    "MultiXact": ["ZERO_OFF_PAGE", "ZERO_MEM_PAGE", "CREATE_ID", "TRUNCATE_ID"],
-    "RelMap": ["UPDATE"],
-    "Standby": ["LOCK", "RUNNING_XACTS", "INVALIDATIONS"],
-    "Heap2": ["REWRITE", "PRUNE_ON_ACCESS", "PRUNE_VACUUM_SCAN", "PRUNE_VACUUM_CLEANUP", "VISIBLE",
-              "MULTI_INSERT", "MULTI_INSERT+INIT", "LOCK_UPDATED", "NEW_CID"],
-    "Heap": ["INSERT", "INSERT+INIT", "DELETE", "UPDATE", "UPDATE+INIT", "HOT_UPDATE", "HOT_UPDATE+INIT",
-             "TRUNCATE", "HEAP_CONFIRM", "LOCK", "INPLACE"],
-    "Btree": ["INSERT_LEAF", "INSERT_UPPER", "INSERT_META", "SPLIT_L", "SPLIT_R", "INSERT_POST", "DEDUP",
-              "DELETE", "UNLINK_PAGE", "UNLINK_PAGE_META", "NEWROOT", "MARK_PAGE_HALFDEAD", "VACUUM",
-              "REUSE_PAGE", "META_CLEANUP"],
-    "Sequence": ["LOG"],
-    "CommitTs": ["ZEROPAGE", "TRUNCATE"],
-    "ReplicationOrigin": ["SET", "DROP"],
-    "LogicalMessage": ["MESSAGE"],
-}
-
-IMPOSSIBLE = {
-    ("XLOG", "NOOP"):
-        "no caller writes it: XLOG_NOOP appears only in xlog_redo (xlog.c), decode.c and xlogdesc.c",
-    ("Heap", "HOT_UPDATE+INIT"):
-        "log_heap_update (heapam.c) sets the init bit only where the new tuple is alone on its page; "
-        "a HOT update leaves the old tuple on the same page",
-}
+from .install import ROOT
+from .walrider import walrider
 
 
-def expected():
-    """The (resource manager, type) pairs that the mixed load must make."""
-    return {(rmgr, kind) for rmgr, kinds in ALL.items() for kind in kinds} - set(IMPOSSIBLE)
+@dataclass(frozen=True)
+class RecordType:
+    """A row of the table, as far as the tests of the load need it."""
+
+    rmgr: str
+    name: str
+    maker: str      # a step of the mixed load, `mark`, or a test; empty: nobody writes it
 
 
-def missing(types):
-    """Which expected pairs a `wal stats --json` list of types lacks."""
-    return sorted(expected() - {(entry["rmgr"], entry["type"]) for entry in types if entry["count"] > 0})
+def table():
+    """The rows of docs/records.md; crates/wal/tests/record_types.rs holds its other columns against the code."""
+    rows, rmgr = [], None
+    for line in (ROOT / "docs" / "records.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if line.startswith("## "):
+            rmgr = line.split(" ", 2)[2]
+        elif len(cells) == 8 and (cells[1].startswith("0x") or cells[1] == "any"):
+            rows.append(RecordType(rmgr, cells[2], cells[5].strip("`–")))
+    return rows
 
 
-def foreign(types):
-    """Which resource managers outside of this table a list of types has."""
-    return sorted({entry["rmgr"] for entry in types} - set(ALL))
+def types_between(archive, start=None, end=None):
+    """The (resource manager, type) pairs of the records between two positions."""
+    limits = [f"--{name}={lsn}" for name, lsn in (("start", start), ("end", end)) if lsn]
+    types = walrider("wal", "stats", archive, *limits).expect().json["types"]
+    return {(entry["rmgr"], entry["type"]) for entry in types if entry["count"] > 0}
+
+
+def types_by_step(archive, targets):
+    """{step: pairs} of a mixed load's WAL, from the places it marked; `mark` for what the marks themselves wrote."""
+    steps = {"mark": set()}
+    for before, target in zip(targets, targets[1:]):
+        steps[target["name"]] = types_between(archive, before["lsn"], target["ended"])
+        steps["mark"] |= types_between(archive, target["ended"], target["lsn"])
+    return steps
 
 
 def waldump_types(text):
