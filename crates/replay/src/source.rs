@@ -24,7 +24,7 @@ use crate::load::ReadWal;
 const MAX_HISTORY_BYTES: u64 = 1 << 20;
 
 /// Endings of files in WAL archives that some tool has packed.
-const PACKED: [&str; 7] = ["gz", "lz4", "zst", "bz2", "xz", "br", "lzo"];
+pub const PACKED: [&str; 7] = ["gz", "lz4", "zst", "bz2", "xz", "br", "lzo"];
 
 /// A place to look for WAL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -347,6 +347,20 @@ fn expand(command: &str, file: &str, path: &str, oldest: &str) -> String {
     line
 }
 
+/// Fills the buffer as far as the file goes.
+pub fn read_at_most(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match file.read_at(&mut buffer[got..], offset + got as u64) {
+            Ok(0) => break,
+            Ok(more) => got += more,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(got)
+}
+
 impl ReadWal for Source {
     fn read(&self, from: Lsn, buffer: &mut [u8]) -> Result<usize, ReplayError> {
         let Some(segment) = self.segment(self.size.segment_of(from))? else { return Ok(0) };
@@ -354,15 +368,8 @@ impl ReadWal for Source {
         let upto = self.size.start_of(self.size.segment_of(from) + 1);
         let upto = segment.limit.map_or(upto, |limit| limit.min(upto));
         let wanted = buffer.len().min(upto.0.saturating_sub(from.0) as usize);
-        let mut got = 0;
-        while got < wanted {
-            match segment.file.read_at(&mut buffer[got..wanted], offset + got as u64) {
-                Ok(0) => break,
-                Ok(more) => got += more,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(DataDirError::io("read", &segment.path, error).into()),
-            }
-        }
+        let got = read_at_most(&segment.file, &mut buffer[..wanted], offset);
+        let got = got.map_err(|error| DataDirError::io("read", &segment.path, error))?;
         Ok(got - got % XLOG_BLCKSZ)
     }
 

@@ -2,19 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use walrider_layout::history::{TimelineHistory, history_file_name};
 use walrider_layout::wal::{SegmentSize, WalPageHeader};
 use walrider_layout::{Lsn, Major, TimelineId, XLOG_BLCKSZ};
+use walrider_replay::source::{PACKED, read_at_most};
 use walrider_wal::decode::WalFormat;
 
 use super::WalError;
-
-/// Endings of files in WAL archives that some tool has packed.
-const PACKED: [&str; 7] = ["gz", "lz4", "zst", "bz2", "xz", "br", "lzo"];
 
 /// A segment's file.
 #[derive(Clone, Debug)]
@@ -183,18 +179,4 @@ fn read_history(path: &Path, timeline: TimelineId) -> Result<TimelineHistory, Wa
     let text = fs::read(path).map_err(|error| WalError::Io(path.to_owned(), error))?;
     TimelineHistory::parse(timeline, &String::from_utf8_lossy(&text))
         .map_err(|error| WalError::History(path.to_owned(), error))
-}
-
-/// Fills the buffer as far as the file goes.
-fn read_at_most(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut got = 0;
-    while got < buffer.len() {
-        match file.read_at(&mut buffer[got..], offset + got as u64) {
-            Ok(0) => break,
-            Ok(more) => got += more,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(got)
 }

@@ -3,7 +3,8 @@
 use walrider_layout::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at};
 use walrider_layout::page::{ITEM_ID_SIZE, ItemId, PAGE_HEADER_SIZE, PageMut};
 use walrider_layout::{BLCKSZ, BlockNumber, OffsetNumber, maxalign};
-use walrider_wal::records::btree::{FullTransactionId, Metadata};
+use walrider_wal::records::btree::Metadata;
+use walrider_wal::records::parts::FullTransactionId;
 
 use crate::RedoError;
 use crate::index_tuple::{TID_SIZE, TUPLE_HEADER_SIZE, make_tid, tuple_size};

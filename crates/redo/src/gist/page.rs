@@ -3,7 +3,7 @@
 use walrider_layout::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at, u64_at};
 use walrider_layout::page::{PAGE_HEADER_SIZE, PageMut};
 use walrider_layout::{BlockNumber, Lsn};
-use walrider_wal::records::btree::FullTransactionId;
+use walrider_wal::records::parts::FullTransactionId;
 
 use crate::RedoError;
 use crate::special::Special;

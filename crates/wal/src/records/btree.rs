@@ -1,11 +1,11 @@
 //! Records of B-tree indexes (`access/nbtxlog.h`, `access/rmgrdesc/nbtdesc.c`, PostgreSQL 18).
 
-use std::fmt::{self, Write};
+use std::fmt::Write;
 
 use walrider_layout::bytes::{Reader, u16_at};
 use walrider_layout::{BlockNumber, OffsetNumber, RelFileLocator, TransactionId};
 
-use super::parts::Item;
+use super::parts::{FullTransactionId, Item, Items, true_false};
 use crate::record::Record;
 
 /// Record type: a tuple inserted into a leaf page.
@@ -38,16 +38,6 @@ pub const XLOG_BTREE_VACUUM: u8 = 0xC0;
 pub const XLOG_BTREE_REUSE_PAGE: u8 = 0xD0;
 /// Record type: VACUUM's figures in the metapage change.
 pub const XLOG_BTREE_META_CLEANUP: u8 = 0xE0;
-
-/// A 64-bit transaction id (`FullTransactionId`), shown as `epoch:xid`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FullTransactionId(pub u64);
-
-impl fmt::Display for FullTransactionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.0 >> 32, self.0 as u32)
-    }
-}
 
 /// What the metapage is rebuilt from (`xl_btree_metadata`), as block data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,57 +139,21 @@ impl<'a> Dedup<'a> {
     }
 }
 
-/// 16-bit numbers in a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Numbers<'a>(&'a [u8]);
-
-impl<'a> Numbers<'a> {
-    /// Takes `count` of them from the front.
-    fn take(reader: &mut Reader<'a>, count: u16) -> Option<Numbers<'a>> {
-        reader.take(2 * usize::from(count)).map(Numbers)
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.0.len() / 2
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// One after the other.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = u16> + ExactSizeIterator + use<'a> {
-        self.0.chunks_exact(2).map(|bytes| u16_at(bytes, 0))
-    }
-}
-
-impl fmt::Display for Numbers<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_char('[')?;
-        for (index, number) in self.iter().enumerate() {
-            write!(f, "{}{number}", if index == 0 { "" } else { ", " })?;
-        }
-        f.write_char(']')
-    }
-}
-
 /// A posting list that loses some of its TIDs (`xl_btree_update`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Update<'a> {
     /// The tuple's line pointer.
     pub offset: OffsetNumber,
     /// Which of its TIDs go, counted from 0, ascending.
-    pub deleted_tids: Numbers<'a>,
+    pub deleted_tids: Items<'a, u16>,
 }
 
 /// Block data of `DELETE` and `VACUUM`: what leaves the page (`xl_btree_delete`, `xl_btree_vacuum`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removal<'a> {
     /// Line pointers of tuples that go.
-    pub deleted: Numbers<'a>,
-    updated: Numbers<'a>,
+    pub deleted: Items<'a, u16>,
+    updated: Items<'a, u16>,
     updates: &'a [u8],
 }
 
@@ -207,8 +161,8 @@ impl<'a> Removal<'a> {
     /// Reads block data; `None` if it is too short.
     pub fn parse(deleted: u16, updated: u16, data: &'a [u8]) -> Option<Removal<'a>> {
         let mut reader = Reader::new(data);
-        let deleted = Numbers::take(&mut reader, deleted)?;
-        let updated = Numbers::take(&mut reader, updated)?;
+        let deleted = Items::take(&mut reader, deleted.into())?;
+        let updated = Items::take(&mut reader, updated.into())?;
         Some(Removal { deleted, updated, updates: reader.rest() })
     }
 
@@ -217,7 +171,7 @@ impl<'a> Removal<'a> {
         let mut reader = Reader::new(self.updates);
         self.updated.iter().map(move |offset| {
             let count = reader.u16()?;
-            Some(Update { offset, deleted_tids: Numbers::take(&mut reader, count)? })
+            Some(Update { offset, deleted_tids: Items::take(&mut reader, count.into())? })
         })
     }
 }
@@ -405,7 +359,6 @@ pub fn describe(record: &Record<'_>, out: &mut String) {
 
 fn try_describe(record: &Record<'_>, out: &mut String) -> Option<()> {
     let main = record.main_data;
-    let letter = |flag| if flag { 'T' } else { 'F' };
     match record.info() {
         XLOG_BTREE_INSERT_LEAF | XLOG_BTREE_INSERT_UPPER | XLOG_BTREE_INSERT_META | XLOG_BTREE_INSERT_POST => {
             write!(out, "off: {}", Insert::parse(main)?.offset).ok()
@@ -423,7 +376,7 @@ fn try_describe(record: &Record<'_>, out: &mut String) -> Option<()> {
         }
         XLOG_BTREE_DELETE => {
             let Delete { snapshot_conflict_horizon: horizon, deleted, updated, is_catalog_rel } = Delete::parse(main)?;
-            let catalog = letter(is_catalog_rel);
+            let catalog = true_false(is_catalog_rel);
             write!(
                 out,
                 "snapshotConflictHorizon: {horizon}, ndeleted: {deleted}, nupdated: {updated}, isCatalogRel: {catalog}"
@@ -447,7 +400,7 @@ fn try_describe(record: &Record<'_>, out: &mut String) -> Option<()> {
         XLOG_BTREE_NEWROOT => write!(out, "level: {}", NewRoot::parse(main)?.level).ok(),
         XLOG_BTREE_REUSE_PAGE => {
             let ReusePage { rel, snapshot_conflict_horizon: horizon, is_catalog_rel, .. } = ReusePage::parse(main)?;
-            let catalog = letter(is_catalog_rel);
+            let catalog = true_false(is_catalog_rel);
             write!(out, "rel: {rel}, snapshotConflictHorizon: {horizon}, isCatalogRel: {catalog}").ok()
         }
         XLOG_BTREE_META_CLEANUP => {

@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 use walrider_layout::bytes::Reader;
 use walrider_layout::{BlockNumber, Lsn, OffsetNumber, RelFileLocator, TransactionId};
 
-use super::btree::FullTransactionId;
-use super::parts::{Item, Items, true_false};
+use super::parts::{FullTransactionId, Item, Items, true_false};
 use crate::record::Record;
 
 /// Record type: tuples deleted from and inserted into a page.

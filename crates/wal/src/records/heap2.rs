@@ -7,7 +7,7 @@ use walrider_layout::bytes::{Reader, u16_at, u32_at};
 use walrider_layout::{BlockNumber, OffsetNumber, RelFileLocator, TransactionId};
 
 use super::heap::{Lock, XLOG_HEAP_INIT_PAGE, XLOG_HEAP_OPMASK, describe_array};
-use super::parts::Item;
+use super::parts::{Item, true_false};
 use crate::record::Record;
 
 /// Record type: mappings of a rewritten table, for logical decoding.
@@ -306,7 +306,7 @@ fn try_describe(record: &Record<'_>, out: &mut String) -> Option<()> {
             if let Some(horizon) = prune.conflict_horizon {
                 let _ = write!(out, "snapshotConflictHorizon: {horizon}");
             }
-            let catalog = if prune.flags & XLHP_IS_CATALOG_REL != 0 { 'T' } else { 'F' };
+            let catalog = true_false(prune.flags & XLHP_IS_CATALOG_REL != 0);
             // PostgreSQL begins with the comma too where there is no horizon.
             let _ = write!(out, ", isCatalogRel: {catalog}");
             if let Some(data) = block_data {

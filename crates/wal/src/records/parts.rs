@@ -1,4 +1,4 @@
-//! Parts that records of several resource managers share: arrays, cache invalidations, paths, times.
+//! Parts that records of several resource managers share: arrays, transaction ids, cache invalidations, paths, times.
 
 use std::fmt::{self, Write as _};
 use std::marker::PhantomData;
@@ -96,6 +96,27 @@ impl<T: Item> Default for Items<'_, T> {
 impl<T: Item + fmt::Debug> fmt::Debug for Items<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// As `[a, b]` (`array_desc`, `access/rmgrdesc/rmgrdesc_utils.c`).
+impl<T: Item + fmt::Display> fmt::Display for Items<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        for (index, item) in self.iter().enumerate() {
+            write!(f, "{}{item}", if index == 0 { "" } else { ", " })?;
+        }
+        f.write_str("]")
+    }
+}
+
+/// A 64-bit transaction id (`FullTransactionId`), shown as `epoch:xid`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FullTransactionId(pub u64);
+
+impl fmt::Display for FullTransactionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.0 >> 32, self.0 as u32)
     }
 }
 
