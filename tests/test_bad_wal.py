@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.harness import recovery
-from tests.harness.cluster import PgCluster, run
+from tests.harness.cluster import PgCluster, parse_lsn, run
 from tests.harness.install import program
 from tests.harness.walrider import CORRUPT, UNSUPPORTED, compare, replay
 
@@ -98,8 +98,13 @@ def crc32c(data):
     return crc ^ 0xFFFFFFFF
 
 
-def test_unknown_type(plain, work):
-    """A valid record of a manager that we have, of a type that nobody knows: a clean stop before it, not damage."""
+@pytest.mark.parametrize("rmgr, info, named", [(1, 0x70, "Transaction"), (128, 0x00, "custom128")],
+                         ids=["unknown type", "custom manager"])
+def test_unsupported_record(plain, work, rmgr, info, named):
+    """A valid record that we have no redo for: a clean stop before it, not damage, and PostgreSQL may do the rest.
+
+    One is of a manager that we have and of a type that nobody knows (XLOG_XACT_OPMASK), one of an extension's manager.
+    """
     archive = damaged_archive(plain, work / "archive")
     name = middle_segment(plain)
     out = run([program("pg_waldump"), "-p", archive, "-r", "Transaction", archive / name], check=False).stdout
@@ -111,7 +116,7 @@ def test_unknown_type(plain, work):
     data = bytearray(path.read_bytes())
     at %= len(data)
     record = data[at:at + length]
-    record[16] |= 0x70    # xl_info: XLOG_XACT_OPMASK
+    record[16:18] = record[16] | info, rmgr     # xl_info, xl_rmid
     record[20:24] = crc32c(record[24:] + record[:20]).to_bytes(4, "little")
     data[at:at + length] = record
     path.write_bytes(data)
@@ -119,7 +124,8 @@ def test_unknown_type(plain, work):
     result = replay(ours, archive)
     assert result.code == UNSUPPORTED, (lsn, result)
     assert result.json["end_reason"] == "unsupported"
-    assert "Transaction" in result.stderr and LSN.search(result.stderr), result.stderr
+    assert parse_lsn(result.json["end_lsn"]) == parse_lsn(lsn), result.json
+    assert named in result.stderr and LSN.search(result.stderr), result.stderr
     check_both_finish(plain, work, ours)
 
 

@@ -180,31 +180,6 @@ def test_file_size_limit(plain, work):
     compare(ours, plain.stock)
 
 
-def test_unsupported_record(work):
-    """A manager we do not have: a clean stop before the record, named; PostgreSQL does the rest."""
-    archive = work / "archive"
-    with PgCluster.init(work / "primary", archive) as server:
-        server.start()
-        server.psql("CREATE TABLE t (id int PRIMARY KEY, words text[])")
-        server.basebackup(work / "backup")
-        server.psql("INSERT INTO t SELECT g, ARRAY['a', g::text] FROM generate_series(1, 1000) g; CHECKPOINT")
-        server.psql("CREATE INDEX t_words ON t USING gin (words)")
-        server.psql("INSERT INTO t SELECT g, ARRAY['b', g::text] FROM generate_series(1001, 2000) g")
-        wanted = server.psql("SELECT count(*), md5(string_agg(t::text, ',' ORDER BY id)) FROM t")
-        server.stop()
-        server.complete_archive()
-    ours = recovery.copy_backup(work / "backup", work / "ours")
-    result = refused(replay(ours, archive), "Gin", code=3)
-    assert result.json["end_reason"] == "unsupported"
-    taker = PgCluster(ours)
-    taker.configure("archive_mode = off\n" + recovery.restore_settings(archive), "postgresql.auto.conf")
-    (ours / "recovery.signal").touch()
-    with taker:
-        recovery.recover_and_promote(taker)
-        assert taker.psql("SELECT count(*), md5(string_agg(t::text, ',' ORDER BY id)) FROM t") == wanted
-        assert taker.value("SET enable_seqscan = off; SELECT count(*) FROM t WHERE words @> ARRAY['b']") == "1000"
-
-
 @pytest.mark.parametrize("arguments", [(), ("replay",), ("replay", "--no-such-option"), ("fly",),
                                        ("replay", "--data-dir"), ("compare", "only-one")], ids=lambda a: " ".join(a) or "none")
 def test_usage(arguments):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.harness import install, load, records, recovery
 from tests.harness.cluster import PgCluster, parse_lsn, run
-from tests.harness.walrider import compare, replay, walrider
+from tests.harness.walrider import binary, compare, replay, walrider
 
 
 def finish_and_open(data_dir, archive):
@@ -18,15 +18,24 @@ def finish_and_open(data_dir, archive):
     return server
 
 
+def timelines(fixture):
+    """The segments of each timeline."""
+    segments = fixture.segments()
+    return [[segment for segment in segments if segment.name.startswith(timeline)]
+            for timeline in sorted({segment.name[:8] for segment in segments})]
+
+
+def waldump(segments, *options):
+    """What pg_waldump says of segments that follow one another. It fails at the end of the WAL, whatever it said."""
+    return run([install.program("pg_waldump"), "-p", segments[0].parent, *options, segments[0].name,
+                segments[-1].name], check=False).stdout
+
+
 def waldump_types(fixture):
     """What pg_waldump counts, over each timeline's segments."""
     totals = {}
-    names = [segment.name for segment in fixture.segments()]
-    for timeline in sorted({name[:8] for name in names}):
-        mine = [name for name in names if name.startswith(timeline)]
-        out = run([install.program("pg_waldump"), "-p", fixture.archive, "--stats=record", mine[0], mine[-1]],
-                  check=False).stdout
-        for entry in records.waldump_types(out):
+    for segments in timelines(fixture):
+        for entry in records.waldump_types(waldump(segments, "--stats=record")):
             total = totals.setdefault((entry["rmgr"], entry["type"]), dict.fromkeys(entry, 0))
             for key in ("count", "record_bytes", "fpi_bytes", "total_bytes"):
                 total[key] += entry[key]
@@ -51,6 +60,15 @@ def test_stats_are_those_of_pg_waldump(variant):
     for key, entry in theirs.items():
         for field in ("count", "record_bytes", "fpi_bytes", "total_bytes"):
             assert ours[key][field] == entry[field], (key, field)
+
+
+def test_dump_is_that_of_pg_waldump(mixed):
+    """Line by line, of every record type that there is."""
+    for segments in timelines(mixed):
+        ours = run([binary(), "wal", "dump", *segments]).stdout.splitlines()
+        theirs = waldump(segments).splitlines()
+        assert len(ours) == len(theirs) > 100
+        assert next(((a, b) for a, b in zip(ours, theirs) if a != b), None) is None
 
 
 def test_replay_equals_stock(variant, work):
