@@ -19,7 +19,7 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from . import load_server, load_steps
+from . import load_brin, load_generic, load_gin, load_gist, load_hash, load_server, load_spgist, load_steps
 from .cluster import PgCluster, parse_lsn
 from .progress import Progress
 
@@ -101,6 +101,8 @@ class MixedLoad:
         steps = [(f.__name__, f) for f in (
             load_steps.transactions, load_steps.copy_and_toast, load_steps.hot_and_prune, load_steps.btree)]
         steps += [("checkpoint", lambda load: load.sql("CHECKPOINT"))]
+        steps += [(f.__name__, f) for f in (
+            load_hash.hash_indexes, load_gin.gin, load_gist.gist, load_spgist.spgist, load_brin.brin, load_generic.generic)]
         steps += [(f.__name__, f) for f in (
             load_steps.truncation, load_steps.locks, load_steps.upserts, load_steps.sequences_and_kinds,
             load_steps.prepared, load_steps.tablespaces, load_steps.databases, load_steps.catalogs,
