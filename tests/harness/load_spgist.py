@@ -17,7 +17,7 @@ def spgist(load):
 def _geometry(load):
     """Trees of points, boxes, ranges, networks: ADD_LEAF, MOVE_LEAFS, PICKSPLIT."""
     load.sql("""
-        SELECT setseed(:seed / 1000.0);
+        SELECT setseed(1.0 / (1 + :seed));
         CREATE TABLE spg_points (id int, p point, b box, r int4range, i inet);
         CREATE INDEX spg_quad ON spg_points USING spgist (p) INCLUDE (id);
         CREATE INDEX spg_kd ON spg_points USING spgist (p kd_point_ops) WITH (fillfactor = 100);
