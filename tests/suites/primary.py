@@ -18,7 +18,7 @@ from tests.harness import install
 from tests.harness.cluster import PgCluster, ServerError, parse_lsn, run
 
 from . import source
-from .variants import EXPECTED_FAILURES
+from .variants import unexplained
 
 LEFT_OPEN = "left_open"     # the database with the prepared transactions that no suite leaves
 
@@ -156,9 +156,11 @@ class Primary:
         results = re.findall(r"^(not )?ok \d+\s+[-+] (\S+)", done.stdout, re.M)
         failed = [name for bad, name in results if bad]
         self.load.suites[suite] = dict(passed=len(results) - len(failed), failed=failed)
-        unexplained = [name for name in failed if (suite, name) not in EXPECTED_FAILURES]
-        if unexplained or done.returncode not in (0, 1) or not results or "Bail out" in done.stdout:
-            self.broken.append(f"{suite}: {unexplained or done.stdout[-2000:] + done.stderr[-2000:]}\n"
+        wrong = unexplained(suite, failed, len(results))
+        if self.server.log_matches("was terminated by signal.*"):
+            wrong = "the server crashed"
+        if wrong or done.returncode not in (0, 1) or not results or "Bail out" in done.stdout:
+            self.broken.append(f"{suite}: {wrong or done.stdout[-2000:] + done.stderr[-2000:]}\n"
                                f"{differences(output)}")
 
     # The end

@@ -20,9 +20,12 @@ from pathlib import Path
 
 from tests.harness import install
 
-SUITES = {"17": "trixie", "18": "sid"}      # Debian's suites, of which 18 is to be found in none with a number yet
+SUITES = {"17": "trixie", "18": "sid"}      # of Debian
 PARTS = ("src/test/regress", "src/test/isolation", "contrib", "configure")
 LIBRARIES = ("refint", "autoinc")           # of contrib/spi; up to 17 the regression tests expect them beside regress.so
+# Statements that crash the server of an earlier minor than the tests': left out.  (file, pattern)
+CRASHES = {"17.10": (("src/test/regress/sql/sqljson.sql", r"^SELECT .*::sqljson_mystr .*\n"),
+                     ("src/test/regress/sql/hash_part.sql", r"^SELECT .*VARIADIC NULL::.*\n"))}
 FORMAT = "1"                                # of the unpacked tree: another one is unpacked again
 
 
@@ -139,6 +142,8 @@ def unpack(major, target):
             copy = shutil.copytree if (source / part).is_dir() else shutil.copy2
             (made / part).parent.mkdir(parents=True, exist_ok=True)
             copy(source / part, made / part)
+        for file, statements in CRASHES.get(install.version(), ()):
+            (made / file).write_text(re.sub(statements, "", (made / file).read_text(), flags=re.M))
         (made / "lib").mkdir()
         compile_library(source, headers(major, scratch), made / "lib" / "regress.so")
         packaged = subprocess.run([install.program("pg_config"), "--pkglibdir"], capture_output=True, text=True)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from tests.harness import install
 
+from . import source
+
 # What every primary is set to, besides tests.harness.cluster's settings.  A suite writes gigabytes of WAL: segments are
 # linked into the archive, not copied, and so must not be used again; see Primary.
 SETTINGS = """
@@ -74,9 +76,41 @@ VARIANTS = {variant.name: variant for variant in (
             settings="full_page_writes = off\n", checksums=False),
     Variant("logical", "wal_level = logical, commit timestamps, logical decoding", suites=BOTH,
             contrib=("test_decoding",), images=("regression", "contrib"),
-            settings="wal_level = logical\ntrack_commit_timestamp = on\n"),
+            settings="wal_level = logical\ntrack_commit_timestamp = on\nmax_replication_slots = 4\n"
+            "logical_decoding_work_mem = 64kB\n"),
 )}
 
-# Tests that fail though nothing is wrong with the WAL they write: (suite, test) and why.
+PSQL = "psql after a failed COPY"
+CRASH = "a crash; its statement is left out (source.CRASHES)"
+
+# Debian has the tests of the newest minor, the server may be of an earlier one, which fails the tests of what was fixed
+# in between.  (server, tests, suite): the tests that fail, and what was fixed.
 EXPECTED_FAILURES = {
+    ("17.10", "17.11", "regression"): {
+        "money": "money divided by -1", "rangetypes": "permission on a range's subtype",
+        "unicode": "composition of Hangul", "encoding": "checks of multibyte characters",
+        "copy": PSQL, "copyselect": PSQL, "copy2": PSQL, "alter_table": PSQL, "privileges": PSQL, "rowsecurity": PSQL,
+        "generated": PSQL, "psql": "short tables, BEGIN ATOMIC", "triggers": "cascades of contrib/spi's refint",
+        "join": "plans of outer joins", "window": "plans of windows", "partition_prune": "plans of default partitions",
+        "gist": "index-only scans of domains", "rules": "names of rules", "stats_ext": "owner of rebuilt statistics",
+        "jsonb_jsonpath": "precision in jsonpath", "sqljson": CRASH, "sqljson_queryfuncs": "coercion to a length",
+        "sqljson_jsontable": "coercion to a length", "hash_part": CRASH, "indexing": "exclusion constraints attached",
+        "xml": "not PostgreSQL, but its libxml2: namespaces",
+    },
+    ("17.10", "17.11", "isolation"): {
+        "ddl-dependency-locking": "locks on what a new object depends on",
+        "pub-concurrent-drop": "tables dropped under a publication", "drop-owned-grant": "DROP OWNED beside GRANT",
+    },
 }
+
+
+def unexplained(suite, failed, tests):
+    """Those of a suite's failed tests, of so many, that nothing explains.
+
+    Where a later minor's tests are not in the table yet, one in eight may fail for what it fixed.
+    """
+    server, of = install.version(), source.version()
+    known = EXPECTED_FAILURES.get((server, of, suite), {})
+    left = [name for name in failed if name not in known]
+    later = server != of and not any(key[:2] == (server, of) for key in EXPECTED_FAILURES)
+    return [] if later and len(left) * 8 <= tests else left
