@@ -73,10 +73,11 @@ def prove(variant, directory, again=False):
         with stage("compare") as note:
             compared = proof.compare_all(ours, stock)
             note(f"{compared['pages']} pages, {compared['files']} files; strict: {compared['strict'] or 'equal'}")
-    with stage("stock takes over"):
-        proof.take_over(load, variant, ours, directory / "dumps-ours")
+    with stage("stock takes over") as note:
+        checked = proof.take_over(load, variant, ours, directory / "dumps-ours")
+        note("sound: " + ", ".join(f"{count} {kind}" for kind, count in checked.items()))
     return dict(variant=variant.name, about=variant.about, postgresql=install.version(), tests_of=source.version(),
                 suites=load.suites, wal_bytes=load.wal_bytes(), records=sum(entry["count"] for entry in types),
                 record_types={f"{entry['rmgr']}/{entry['type']}": entry["count"] for entry in types if entry["count"]},
-                images_verified=result.json.get("images_verified", 0), image_differences=0, **compared,
+                images_verified=result.json.get("images_verified", 0), image_differences=0, **compared, checked=checked,
                 seconds=stage.seconds)

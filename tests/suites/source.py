@@ -35,7 +35,7 @@ class MissingSource(RuntimeError):
 
 def tree():
     """The unpacked tree of the server's major."""
-    return install.PG_DIR / f"source-{install.version().split('.')[0]}"
+    return install.PG_DIR / f"source-{install.major()}"
 
 
 def libraries():
@@ -187,7 +187,7 @@ def fetch():
         fcntl.flock(lock, fcntl.LOCK_EX)
         target = tree()
         if not (target / ".stamp").exists() or (target / ".stamp").read_text() != stamp():
-            unpack(install.version().split(".")[0], target)
+            unpack(install.major(), target)
         make_executable()
     return target
 
