@@ -23,10 +23,12 @@ from tests.harness import install
 SUITES = {"17": "trixie", "18": "sid"}      # of Debian
 PARTS = ("src/test/regress", "src/test/isolation", "contrib", "configure")
 LIBRARIES = ("refint", "autoinc")           # of contrib/spi; up to 17 the regression tests expect them beside regress.so
-# Statements that crash the server of an earlier minor than the tests': left out.  (file, pattern)
-CRASHES = {"17.10": (("src/test/regress/sql/sqljson.sql", r"^SELECT .*::sqljson_mystr .*\n"),
-                     ("src/test/regress/sql/hash_part.sql", r"^SELECT .*VARIADIC NULL::.*\n"))}
-FORMAT = "1"                                # of the unpacked tree: another one is unpacked again
+# What a server of an earlier minor than the tests does not survive: statements that crash it, a test that leaves catalogs
+# which cannot be dumped.  server: (file, pattern of what is left out)
+LEFT_OUT = {"17.10": (("src/test/regress/sql/sqljson.sql", r"^SELECT .*::sqljson_mystr .*\n"),
+                      ("src/test/regress/sql/hash_part.sql", r"^SELECT .*VARIADIC NULL::.*\n"),
+                      ("src/test/isolation/isolation_schedule", r"^test: ddl-dependency-locking\n"))}
+FORMAT = "2"                                # of the unpacked tree: another one is unpacked again
 
 
 class MissingSource(RuntimeError):
@@ -142,8 +144,8 @@ def unpack(major, target):
             copy = shutil.copytree if (source / part).is_dir() else shutil.copy2
             (made / part).parent.mkdir(parents=True, exist_ok=True)
             copy(source / part, made / part)
-        for file, statements in CRASHES.get(install.version(), ()):
-            (made / file).write_text(re.sub(statements, "", (made / file).read_text(), flags=re.M))
+        for file, pattern in LEFT_OUT.get(install.version(), ()):
+            (made / file).write_text(re.sub(pattern, "", (made / file).read_text(), flags=re.M))
         (made / "lib").mkdir()
         compile_library(source, headers(major, scratch), made / "lib" / "regress.so")
         packaged = subprocess.run([install.program("pg_config"), "--pkglibdir"], capture_output=True, text=True)

@@ -81,7 +81,7 @@ VARIANTS = {variant.name: variant for variant in (
 )}
 
 PSQL = "psql after a failed COPY"
-CRASH = "a crash; its statement is left out (source.CRASHES)"
+CRASH = "a crash; its statement is left out (source.LEFT_OUT)"
 
 # Debian has the tests of the newest minor, the server may be of an earlier one, which fails the tests of what was fixed
 # in between.  (server, tests, suite): the tests that fail, and what was fixed.
@@ -98,7 +98,6 @@ EXPECTED_FAILURES = {
         "xml": "not PostgreSQL, but its libxml2: namespaces",
     },
     ("17.10", "17.11", "isolation"): {
-        "ddl-dependency-locking": "locks on what a new object depends on",
         "pub-concurrent-drop": "tables dropped under a publication", "drop-owned-grant": "DROP OWNED beside GRANT",
     },
 }
