@@ -31,9 +31,14 @@ def own(path):
 
 
 def middle_segment(fixture):
-    """A segment of timeline 1 in the middle of the load, with records up to its end: none ends it early by a switch."""
-    full = [segment for segment in fixture.segments()
-            if segment.name.startswith("00000001") and any(segment.read_bytes()[-4096:])]
+    """A segment of timeline 1 in the middle of the load, full of records: no switch ends it early, and no record that
+    is longer than a segment runs through it."""
+    def is_full(segment):
+        contents = segment.read_bytes()
+        continued = int.from_bytes(contents[16:20], "little")       # xlp_rem_len
+        return any(contents[-4096:]) and continued < len(contents) // 4
+
+    full = [segment for segment in fixture.segments() if segment.name.startswith("00000001") and is_full(segment)]
     return full[len(full) // 2].name
 
 

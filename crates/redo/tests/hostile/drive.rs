@@ -52,7 +52,7 @@ impl Case {
 
 /// Redoes every block of a record, describes and masks.
 fn redo_all(record: &Record<'_>, page: &PageBytes) -> Vec<(u8, Result<Outcome, RedoError>)> {
-    let env = Env { major: Major::V18, hint_bits_are_logged: record.lsn.0 & 8 != 0 };
+    let env = Env { major: record.major, hint_bits_are_logged: record.lsn.0 & 8 != 0 };
     if let Some(rmgr) = record.header.rmgr.get() {
         (rmgr.describe)(record, &mut String::new());
         let _ = (rmgr.identify)(record.info());
@@ -75,9 +75,10 @@ fn redo_all(record: &Record<'_>, page: &PageBytes) -> Vec<(u8, Result<Outcome, R
     record.blocks.iter().map(|block| (block.id, redo_one(block))).collect()
 }
 
-/// Takes any bytes as a record and redoes it on an empty page.
+/// Takes any bytes as a record, of one major or the other, and redoes it on an empty page.
 pub fn record(bytes: &[u8]) {
-    let Ok(record) = Record::parse(Major::V18, bytes, Lsn(0x0100_0028), Lsn(0x0200_0000)) else { return };
+    let major = Major::ALL[bytes.len() % Major::ALL.len()];
+    let Ok(record) = Record::parse(major, bytes, Lsn(0x0100_0028), Lsn(0x0200_0000)) else { return };
     let mut page = [0; BLCKSZ];
     PageMut(&mut page).init(16);
     redo_all(&record, &page);
