@@ -76,17 +76,10 @@ class Demo:
 
     def count_transactions(self):
         """Commits and aborts in the WAL, by PostgreSQL's own pg_waldump; the same figure serves both sides."""
-        names = sorted(file.name for file in self.archive.iterdir() if len(file.name) == 24)
-        transactions = records = 0
-        for timeline in sorted({name[:8] for name in names}):
-            mine = [name for name in names if name.startswith(timeline)]
-            out = run([install.program("pg_waldump"), "-p", self.archive, "--stats=record", mine[0], mine[-1]],
-                      check=False).stdout
-            types = waldump_types(out)
-            records += sum(entry["count"] for entry in types)
-            transactions += sum(entry["count"] for entry in types if entry["rmgr"] == "Transaction"
-                                and entry["type"] in ("COMMIT", "ABORT", "COMMIT_PREPARED", "ABORT_PREPARED"))
-        self.transactions, self.records = transactions, records
+        types = waldump_types(self.archive)
+        self.records = sum(entry["count"] for entry in types.values())
+        self.transactions = sum(types[("Transaction", name)]["count"] for name in (
+            "COMMIT", "ABORT", "COMMIT_PREPARED", "ABORT_PREPARED") if ("Transaction", name) in types)
 
     def add_run(self, name, seconds, total):
         """One side's figures."""

@@ -18,30 +18,6 @@ def finish_and_open(data_dir, archive):
     return server
 
 
-def timelines(fixture):
-    """The segments of each timeline."""
-    segments = fixture.segments()
-    return [[segment for segment in segments if segment.name.startswith(timeline)]
-            for timeline in sorted({segment.name[:8] for segment in segments})]
-
-
-def waldump(segments, *options):
-    """What pg_waldump says of segments that follow one another. It fails at the end of the WAL, whatever it said."""
-    return run([install.program("pg_waldump"), "-p", segments[0].parent, *options, segments[0].name,
-                segments[-1].name], check=False).stdout
-
-
-def waldump_types(fixture):
-    """What pg_waldump counts, over each timeline's segments."""
-    totals = {}
-    for segments in timelines(fixture):
-        for entry in records.waldump_types(waldump(segments, "--stats=record")):
-            total = totals.setdefault((entry["rmgr"], entry["type"]), dict.fromkeys(entry, 0))
-            for key in ("count", "record_bytes", "fpi_bytes", "total_bytes"):
-                total[key] += entry[key]
-    return totals
-
-
 def test_every_record_type_is_made(mixed):
     """Each type of docs/records.md is made by the step it names, and the WAL holds no other."""
     steps = records.types_by_step(mixed.archive, mixed.info["targets"])
@@ -55,7 +31,7 @@ def test_stats_are_those_of_pg_waldump(variant):
     """Counts and bytes of each type, over both timelines."""
     ours = {(entry["rmgr"], entry["type"]): entry
             for entry in walrider("wal", "stats", variant.archive).expect().json["types"] if entry["count"]}
-    theirs = waldump_types(variant)
+    theirs = records.waldump_types(variant.archive)
     assert sorted(ours) == sorted(theirs)
     for key, entry in theirs.items():
         for field in ("count", "record_bytes", "fpi_bytes", "total_bytes"):
@@ -64,9 +40,9 @@ def test_stats_are_those_of_pg_waldump(variant):
 
 def test_dump_is_that_of_pg_waldump(mixed):
     """Line by line, of every record type that there is."""
-    for segments in timelines(mixed):
+    for segments in records.timelines(mixed.archive):
         ours = run([binary(), "wal", "dump", *segments]).stdout.splitlines()
-        theirs = waldump(segments).splitlines()
+        theirs = records.waldump(segments).splitlines()
         assert len(ours) == len(theirs) > 100
         assert next(((a, b) for a, b in zip(ours, theirs) if a != b), None) is None
 

@@ -1,8 +1,10 @@
-"""The table of record types, docs/records.md, and what pg_waldump counts."""
+"""The table of record types, docs/records.md, and what is in some WAL, as pg_waldump and we tell it."""
 
+from collections import Counter
 from dataclasses import dataclass
 
-from .install import ROOT
+from .cluster import run
+from .install import ROOT, program
 from .walrider import walrider
 
 
@@ -43,13 +45,27 @@ def types_by_step(archive, targets):
     return steps
 
 
-def waldump_types(text):
-    """`pg_waldump --stats=record` as the list that `wal stats --json` gives under "types"."""
-    types = []
-    for line in text.splitlines():
-        words = line.replace("(", " ").replace(")", " ").split()
-        if len(words) >= 9 and "/" in words[0]:
-            name, kind = words[0].split("/", 1)
-            types.append({"rmgr": name, "type": kind, "count": int(words[1]), "record_bytes": int(words[3]),
-                          "fpi_bytes": int(words[5]), "total_bytes": int(words[7])})
-    return types
+def timelines(archive):
+    """The segments of each timeline."""
+    segments = sorted(file for file in archive.iterdir() if len(file.name) == 24)
+    return [[segment for segment in segments if segment.name.startswith(timeline)]
+            for timeline in sorted({segment.name[:8] for segment in segments})]
+
+
+def waldump(segments, *options):
+    """What pg_waldump says of segments that follow one another. It fails at the end of the WAL, whatever it said."""
+    return run([program("pg_waldump"), "-p", segments[0].parent, *options, segments[0].name, segments[-1].name],
+               check=False).stdout
+
+
+def waldump_types(archive):
+    """What pg_waldump counts of each type, over all timelines: as the entries of `wal stats --json`."""
+    totals = {}
+    for segments in timelines(archive):
+        for line in waldump(segments, "--stats=record").splitlines():
+            words = line.replace("(", " ").replace(")", " ").split()
+            if len(words) >= 9 and "/" in words[0]:
+                total = totals.setdefault(tuple(words[0].split("/", 1)), Counter())
+                for key, place in (("count", 1), ("record_bytes", 3), ("fpi_bytes", 5), ("total_bytes", 7)):
+                    total[key] += int(words[place])
+    return totals
