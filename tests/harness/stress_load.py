@@ -20,7 +20,7 @@ RACES = re.compile(
     r"|is not a BRIN index|cannot REINDEX|invalid index")
 GONE = re.compile(r"server closed the connection|terminating connection|connection to server|database system is"
                   r"|server process|could not receive|could not send|SSL|no connection to the server|administrator command"
-                  r"|perhaps the backend died|Run was aborted")
+                  r"|perhaps the backend died|Run was aborted|could not create connection")
 
 LARGE = ("_bulk", "_sparse", "_rollback", "_copy")
 
