@@ -41,6 +41,9 @@ WAL_LIMIT_BYTES = 1200 << 20    # of one round; consistency images make it grow 
 # (gistRedoDeleteRecord, gistxlog.c), gistprunepage (gist.c) does not, gist_mask does not mask it.  So where GiST has images,
 # no index scan may mark its tuples dead, which is what makes such records.
 IMAGES = ("heap", "heap2", "btree", "gin", "spgist", "brin", "sequence", "generic")
+# With full_page_writes = off there is no BRIN: after a crash brin_xlog_insert_update (brin_xlog.c) asks for the block number of
+# a page of an index dropped since, which is not there, and PostgreSQL's startup process ends with a segmentation fault.
+CRASHES = ("kill", "immediate", "backend")
 KEPT = "/var/tmp/walrider-stress"
 
 
@@ -89,10 +92,13 @@ class Round:
         self.rng = random.Random(seed)
         self.environment = choose_environment(self.rng)
         self.legs = choose_legs(self.rng, seconds)
+        if self.environment["settings"]["full_page_writes"] == "off" and any(end in CRASHES for _, end in self.legs):
+            methods = [method for method in methods if method != "brin"]    # see CRASHES
+        self.methods = tuple(methods)
         self.backup_at = self.rng.choice([None, self.rng.uniform(0.2, 0.6)])     # a share of the first leg
         self.images = self.environment["settings"]["wal_consistency_checking"]
         self.kills_in_gist = "gist" not in self.images
-        self.tables = [table for table in stress_checks.chosen_tables(methods)
+        self.tables = [table for table in stress_checks.chosen_tables(self.methods)
                        if self.kills_in_gist or table.name != EXCLUSION.name]
         self.log = []
         self.note(f"seed {seed}: {json.dumps(self.environment)}")
@@ -170,7 +176,7 @@ class Round:
                  for _ in range(2)]
         for thread in works:
             thread.start()
-        begun, crashed = time.monotonic(), end in ("kill", "immediate", "backend")
+        begun, crashed = time.monotonic(), end in CRASHES
         try:
             backup_after = seconds * self.backup_at if number == 0 and self.backup_at is not None else None
             while time.monotonic() - begun < seconds and self.wal_bytes() < WAL_LIMIT_BYTES:
@@ -271,6 +277,10 @@ def replay_ours(directory, info, rng, note):
     if info["options"]["settings"]["wal_consistency_checking"]:
         options += ["--verify-images"]
     moments = [rng.uniform(0.05, 4) for _ in range(rng.choice([0, 0, 1, 2]))]
+    if install.version().startswith("17.") and info["options"]["settings"]["full_page_writes"] == "off":
+        # Redo of 17 clears bits of the visibility map whatever the page's LSN, and sets none again on a page that is newer
+        # (heapam.c): a recovery that was interrupted, PostgreSQL's own too, has fewer bits than one that was not.
+        moments = []
     for moment in moments:
         process = start("replay", "--data-dir", ours, "--wal", directory / "archive", *options)
         time.sleep(moment)
@@ -323,7 +333,7 @@ def run_round(parent, seed, seconds, methods=METHODS):
     this = Round(directory, seed, seconds, methods)
     try:
         counts = this.run()
-        expected = stress_checks.expected(methods) - (set() if this.kills_in_gist else {"Gist/DELETE"})
+        expected = stress_checks.expected(this.methods) - (set() if this.kills_in_gist else {"Gist/DELETE"})
     except BaseException as error:
         said = "\n".join(this.log)
         where = keep(directory) if directory.exists() else "nowhere"
