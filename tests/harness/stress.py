@@ -277,7 +277,7 @@ def replay_ours(directory, info, rng, note):
     if info["options"]["settings"]["wal_consistency_checking"]:
         options += ["--verify-images"]
     moments = [rng.uniform(0.05, 4) for _ in range(rng.choice([0, 0, 1, 2]))]
-    if install.version().startswith("17.") and info["options"]["settings"]["full_page_writes"] == "off":
+    if install.major() == "17" and info["options"]["settings"]["full_page_writes"] == "off":
         # Redo of 17 clears bits of the visibility map whatever the page's LSN, and sets none again on a page that is newer
         # (heapam.c): a recovery that was interrupted, PostgreSQL's own too, has fewer bits than one that was not.
         moments = []
