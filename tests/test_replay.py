@@ -55,7 +55,8 @@ def test_replay_equals_stock(variant, work):
     assert result.json["end_reason"] == "end_of_wal"
     assert result.json["checkpoint_lsn"] == variant.info["final_checkpoint"]
     assert result.json["timeline"] == variant.info["timeline"]
-    compare(ours, variant.stock)
+    # Nothing is left out because its name is not understood.
+    assert "other" not in compare(ours, variant.stock)["classes"]
 
 
 @pytest.mark.parametrize("options", [("--jobs", "1"), ("--jobs", "5"), ("--memory", "64MB")], ids=" ".join)

@@ -21,6 +21,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
+use walrider_datadir::directories::version_dir;
 use walrider_layout::ForkNumber;
 use walrider_layout::control::{ControlError, ControlFile, DbState};
 
@@ -98,6 +99,8 @@ pub fn run(args: CompareArgs) -> ExitCode {
 struct Side<'a> {
     root: &'a Path,
     control: ControlFile,
+    /// Name of its directory in each tablespace.
+    version_dir: String,
     entries: Inventory,
 }
 
@@ -110,8 +113,14 @@ impl<'a> Side<'a> {
         }
         let control =
             ControlFile::parse(&bytes).map_err(|source| CompareError::Control { dir: dir.to_owned(), source })?;
-        let entries = walk::inventory(dir).map_err(|(path, source)| ReadError { path, source })?;
-        Ok(Side { root: dir, control, entries })
+        let version_dir = version_dir(control.major, control.catalog_version);
+        let entries = walk::inventory(dir, &version_dir).map_err(|(path, source)| ReadError { path, source })?;
+        Ok(Side { root: dir, control, version_dir, entries })
+    }
+
+    /// What the entry of this name is, if it is here.
+    fn role(&self, name: &str) -> Option<Role> {
+        self.entries.get(name).map(|entry| walk::role(name, entry, &self.version_dir))
     }
 
     /// The file of this name, if it is here.
@@ -191,7 +200,7 @@ fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
     for name in names {
         let entries = [0, 1].map(|side| sides[side].entries.get(name));
         let mut tally = Tally::new(args.strict, args.first);
-        let roles = entries.map(|entry| entry.map(|entry| walk::role(name, entry)));
+        let roles = [0, 1].map(|side| sides[side].role(name));
         let role = match roles {
             [Some(a), Some(b)] if a != b => {
                 // A file here, a directory there.
@@ -260,10 +269,10 @@ fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
 
 /// Relations that have an init fork, in either directory.
 fn unlogged_relations(sides: &[Side<'_>; 2]) -> HashSet<(String, u32)> {
-    let entries = sides.iter().flat_map(|side| &side.entries);
-    let inits = entries.filter(|(name, _)| name.ends_with(ForkNumber::Init.suffix()));
+    let names = sides.iter().flat_map(|side| side.entries.keys().map(move |name| (side, name)));
+    let inits = names.filter(|(_, name)| name.ends_with(ForkNumber::Init.suffix()));
     inits
-        .filter_map(|(name, entry)| match walk::role(name, entry) {
+        .filter_map(|(side, name)| match side.role(name)? {
             Role::Relation(file) => Some((file.directory, file.relation)),
             _ => None,
         })

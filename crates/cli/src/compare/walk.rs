@@ -1,5 +1,5 @@
 //! What is in a data directory, and what each file of it is (`storage/fd/reinit.c`, `common/relpath.c`,
-//! `backup/basebackup.c`, PostgreSQL 18).
+//! `backup/basebackup.c`, PostgreSQL 17 and 18).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use walrider_layout::ForkNumber;
 
 use super::classes::Class;
 
-/// Deepest path of PostgreSQL is `pg_tblspc/OID/PG_18_x/OID/file`; deeper than this is not PostgreSQL's. Bounds the
+/// Deepest path of PostgreSQL is `pg_tblspc/OID/PG_x_y/OID/file`; deeper than this is not PostgreSQL's. Bounds the
 /// walk where a link leads back up.
 const MAX_DEPTH: usize = 8;
 
@@ -30,8 +30,8 @@ pub enum Entry {
 /// Entries by path below the data directory, with `/` between names.
 pub type Inventory = BTreeMap<String, Entry>;
 
-/// Lists a data directory, through its links.
-pub fn inventory(root: &Path) -> Result<Inventory, (PathBuf, io::Error)> {
+/// Lists a data directory, through its links. `version_dir` is the name of its directory in each tablespace.
+pub fn inventory(root: &Path, version_dir: &str) -> Result<Inventory, (PathBuf, io::Error)> {
     let mut found = Inventory::new();
     let mut pending = vec![(String::new(), 0)];
     while let Some((directory, depth)) = pending.pop() {
@@ -51,7 +51,8 @@ pub fn inventory(root: &Path) -> Result<Inventory, (PathBuf, io::Error)> {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Entry::Special,
                 Err(error) => return Err((entry.path(), error)),
             };
-            if matches!(kind, Entry::Directory | Entry::Link(_)) && depth < MAX_DEPTH && is_ours(&relative) {
+            if matches!(kind, Entry::Directory | Entry::Link(_)) && depth < MAX_DEPTH && is_ours(&relative, version_dir)
+            {
                 pending.push((relative.clone(), depth + 1));
             }
             found.insert(relative, kind);
@@ -61,9 +62,9 @@ pub fn inventory(root: &Path) -> Result<Inventory, (PathBuf, io::Error)> {
 }
 
 /// Whether a directory is looked into: a tablespace may hold directories of other majors.
-fn is_ours(relative: &str) -> bool {
+fn is_ours(relative: &str, version_dir: &str) -> bool {
     match relative.split('/').collect::<Vec<_>>()[..] {
-        ["pg_tblspc", _, version] => version.starts_with("PG_18_"),
+        ["pg_tblspc", _, name] => name == version_dir,
         _ => !relative.ends_with("lost+found"),
     }
 }
@@ -117,12 +118,12 @@ pub enum Role {
     Plain,
 }
 
-/// Tells what a path is.
-pub fn role(path: &str, entry: &Entry) -> Role {
+/// Tells what a path is; `version_dir` as in [`inventory`].
+pub fn role(path: &str, entry: &Entry, version_dir: &str) -> Role {
     let names: Vec<&str> = path.split('/').collect();
     let is_directory = matches!(entry, Entry::Directory | Entry::Link(_));
     let numeric = |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit());
-    let tablespace_version = |name: &str| name.starts_with("PG_18_");
+    let tablespace_version = |name: &str| name == version_dir;
     let temporary = |name: &str| name.starts_with("pgsql_tmp");
 
     let by_content = match names[..] {
@@ -242,8 +243,10 @@ fn slru(which: Slru, name: &str) -> Role {
 mod tests {
     use super::*;
 
+    const VERSION_DIR: &str = "PG_17_202406281";
+
     fn file(path: &str) -> Role {
-        role(path, &Entry::File(0))
+        role(path, &Entry::File(0), VERSION_DIR)
     }
 
     fn relation(directory: &str, relation: u32, fork: ForkNumber, segment: u32) -> Role {
@@ -255,8 +258,10 @@ mod tests {
         assert_eq!(file("base/5/16384"), relation("base/5", 16384, ForkNumber::Main, 0));
         assert_eq!(file("base/5/16384.12"), relation("base/5", 16384, ForkNumber::Main, 12));
         assert_eq!(file("global/1262_vm"), relation("global", 1262, ForkNumber::VisibilityMap, 0));
-        let tablespace = "pg_tblspc/16400/PG_18_202506291/5";
-        assert_eq!(file(&format!("{tablespace}/17_fsm.1")), relation(tablespace, 17, ForkNumber::FreeSpaceMap, 1));
+        let tablespace = format!("pg_tblspc/16400/{VERSION_DIR}/5");
+        let map = relation(&tablespace, 17, ForkNumber::FreeSpaceMap, 1);
+        assert_eq!(file(&format!("{tablespace}/17_fsm.1")), map);
+        assert_eq!(file("pg_tblspc/16400/PG_18_202506291/5/17"), Role::Counted(Class::Other), "another version's");
         for path in ["base/5/0017", "base/5/17_x", "base/5/17.", "base/5/17.0", "base/5/99999999999", "base/5/17x"] {
             assert_eq!(file(path), Role::Counted(Class::Other), "{path}");
         }
@@ -277,9 +282,9 @@ mod tests {
         assert_eq!(file("backup_label.old"), Role::Counted(Class::BackupRemains));
         assert_eq!(file("pg_wal/archive_status/x.done"), Role::Counted(Class::Wal));
         assert_eq!(file("conf.d/memory.conf"), Role::Counted(Class::Config));
-        assert_eq!(role("base/5", &Entry::Directory), Role::Directory);
-        assert_eq!(role("pg_tblspc/16400", &Entry::Link("/x".into())), Role::Tablespace);
-        assert_eq!(role("pg_wal/archive_status", &Entry::Directory), Role::Plain);
-        assert_eq!(role("pg_replslot/one", &Entry::Directory), Role::Plain);
+        assert_eq!(role("base/5", &Entry::Directory, VERSION_DIR), Role::Directory);
+        assert_eq!(role("pg_tblspc/16400", &Entry::Link("/x".into()), VERSION_DIR), Role::Tablespace);
+        assert_eq!(role("pg_wal/archive_status", &Entry::Directory, VERSION_DIR), Role::Plain);
+        assert_eq!(role("pg_replslot/one", &Entry::Directory, VERSION_DIR), Role::Plain);
     }
 }
