@@ -55,8 +55,13 @@ def test_replay_equals_stock(variant, work):
     assert result.json["end_reason"] == "end_of_wal"
     assert result.json["checkpoint_lsn"] == variant.info["final_checkpoint"]
     assert result.json["timeline"] == variant.info["timeline"]
-    # Nothing is left out because its name is not understood.
-    assert "other" not in compare(ours, variant.stock)["classes"]
+    compared = compare(ours, variant.stock)
+    # Nothing was left out because its name was not understood, in tablespaces as elsewhere.
+    files = [file for pattern in ("base/*/*", "global/*", "pg_tblspc/*/*/*/*") for file in variant.stock.glob(pattern)]
+    relations = {(file.parent, file.name.partition("_")[0].partition(".")[0]) for file in files
+                 if file.name[0].isdigit()}
+    assert "other" not in compared["classes"] and compared["relations"] == len(relations), len(relations)
+    assert any("pg_tblspc" in str(directory) for directory, _ in relations)
 
 
 @pytest.mark.parametrize("options", [("--jobs", "1"), ("--jobs", "5"), ("--memory", "64MB")], ids=" ".join)
