@@ -98,7 +98,8 @@ def check_maps(server, database):
         assert bad == [], f"{database}: {function}: {bad[:10]}"
     if server.psql("SELECT 1 FROM pg_proc WHERE proname = 'gin_index_check'", database):
         server.psql("SELECT gin_index_check(c.oid) FROM pg_class c JOIN pg_am a ON a.oid = c.relam "
-                    "WHERE a.amname = 'gin' AND c.relkind = 'i' AND c.relpersistence = 'p'", database)
+                    "JOIN pg_index i ON i.indexrelid = c.oid WHERE a.amname = 'gin' AND i.indisvalid "
+                    "AND c.relkind = 'i' AND c.relpersistence = 'p'", database)
 
 
 def check_indexes(server, database, info, rng):
