@@ -277,10 +277,6 @@ def replay_ours(directory, info, rng, note):
     if info["options"]["settings"]["wal_consistency_checking"]:
         options += ["--verify-images"]
     moments = [rng.uniform(0.05, 4) for _ in range(rng.choice([0, 0, 1, 2]))]
-    if install.major() == "17" and info["options"]["settings"]["full_page_writes"] == "off":
-        # Redo of 17 clears bits of the visibility map whatever the page's LSN, and sets none again on a page that is newer
-        # (heapam.c): a recovery that was interrupted, PostgreSQL's own too, has fewer bits than one that was not.
-        moments = []
     for moment in moments:
         process = start("replay", "--data-dir", ours, "--wal", directory / "archive", *options)
         time.sleep(moment)
@@ -293,7 +289,7 @@ def replay_ours(directory, info, rng, note):
     assert result.json["image_differences"] == 0, result.json
     assert result.json["checkpoint_lsn"] == info["final_checkpoint"], result.json
     recovery.pin_tablespaces(ours)
-    return ours
+    return ours, bool(moments)
 
 
 def prove(directory, info, rng, note=print):
@@ -303,9 +299,12 @@ def prove(directory, info, rng, note=print):
     stock = directory / "stock"
     seen = recovery.stock_replay(directory / "backup", directory / "archive", stock, info["final_checkpoint"])
     note(f"stock replay from {seen.start_lsn} to {seen.end_lsn}: {seen.redo_seconds:.1f} s")
-    ours = replay_ours(directory, info, rng, note)
-    pages = compare(ours, stock)["pages"]
-    stress_checks.compare_strictly(ours, stock, info)
+    ours, interrupted = replay_ours(directory, info, rng, note)
+    if interrupted and info["options"]["settings"]["full_page_writes"] == "off":
+        pages = stress_checks.compare_interrupted(ours, stock)
+    else:
+        pages = compare(ours, stock)["pages"]
+        stress_checks.compare_strictly(ours, stock, info)
     note(f"{pages} pages equal")
     checked = stress_checks.hand_over(ours, directory / "archive", info, rng)
     note(f"taken over, {checked} index queries agree")
