@@ -160,7 +160,7 @@ def recreate_index(work, table):
     return ["BEGIN", f"SET LOCAL maintenance_work_mem = '{work.rng.choice(['1MB', '64MB'])}'",
             f"SET LOCAL max_parallel_maintenance_workers = {work.rng.choice([0, 2])}",
             f"DROP INDEX {index.name}",
-            f"CREATE {'UNIQUE ' if index.unique else ''}INDEX {index.name} ON {table.name} USING {index.method} {index.definition}",
+            index.create(table.name),
             work.rng.choice(["COMMIT", "COMMIT", "ROLLBACK"])]
 
 
@@ -171,12 +171,13 @@ def another_index(work, table):
         return []
     name = f"{table.name}_more"
     return [f"DROP INDEX IF EXISTS {name}",
-            f"CREATE INDEX {work.rng.choice(['CONCURRENTLY ', ''])}{name} ON {table.name} USING {index.method} {index.definition}"]
+            index.create(table.name, name, work.rng.choice(["CONCURRENTLY ", ""]))]
 
 
 def drop_invalid(work, table):
     """What an interrupted CONCURRENTLY leaves."""
-    return ["SELECT format('DROP INDEX IF EXISTS %s', indexrelid::regclass) FROM pg_index WHERE NOT indisvalid \\gexec\nSELECT 1"]
+    return ["SELECT format('DROP INDEX IF EXISTS %s', indexrelid::regclass) FROM pg_index WHERE NOT indisvalid "
+            "\\gexec\nSELECT 1"]
 
 
 def truncate(work, table):
@@ -296,7 +297,8 @@ def finale(table, kill):
     half = table.rows // 2
     made = [table.insert(half // 3, half, 1), f"VACUUM {table.name}",
             f"DELETE FROM {table.name} WHERE id BETWEEN {half // 3} AND {half + half // 2}",
-            *[f"VACUUM (INDEX_CLEANUP ON) {table.name}", table.insert(1, 1, 4)] * 2,    # the second finds what is free again
+            # Pages that the first deletes, the second finds free.
+            *[f"VACUUM (INDEX_CLEANUP ON) {table.name}", table.insert(1, 1, 4)] * 2,
             table.insert(half // 2, half, 2)]
     for index in table.indexes:
         if index.method == "brin":

@@ -27,6 +27,11 @@ class Index:
     conditions: tuple
     unique: bool = False
 
+    def create(self, table, name=None, concurrently=""):
+        """The statement that makes it, perhaps under another name."""
+        return (f"CREATE {'UNIQUE ' if self.unique else ''}INDEX {concurrently}{name or self.name} ON {table} "
+                f"USING {self.method} {self.definition}")
+
 
 @dataclass(frozen=True)
 class Table:
@@ -60,8 +65,7 @@ class Table:
         options = f" WITH ({self.options})" if self.options else ""
         made = [f"CREATE {self.persistence} TABLE {self.name} (id int, {columns}, pad text{self.constraint}){options}",
                 f"ALTER TABLE {self.name} ALTER pad SET STORAGE PLAIN"]
-        made += [f"CREATE {'UNIQUE ' if index.unique else ''}INDEX {index.name} ON {self.name} USING {index.method} {index.definition}"
-                 for index in self.indexes if index.definition]
+        made += [index.create(self.name) for index in self.indexes if index.definition]
         return ";\n".join(made) + ";\n"
 
     def insert(self, start, count, r):
@@ -119,12 +123,16 @@ GIN = Table("sg", "gin", 4000, 300, {
     "j": ("jsonb", DOCUMENT), "v": ("tsvector", f"to_tsvector('simple', {WORDS})"), "t": ("text", WORDS),
     "k": ("int", draw(51, 15))}, (
     Index("sg_id", "btree", "(id)", ("id < $n % 4000",)),
-    Index("sg_a", "gin", "(a) WITH (fastupdate = off)", ("a @> ARRAY[$n % 12]", "a && ARRAY[$n % 12, 1000 + $n % 500]")),
-    Index("sg_a_fast", "gin", "(a) WITH (gin_pending_list_limit = 64)", ("a @> ARRAY[$n % 12]", "a <> '{5}' AND a @> '{5}'")),
+    Index("sg_a", "gin", "(a) WITH (fastupdate = off)",
+          ("a @> ARRAY[$n % 12]", "a && ARRAY[$n % 12, 1000 + $n % 500]")),
+    Index("sg_a_fast", "gin", "(a) WITH (gin_pending_list_limit = 64)",
+          ("a @> ARRAY[$n % 12]", "a <> '{5}' AND a @> '{5}'")),
     Index("sg_j", "gin", "(j)", ("""j @> '{"k": 3}'""", "j ? 'w' AND id < 500", """j @> '{"l": [7]}'""")),
-    Index("sg_path", "gin", "(j jsonb_path_ops) WITH (fastupdate = off)", ("""j @> '{"k": 3}'""", """j @@ '$.k == 4'""")),
+    Index("sg_path", "gin", "(j jsonb_path_ops) WITH (fastupdate = off)",
+          ("""j @> '{"k": 3}'""", """j @@ '$.k == 4'""")),
     Index("sg_v", "gin", "(v)", ("v @@ to_tsquery('simple', substr(md5(($n % 300)::text), 1, 6))",)),
-    Index("sg_t", "gin", "(t gin_trgm_ops) WITH (fastupdate = off)", ("t LIKE '%abc%'", "t LIKE '%' || to_hex(256 + $n % 3000) || '%'")),
+    Index("sg_t", "gin", "(t gin_trgm_ops) WITH (fastupdate = off)",
+          ("t LIKE '%abc%'", "t LIKE '%' || to_hex(256 + $n % 3000) || '%'")),
     Index("sg_many", "gin", "(k, a)", ("k = $n % 15 AND a @> '{4}'", "k = $n % 15")),
     Index("sg_partial", "gin", "((a || k)) WHERE k > 7", ("k > 7 AND (a || k) @> '{9}'",))))
 
@@ -132,7 +140,8 @@ GIN = Table("sg", "gin", 4000, 300, {
 TREE = Table("st", "gin", 50000, 9000, {
     "a": ("int[]", f"ARRAY[1, 2 + $g % 3, 10 + {draw(52, 30)}]"), "k": ("smallint", "$g % 2")}, (
     Index("st_id", "btree", "(id)", ("id < $n % 50000",)),
-    Index("st_a", "gin", "(a) WITH (fastupdate = off)", ("a @> '{1}'", "a @> ARRAY[2 + $n % 3]", "a @> ARRAY[10 + $n % 30]")),
+    Index("st_a", "gin", "(a) WITH (fastupdate = off)",
+          ("a @> '{1}'", "a @> ARRAY[2 + $n % 3]", "a @> ARRAY[10 + $n % 30]")),
     Index("st_k", "gin", "(k) WITH (gin_pending_list_limit = 256)", ("k = 0::smallint", "k = 1::smallint"))),
     pad="''")
 
@@ -141,14 +150,16 @@ GIST = Table("ss", "gist", 7000, 500, {
     "v": ("tsvector", f"to_tsvector('simple', {WORDS})"), "t": ("text", WORDS), "k": ("int", draw(60, 30))}, (
     Index("ss_id", "btree", "(id)", ("id < $n % 7000",)),
     Index("ss_p", "gist", "(p)", ("p <@ box '((0,0),(300,900))'", "p << point(500, 0)")),
-    Index("ss_p_buffered", "gist", "(p) WITH (buffering = on, fillfactor = 50)", ("p <@ circle(point($n % 900, 300), 200)",)),
+    Index("ss_p_buffered", "gist", "(p) WITH (buffering = on, fillfactor = 50)",
+          ("p <@ circle(point($n % 900, 300), 200)",)),
     Index("ss_b", "gist", "(b)", ("b && box(point(0, 0), point($n % 500, 300))", "b <@ '((0,0),(200,200))'::box")),
     Index("ss_r", "gist", "(r)", ("r && int4range($n % 7000, $n % 7000 + 900)", "r @> $n % 7000", "r = 'empty'")),
     Index("ss_i", "gist", "(i inet_ops)", ("i << '10.1.0.0/16'", "i >>= '10.2.3.4'")),
     Index("ss_v", "gist", "(v)", ("v @@ to_tsquery('simple', substr(md5(($n % 300)::text), 1, 6))",)),
     Index("ss_t", "gist", "(t gist_trgm_ops)", ("t LIKE '%abc%'", "t LIKE '%' || to_hex(256 + $n % 3000) || '%'")),
     Index("ss_kp", "gist", "(k, p) INCLUDE (id)", ("k = $n % 30", "k < 5 AND p << point(500, 0)")),
-    Index("ss_partial", "gist", "(circle(p, 2)) WHERE k < 9", ("k < 9 AND circle(p, 2) && circle(point(100, 100), 90)",))))
+    Index("ss_partial", "gist", "(circle(p, 2)) WHERE k < 9",
+          ("k < 9 AND circle(p, 2) && circle(point(100, 100), 90)",))))
 
 # Rows may not overlap: each insert looks for those that do, and most find one.
 EXCLUSION = Table("sx", "gist", 3000, 150, {
@@ -173,7 +184,8 @@ BRIN = Table("sr", "brin", 9000, 900, {
     "n": ("int", f"CASE {draw(80, 30)} WHEN 0 THEN {draw(81, 9000)} ELSE $g END"),
     "t": ("text", f"left(repeat(md5($g::text), 8), {draw(82, 250)})"), "i": ("inet", ADDRESS), "r": ("int4range", RANGE)}, (
     Index("sr_id", "btree", "(id)", ("id < $n % 9000",)),
-    Index("sr_n", "brin", "(n) WITH (pages_per_range = 1, autosummarize = on)", ("n BETWEEN $n % 9000 AND $n % 9000 + 99", "n < 50")),
+    Index("sr_n", "brin", "(n) WITH (pages_per_range = 1, autosummarize = on)",
+          ("n BETWEEN $n % 9000 AND $n % 9000 + 99", "n < 50")),
     Index("sr_t", "brin", "(t, n) WITH (pages_per_range = 2)", ("t = left(md5('7'), 3)", "t > 'f' AND n < 800")),
     Index("sr_multi", "brin", "(n int4_minmax_multi_ops, id int4_minmax_multi_ops) WITH (pages_per_range = 4)",
           ("n BETWEEN $n % 9000 AND $n % 9000 + 99",)),
