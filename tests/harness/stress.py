@@ -246,9 +246,18 @@ class Round:
         """The calm end: what must not be missing, prepared transactions left open, a clean stop, the archive complete."""
         server = self.server
         server.psql("ALTER SYSTEM SET autovacuum = off; SELECT pg_reload_conf()")
+        patience, deadline = 2, time.monotonic() + 60
         while server.value("SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type IN "
                            "('client backend', 'autovacuum launcher', 'autovacuum worker')") != "0":
             time.sleep(0.1)     # a snapshot of theirs would keep rows from being dead to all
+            if time.monotonic() > deadline:
+                # A backend whose client is gone may go on in one INSERT for good: with it there is no clean stop.
+                patience, deadline = patience - 1, time.monotonic() + 60
+                if not patience:
+                    raise ServerError(f"backends do not end\n{server.log_tail()}")
+                self.note("a backend did not end: crash")
+                server.kill()
+                server.start()
         stress_load.leave_prepared(server, self.tables, "ended")
         stress_load.resolve_all(server)     # they would keep REINDEX waiting
         for table in self.tables:
