@@ -18,6 +18,7 @@ pub mod slots;
 pub mod slru;
 pub mod timestamp;
 pub mod twophase;
+pub mod wal_file;
 
 pub use error::{DataDirError, Result};
 pub use open::DataDir;

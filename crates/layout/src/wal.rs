@@ -85,6 +85,12 @@ impl WalPageHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSize(u32);
 
+impl Default for SegmentSize {
+    fn default() -> Self {
+        SegmentSize::DEFAULT
+    }
+}
+
 impl SegmentSize {
     /// PostgreSQL's default, 16 MB.
     pub const DEFAULT: SegmentSize = SegmentSize(16 << 20);

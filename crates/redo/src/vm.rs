@@ -39,10 +39,25 @@ pub struct VmClear {
 ///
 /// # Errors
 /// When the record's data is too short, or it lacks the heap's block reference.
-#[inline]
 pub fn unregistered_clears(record: &Record<'_>) -> Result<ArrayVec<VmClear, 2>, RedoError> {
+    match cleared_flags(record) {
+        None => Ok(ArrayVec::new()),
+        Some(Some(flags)) => flagged_clears(record, flags),
+        Some(None) => Err(RedoError::DataLength("heap record")),
+    }
+}
+
+/// Whether [`unregistered_clears`] has to be asked at all: nearly no record says that it cleared bits.
+#[inline]
+pub fn may_clear(record: &Record<'_>) -> bool {
+    cleared_flags(record).is_some()
+}
+
+/// The flags of a record that says so; `Some(None)` if it ends before them.
+#[inline]
+fn cleared_flags(record: &Record<'_>) -> Option<Option<u8>> {
     let operation = record.info() & heap::XLOG_HEAP_OPMASK;
-    // Where the flags are in the main data, and which of them clear bits. Nearly no record has them set.
+    // Where the flags are in the main data, and which of them clear bits.
     let (flags_at, mask) = match (record.header.rmgr, operation) {
         (RmgrId::HEAP, heap::XLOG_HEAP_INSERT) => (2, heap::XLH_INSERT_ALL_VISIBLE_CLEARED),
         (RmgrId::HEAP, heap::XLOG_HEAP_DELETE) => (7, heap::XLH_DELETE_ALL_VISIBLE_CLEARED),
@@ -53,18 +68,15 @@ pub fn unregistered_clears(record: &Record<'_>) -> Result<ArrayVec<VmClear, 2>, 
             (7, heap::XLH_LOCK_ALL_FROZEN_CLEARED)
         }
         (RmgrId::HEAP2, heap2::XLOG_HEAP2_MULTI_INSERT) => (0, heap::XLH_INSERT_ALL_VISIBLE_CLEARED),
-        _ => return Ok(ArrayVec::new()),
+        _ => return None,
     };
-    match record.main_data.get(flags_at) {
-        None => Err(RedoError::DataLength("heap record")),
-        Some(flags) if flags & mask == 0 => Ok(ArrayVec::new()),
-        Some(flags) => flagged_clears(record, operation, *flags),
-    }
+    let flags = record.main_data.get(flags_at).copied();
+    flags.is_none_or(|flags| flags & mask != 0).then_some(flags)
 }
 
 /// A record says that bits were cleared: are they in a registered block?
-#[cold]
-fn flagged_clears(record: &Record<'_>, operation: u8, flags: u8) -> Result<ArrayVec<VmClear, 2>, RedoError> {
+fn flagged_clears(record: &Record<'_>, flags: u8) -> Result<ArrayVec<VmClear, 2>, RedoError> {
+    let operation = record.info() & heap::XLOG_HEAP_OPMASK;
     let mut clears = ArrayVec::new();
     let of = |id: u8| record.block(id).ok_or(RedoError::BlockReference(id));
     let heap = of(heap::BLKREF_HEAP)?;

@@ -18,7 +18,7 @@ use crate::error::{ReplayError, page_name, type_name};
 use crate::globals::{Action, GlobalError, Globals, SeenCheckpoint};
 use crate::load::{Ending, Loader, ReadWal};
 use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
-use crate::plan::{Global, Obstacle, PARTITIONS, Planned, partition_of};
+use crate::plan::{Change, Global, Obstacle, PARTITIONS, Planned, partition_of};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
 use crate::stats::Stats;
@@ -417,7 +417,7 @@ impl<'a> Engine<'a> {
     fn apply(&mut self, batch: &Batch, missing: usize) -> Result<Vec<Planned>, ReplayError> {
         let queue = std::mem::take(&mut self.queue);
         let parts: Vec<Part<'_>> =
-            queue.iter().zip(&batch.upto).map(|(planned, &upto)| Part { planned, from: planned.done, upto }).collect();
+            queue.iter().zip(&batch.upto).map(|(planned, &upto)| Part::new(planned, planned.done, upto)).collect();
         let mut dropped = vec![false; if batch.drops.is_empty() { 0 } else { self.rels.len() }];
         for rel in &batch.drops {
             for fork in walrider_layout::ForkNumber::ALL {
@@ -621,8 +621,8 @@ impl Pages<'_> {
         for part in parts {
             let cut = part.from + left.min(part.upto - part.from);
             left -= cut - part.from;
-            first.push(Part { planned: part.planned, from: part.from, upto: cut });
-            second.push(Part { planned: part.planned, from: cut, upto: part.upto });
+            first.push(Part::new(part.planned, part.from, cut));
+            second.push(Part::new(part.planned, cut, part.upto));
         }
         self.apply(&first, dropped)?;
         if let Some(end) = first.iter().rev().find(|part| part.upto > part.from) {
@@ -660,9 +660,9 @@ impl Pages<'_> {
     fn registered_fsm_ops(&self, parts: &[Part<'_>], fsm_ops: &mut [Vec<FsmOp>]) {
         for (number, part) in (0..).zip(parts) {
             for op in part.cut(&part.planned.plan.fsm_ops) {
-                let crate::plan::Change::Block(block) = op.change else { continue };
-                let lsn = part.planned.stretch.spans()[op.span as usize].end;
-                let change = FsmChange::Redo { part: number, span: op.span, block };
+                let (Change::Block(block) | Change::Overwrite(block)) = op.change else { continue };
+                let lsn = part.planned.stretch.end_of(op.place);
+                let change = FsmChange::Redo { part: number, place: op.place, block };
                 fsm_ops[partition_of(op.key)].push(FsmOp { key: op.key, lsn, change });
             }
         }

@@ -1,9 +1,11 @@
 //! From the source to planned stretches: reads, decodes and plans WAL, several stretches side by side.
 
+use std::io::IoSliceMut;
+
 use rayon::prelude::*;
 use walrider_layout::wal::{WalPageHeader, page_header_size, page_of};
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
-use walrider_wal::decode::{Invalid, Status, Stretch, WalFormat, check_page_header};
+use walrider_wal::decode::{Found, Invalid, Status, Stretch, WalFormat, check_page_header};
 
 use crate::error::ReplayError;
 use crate::plan::Planned;
@@ -11,12 +13,12 @@ use crate::rels::{RelNumbers, RelTable};
 
 /// WAL by position. Which file it is in, on which timeline, and how it is fetched, is the implementation's business.
 pub trait ReadWal: Sync {
-    /// Reads whole pages from the page at `from` on into `buffer`, as far as one segment file has them. 0: there is
-    /// nothing there (yet).
+    /// Reads whole pages from the page at `from` on into the slices, as far as one segment file has them. Returns how
+    /// many bytes. 0: there is nothing there (yet).
     ///
     /// # Errors
     /// When what is there cannot be read.
-    fn read(&self, from: Lsn, buffer: &mut [u8]) -> Result<usize, ReplayError>;
+    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError>;
 
     /// The timeline of the file that holds `lsn`.
     fn timeline_at(&self, lsn: Lsn) -> TimelineId;
@@ -121,7 +123,7 @@ impl Loader {
             let limit = Lsn((from.0 / self.window + 1) * self.window);
             let mut planned = self.spare.pop().unwrap_or_default();
             planned.done = 0;
-            planned.stretch.reset(from, self.exact && nth == 0, limit);
+            planned.stretch.reset(from, self.exact && nth == 0, limit, self.format.segment_size);
             work.push((planned, self.numbers.pop().unwrap_or_default()));
             from = limit;
         }
@@ -129,9 +131,9 @@ impl Loader {
         let endings: Vec<Ending> = work
             .par_iter_mut()
             .map(|(planned, numbers)| {
-                let ending = fill(&mut planned.stretch, source, format);
-                planned.plan.make(format.major, &planned.stretch, rels, numbers);
-                ending
+                let Planned { stretch, plan, .. } = planned;
+                plan.reset();
+                fill(stretch, source, format, |found| plan.take(format.major, found, rels, numbers))
             })
             .collect();
         let mut loaded = Vec::with_capacity(count);
@@ -207,7 +209,7 @@ impl Loader {
         let size = self.format.segment_size;
         let mut buffer = vec![0; XLOG_BLCKSZ];
         let mut valid_at = |at: Lsn| -> Result<bool, ReplayError> {
-            if source.read(at, &mut buffer)? < XLOG_BLCKSZ {
+            if source.read(at, &mut [IoSliceMut::new(&mut buffer)])? < XLOG_BLCKSZ {
                 return Ok(false);
             }
             let header = WalPageHeader::parse(&buffer);
@@ -232,43 +234,47 @@ impl Loader {
 /// How the WAL ends there.
 pub fn read_record(source: &dyn ReadWal, format: &WalFormat, at: Lsn) -> Result<Stretch, Ending> {
     let mut stretch = Stretch::new();
-    stretch.reset(at, true, Lsn(at.0 + 1));
-    match fill(&mut stretch, source, format) {
+    stretch.reset(at, true, Lsn(at.0 + 1), format.segment_size);
+    match fill(&mut stretch, source, format, |_| {}) {
         Ending::Goes(_) => Ok(stretch),
         other => Err(other),
     }
 }
 
-/// Fills a stretch from the source and decodes it.
-fn fill(stretch: &mut Stretch, source: &dyn ReadWal, format: &WalFormat) -> Ending {
-    let mut upto = Lsn(stretch.limit().0.next_multiple_of(XLOG_BLCKSZ as u64));
-    let timeline = source.timeline_at(stretch.start());
+/// WAL is read in pieces that stay in the processor's cache until they are decoded and planned.
+const READ_BYTES: u64 = 256 << 10;
+
+/// Fills a stretch from the source, and decodes it on the way. `each` sees every record.
+fn fill(stretch: &mut Stretch, source: &dyn ReadWal, format: &WalFormat, mut each: impl FnMut(&Found<'_>)) -> Ending {
+    let page = XLOG_BLCKSZ as u64;
+    let limit = Lsn(stretch.limit().0.next_multiple_of(page));
+    let mut upto = limit.min(Lsn(stretch.start().0 + READ_BYTES));
+    let mut timeline = source.timeline_at(stretch.start());
     loop {
         while stretch.filled() < upto {
             let from = stretch.filled();
-            let wanted = (upto.0 - from.0) as usize;
-            match source.read(from, stretch.extend(wanted)) {
-                Ok(0) => {
-                    stretch.truncate_to(from);
-                    break;
-                }
-                Ok(got) => stretch.truncate_to(Lsn(from.0 + got as u64)),
+            let pages = (upto.0 - from.0).min(READ_BYTES) / page;
+            match source.read(from, &mut stretch.room(pages as usize)) {
+                Ok(0) => break,
+                Ok(got) => stretch.filled_up_to(Lsn(from.0 + got as u64)),
                 Err(error) => return Ending::Failed(error),
             }
         }
+        let short = stretch.filled() < upto;
         // A record that goes on in the next segment may do so on the next timeline.
-        let timeline = timeline.max(source.timeline_at(Lsn(stretch.filled().0.saturating_sub(1))));
-        match stretch.decode(format, timeline) {
-            Status::Complete { next } if next < stretch.limit() => {
+        timeline = timeline.max(source.timeline_at(Lsn(stretch.filled().0.saturating_sub(1))));
+        match stretch.decode_each(format, timeline, &mut each) {
+            Status::Complete { next } if next >= stretch.limit() => return Ending::Goes(next),
+            Status::Invalid { at, page, why } => return Ending::Ends { at, page, why },
+            Status::Complete { next } if short => {
                 return Ending::Ends { at: next, page: page_of(next), why: Invalid::Incomplete };
             }
-            Status::Complete { next } => return Ending::Goes(next),
-            Status::Invalid { at, page, why } => return Ending::Ends { at, page, why },
-            Status::NeedPages { upto: more } if stretch.filled() >= upto => upto = more,
-            Status::NeedPages { .. } => {
-                let at = stretch.position();
-                return Ending::Ends { at, page: stretch.filled(), why: Invalid::Incomplete };
+            Status::NeedPages { .. } if short => {
+                return Ending::Ends { at: stretch.position(), page: stretch.filled(), why: Invalid::Incomplete };
             }
+            // What one record needs, or one piece more.
+            Status::NeedPages { upto: more } => upto = more.max(limit.min(Lsn(upto.0 + READ_BYTES))),
+            Status::Complete { .. } => upto = limit.min(Lsn(upto.0 + READ_BYTES)),
         }
     }
 }

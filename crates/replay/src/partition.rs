@@ -14,6 +14,7 @@ use walrider_layout::checksum::page_checksum;
 use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
 use walrider_redo::{Effects, Env, FreeSpace, Outcome, RedoError, Target, fsm, mask, redo_block, vm};
+use walrider_wal::decode::Place;
 use walrider_wal::record::Record;
 
 use crate::error::{RedoFailure, ReplayError};
@@ -50,14 +51,23 @@ pub struct Part<'a> {
     pub from: u32,
     /// First record behind the batch.
     pub upto: u32,
+    /// Their places' order.
+    orders: [u32; 2],
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
+    /// The records of `planned` from number `from` on, up to, not including, `upto`.
+    pub fn new(planned: &'a Planned, from: u32, upto: u32) -> Part<'a> {
+        let spans = planned.stretch.spans();
+        let order =
+            |number: u32| spans.get(number as usize).map_or(u32::MAX, |span| planned.stretch.place(span).order());
+        Part { planned, from, upto, orders: [order(from), order(upto)] }
+    }
+
     /// The operations of the batch among `ops`, which are in LSN order.
     pub fn cut<'o>(&self, ops: &'o [PageOp]) -> &'o [PageOp] {
-        let first = ops.partition_point(|op| op.span < self.from);
-        let behind = ops.partition_point(|op| op.span < self.upto);
-        &ops[first..behind]
+        let [from, upto] = self.orders.map(|order| ops.partition_point(|op| op.place.order() < order));
+        &ops[from..upto]
     }
 }
 
@@ -86,8 +96,8 @@ pub enum FsmChange {
     Redo {
         /// Place of the part in the batch.
         part: u32,
-        /// Place of the record in its stretch.
-        span: u32,
+        /// Where the record is in its stretch.
+        place: Place,
         /// The block reference.
         block: u8,
     },
@@ -156,7 +166,7 @@ struct Slot {
 #[derive(Clone, Copy)]
 struct RunOp {
     part: u32,
-    span: u32,
+    place: Place,
     change: Change,
 }
 
@@ -256,7 +266,7 @@ impl Partition {
             slot.count = 0;
         }
         self.runs.clear();
-        self.runs.resize(first as usize, RunOp { part: 0, span: 0, change: Change::Block(0) });
+        self.runs.resize(first as usize, RunOp { part: 0, place: Place::default(), change: Change::Block(0) });
         let mut slots = self.slot_of_op.iter();
         for (part_number, part) in (0..).zip(parts) {
             for op in part.cut(&part.planned.plan.ops[number]) {
@@ -265,7 +275,7 @@ impl Partition {
                 }
                 let slot = &mut self.slots[*slots.next().expect("one for each operation") as usize];
                 let at = (slot.first + slot.count) as usize;
-                self.runs[at] = RunOp { part: part_number, span: op.span, change: op.change };
+                self.runs[at] = RunOp { part: part_number, place: op.place, change: op.change };
                 slot.count += 1;
             }
         }
@@ -276,21 +286,11 @@ impl Partition {
     pub fn load(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
         let needed: Vec<u32> =
             self.touched.iter().copied().filter(|&slot| self.slots[slot as usize].frame.is_none()).collect();
-        let wants_bytes = |slot: &Slot| {
-            let first = &self.runs[slot.first as usize];
-            match first.change {
-                Change::VmClear(_) => true,
-                Change::Block(id) => {
-                    let mut record = Record::empty(shared.settings.env.major);
-                    read_record(&mut record, &parts[first.part as usize], first.span);
-                    record.block(id).is_none_or(|block| !block.image_applies() && !block.will_init)
-                }
-            }
-        };
+        let wants_bytes = |slot: &Slot| !matches!(self.runs[slot.first as usize].change, Change::Overwrite(_));
         let reading: Vec<bool> = needed.iter().map(|&slot| wants_bytes(&self.slots[slot as usize])).collect();
         let first_lsn = |slot: &Slot| {
             let first = &self.runs[slot.first as usize];
-            parts[first.part as usize].planned.lsn_at(first.span)
+            parts[first.part as usize].planned.stretch.lsn_of(first.place)
         };
         let lsns: Vec<Lsn> = needed.iter().map(|&slot| first_lsn(&self.slots[slot as usize])).collect();
         self.bring_in(&needed, &reading, &lsns, shared, report);
@@ -369,28 +369,24 @@ impl Partition {
                 self.frames.page(frame).iter().step_by(64).take(4).for_each(prefetch);
             }
             let slot = &mut self.slots[number as usize];
-            let fork = match &current {
-                Some((number, fork)) if *number == slot.key.fork() => fork.clone(),
-                _ => shared.rels.fork(slot.key.fork()),
+            let (_, fork) = match &mut current {
+                Some(known) if known.0 == slot.key.fork() => known,
+                other => other.insert((slot.key.fork(), shared.rels.fork(slot.key.fork()))),
             };
-            current = Some((slot.key.fork(), fork.clone()));
             let Some(frame) = slot.frame else { continue };
             let existed = slot.exists;
             let bytes = self.frames.page_mut(frame);
             let mut target = Target { bytes, exists: slot.exists, dirty: slot.dirty };
             for at in slot.first as usize..(slot.first + slot.count) as usize {
                 // Records of a page lie far apart in the batch: have the next ones on their way.
-                if let Some(later) = self.runs.get(at + 2 * PREFETCH) {
-                    parts[later.part as usize].planned.stretch.prefetch_span(later.span);
-                }
                 if let Some(next) = self.runs.get(at + PREFETCH) {
-                    parts[next.part as usize].planned.stretch.prefetch_record(next.span);
+                    parts[next.part as usize].planned.stretch.prefetch(next.place);
                 }
                 let op = &self.runs[at];
-                read_record(&mut record, &parts[op.part as usize], op.span);
-                let mut work = PageWork { record: &record, fork: &fork, key: slot.key, shared, report };
+                read_record(&mut record, &parts[op.part as usize], op.place);
+                let mut work = PageWork { record: &record, fork, key: slot.key, shared, report };
                 if let Err(error) = work.change(op.change, &mut target) {
-                    let failure = RedoFailure::new(&record, &fork, slot.key.block(), error);
+                    let failure = RedoFailure::new(&record, fork, slot.key.block(), error);
                     report.fail(record.lsn, ReplayError::Redo(failure));
                     break;
                 }
@@ -430,9 +426,9 @@ impl Partition {
                     FsmChange::Set { slot, category } => {
                         fsm::record_free_space(&mut target, slot, category);
                     }
-                    FsmChange::Redo { part, span, block } => {
+                    FsmChange::Redo { part, place, block } => {
                         let mut record = Record::empty(shared.settings.env.major);
-                        read_record(&mut record, &parts[part as usize], span);
+                        read_record(&mut record, &parts[part as usize], place);
                         let mut work = PageWork { record: &record, fork: &fork, key: slot.key, shared, report };
                         if let Err(error) = work.change(Change::Block(block), &mut target) {
                             let failure = RedoFailure::new(&record, &fork, slot.key.block(), error);
@@ -592,10 +588,9 @@ pub fn known_blocks(fork: &RelFork, files: &RelationFiles) -> Result<u32, Replay
 }
 
 /// The record at a place of a part; it was parsed once when it was planned.
-fn read_record<'a>(record: &mut Record<'a>, part: &Part<'a>, span: u32) {
-    let stretch = &part.planned.stretch;
-    let span = &stretch.spans()[span as usize];
-    record.read(stretch.bytes(span), span.lsn, span.end).expect("parsed when it was planned");
+#[inline]
+fn read_record<'a>(record: &mut Record<'a>, part: &Part<'a>, place: Place) {
+    part.planned.stretch.read(place, record).expect("parsed when it was planned");
 }
 
 /// Checks a page that was read (`PageIsVerified`, `storage/page/bufpage.c`).
@@ -638,7 +633,7 @@ impl PageWork<'_, '_> {
                 vm::clear_unregistered(target, clear);
                 return Ok(());
             }
-            Change::Block(id) => id,
+            Change::Block(id) | Change::Overwrite(id) => id,
         };
         let block = self.record.block(id).ok_or(RedoError::BlockReference(id))?;
         let mut effects = Effects::default();

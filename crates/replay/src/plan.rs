@@ -1,8 +1,8 @@
 //! From records to page operations: which pages each record changes, sorted into partitions.
 
-use walrider_layout::{ForkNumber, Lsn, Major, TransactionId};
+use walrider_layout::{ForkNumber, Major, TransactionId};
 use walrider_redo::{redo_fn, vm};
-use walrider_wal::decode::Stretch;
+use walrider_wal::decode::{Found, Place, Stretch};
 use walrider_wal::record::{BlockRef, Record, XLR_CHECK_CONSISTENCY};
 use walrider_wal::records::{heap, heap2, xlog};
 use walrider_wal::rmgr::RmgrId;
@@ -26,6 +26,8 @@ const _: () = assert!(PARTITIONS == 1 << (64 - 58));
 pub enum Change {
     /// Redo of the block reference with this id.
     Block(u8),
+    /// The same, where an image or the record itself gives every byte of the page: what it held before does not matter.
+    Overwrite(u8),
     /// One of [`vm::unregistered_clears`], by its place there.
     VmClear(u8),
 }
@@ -35,8 +37,8 @@ pub enum Change {
 pub struct PageOp {
     /// The page.
     pub key: PageKey,
-    /// Place of the record in its stretch.
-    pub span: u32,
+    /// Where the record is in its stretch.
+    pub place: Place,
     /// The change.
     pub change: Change,
 }
@@ -75,30 +77,35 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans a stretch that was decoded, of WAL of this major, replacing what the plan held.
-    pub fn make(&mut self, major: Major, stretch: &Stretch, table: &RelTable, numbers: &mut RelNumbers) {
+    /// Begins anew.
+    pub fn reset(&mut self) {
         self.ops.resize_with(PARTITIONS, Vec::new);
         self.ops.iter_mut().for_each(Vec::clear);
         self.fsm_ops.clear();
         self.globals.clear();
         self.obstacle = None;
         self.newest_xid = 0;
+    }
+
+    /// Plans the next record, unless an earlier one ends replay.
+    #[inline]
+    pub fn take(&mut self, major: Major, found: &Found<'_>, table: &RelTable, numbers: &mut RelNumbers) {
+        if self.obstacle.is_some() {
+            return;
+        }
         let mut record = Record::empty(major);
-        for (place, span) in (0..).zip(stretch.spans()) {
-            let planned = record
-                .read(stretch.bytes(span), span.lsn, span.end)
-                .map_err(|error| Obstacle::Corrupt(error.to_string()))
-                .and_then(|()| self.add(place, &record, table, numbers));
-            if let Err(obstacle) = planned {
-                self.obstacle = Some((place, obstacle));
-                break;
-            }
+        let planned = record
+            .read(found.bytes, found.span.lsn, found.span.end)
+            .map_err(|error| Obstacle::Corrupt(error.to_string()))
+            .and_then(|()| self.add(found, &record, table, numbers));
+        if let Err(obstacle) = planned {
+            self.obstacle = Some((found.number, obstacle));
         }
     }
 
     fn add(
         &mut self,
-        place: u32,
+        found: &Found<'_>,
         record: &Record<'_>,
         table: &RelTable,
         numbers: &mut RelNumbers,
@@ -114,7 +121,7 @@ impl Plan {
             Class::Pages => {}
             Class::Global => {
                 let newest_xid = std::mem::take(&mut self.newest_xid);
-                self.globals.push(Global { span: place, newest_xid });
+                self.globals.push(Global { span: found.number, newest_xid });
             }
         }
         if !record.blocks.is_empty() && redo_fn(rmgr).is_none() {
@@ -122,19 +129,21 @@ impl Plan {
         }
         for block in record.blocks.iter().filter(|block| !is_unchanged(record, block)) {
             let key = PageKey::new(numbers.number(table, block.rel, block.fork), block.block);
-            let op = PageOp { key, span: place, change: Change::Block(block.id) };
+            let overwrites = block.will_init || block.image_applies();
+            let change = if overwrites { Change::Overwrite(block.id) } else { Change::Block(block.id) };
+            let op = PageOp { key, place: found.place, change };
             if block.fork == ForkNumber::FreeSpaceMap {
                 self.fsm_ops.push(op);
             } else {
                 self.ops[partition_of(key)].push(op);
             }
         }
-        if rmgr == RmgrId::HEAP || rmgr == RmgrId::HEAP2 {
+        if vm::may_clear(record) {
             let clears = vm::unregistered_clears(record).map_err(|error| Obstacle::Corrupt(error.to_string()))?;
             for (nth, clear) in (0..).zip(&clears) {
                 let fork = numbers.number(table, clear.rel, ForkNumber::VisibilityMap);
                 let key = PageKey::new(fork, vm::map_block(clear.heap_block));
-                self.ops[partition_of(key)].push(PageOp { key, span: place, change: Change::VmClear(nth) });
+                self.ops[partition_of(key)].push(PageOp { key, place: found.place, change: Change::VmClear(nth) });
             }
         }
         Ok(())
@@ -206,19 +215,11 @@ pub struct Planned {
     pub done: u32,
 }
 
-impl Planned {
-    /// LSN of the record at a place, or where the next stretch goes on.
-    pub fn lsn_at(&self, place: u32) -> Lsn {
-        match self.stretch.spans().get(place as usize) {
-            Some(span) => span.lsn,
-            None => self.stretch.position(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use walrider_layout::Lsn;
+    use walrider_wal::decode::Span;
     use walrider_wal::testing::{RecordBuilder, TEST_REL};
 
     /// Such pages, of a free space map that was made without WAL, were taken for pages that the directory lacks.
@@ -232,11 +233,12 @@ mod tests {
                 .full_image(&[0; walrider_layout::BLCKSZ])
                 .build();
             let mut plan = Plan::default();
-            plan.add(0, &RecordBuilder::parse(&bytes, Lsn(40)), &RelTable::default(), &mut RelNumbers::default())
-                .unwrap();
+            let found = Found { number: 0, span: Span::default(), place: Place::default(), bytes: &bytes };
+            let record = RecordBuilder::parse(&bytes, Lsn(40));
+            plan.add(&found, &record, &RelTable::default(), &mut RelNumbers::default()).unwrap();
             plan.fsm_ops.iter().map(|op| op.change).collect::<Vec<_>>()
         };
-        assert_eq!(changes(xlog::XLOG_FPI_FOR_HINT), [Change::Block(1)]);
-        assert_eq!(changes(xlog::XLOG_FPI), [Change::Block(0), Change::Block(1)]);
+        assert_eq!(changes(xlog::XLOG_FPI_FOR_HINT), [Change::Overwrite(1)]);
+        assert_eq!(changes(xlog::XLOG_FPI), [Change::Block(0), Change::Overwrite(1)]);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 
+use rustc_hash::FxHashMap;
 use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 
 /// A page: number of the fork of its relation, and block. Sorts in file order within a fork.
@@ -163,7 +164,7 @@ impl RelTable {
 #[derive(Debug, Default)]
 pub struct RelNumbers {
     last: Option<((RelFileLocator, ForkNumber), u32)>,
-    known: HashMap<(RelFileLocator, ForkNumber), u32>,
+    known: FxHashMap<(RelFileLocator, ForkNumber), u32>,
 }
 
 impl RelNumbers {

@@ -3,8 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileExt;
+use std::io::{self, ErrorKind, IoSliceMut};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use walrider_datadir::DataDirError;
+use walrider_datadir::wal_file::read_up_to;
 use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
 use walrider_layout::wal::{SegmentSize, page_of};
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
@@ -347,29 +347,15 @@ fn expand(command: &str, file: &str, path: &str, oldest: &str) -> String {
     line
 }
 
-/// Fills the buffer as far as the file goes.
-pub fn read_at_most(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut got = 0;
-    while got < buffer.len() {
-        match file.read_at(&mut buffer[got..], offset + got as u64) {
-            Ok(0) => break,
-            Ok(more) => got += more,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(got)
-}
-
 impl ReadWal for Source {
-    fn read(&self, from: Lsn, buffer: &mut [u8]) -> Result<usize, ReplayError> {
+    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError> {
         let Some(segment) = self.segment(self.size.segment_of(from))? else { return Ok(0) };
         let offset = self.size.offset_of(from);
         let upto = self.size.start_of(self.size.segment_of(from) + 1);
         let upto = segment.limit.map_or(upto, |limit| limit.min(upto));
-        let wanted = buffer.len().min(upto.0.saturating_sub(from.0) as usize);
-        let got = read_at_most(&segment.file, &mut buffer[..wanted], offset);
-        let got = got.map_err(|error| DataDirError::io("read", &segment.path, error))?;
+        let room = upto.0.saturating_sub(from.0) as usize;
+        let got = read_up_to(&segment.file, slices, offset, room)
+            .map_err(|error| DataDirError::io("read", &segment.path, error))?;
         Ok(got - got % XLOG_BLCKSZ)
     }
 

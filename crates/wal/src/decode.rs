@@ -5,15 +5,20 @@
 //! A [`Stretch`] is some WAL in memory. Whoever owns the source fills it with pages and calls
 //! [`Stretch::decode`], which says when a record needs more of them. Stretches that follow one another can be
 //! decoded side by side: each finds its first record by itself, and [`Stretch::follows`] checks the seam.
+//!
+//! Page headers are kept apart from what is between them, from the moment they are read: so each record lies in one
+//! piece, however many pages it crosses, and none is ever copied.
 
-use walrider_layout::bytes::prefetch;
+use std::io::IoSliceMut;
+
+use walrider_layout::bytes::{prefetch, u32_at};
 use walrider_layout::wal::{
-    RECORD_HEADER_SIZE, RECORD_MAX_SIZE, SHORT_PAGE_HEADER_SIZE, SegmentSize, WalPageHeader, XLP_ALL_FLAGS,
-    XLP_FIRST_IS_CONTRECORD, XLP_FIRST_IS_OVERWRITE_CONTRECORD, page_header_size, page_of,
+    LONG_PAGE_HEADER_SIZE, RECORD_HEADER_SIZE, RECORD_MAX_SIZE, SHORT_PAGE_HEADER_SIZE, SegmentSize, WalPageHeader,
+    XLP_ALL_FLAGS, XLP_FIRST_IS_CONTRECORD, XLP_FIRST_IS_OVERWRITE_CONTRECORD, page_header_size, page_of,
 };
 use walrider_layout::{Lsn, Major, TimelineId, XLOG_BLCKSZ, maxalign};
 
-use crate::record::{RecordHeader, crc_is_valid};
+use crate::record::{InvalidRecord, Record, RecordHeader, crc_is_valid};
 use crate::rmgr::RmgrId;
 
 const PAGE: u64 = XLOG_BLCKSZ as u64;
@@ -133,18 +138,51 @@ pub enum Status {
 }
 
 /// Where a decoded record is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     /// Where the record begins.
     pub lsn: Lsn,
     /// Where the next record may begin (`EndRecPtr`).
     pub end: Lsn,
-    at: usize,
+    at: u32,
     len: u32,
 }
 
-/// Marks a position in `joined` instead of `pages`.
-const JOINED: usize = 1 << (usize::BITS - 1);
+/// Where a record of a stretch is, in few bytes: for whoever notes millions of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Where it begins, and where the next one may begin: distances from the beginning of the stretch.
+    lsn: u32,
+    end: u32,
+    /// Where its bytes are.
+    at: u32,
+}
+
+impl Place {
+    /// A number that grows from record to record of a stretch.
+    #[inline]
+    pub fn order(self) -> u32 {
+        self.at
+    }
+}
+
+/// A record that was just decoded.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<'a> {
+    /// How many records of the stretch came before.
+    pub number: u32,
+    /// Where it is.
+    pub span: Span,
+    /// The same in few bytes.
+    pub place: Place,
+    /// Its bytes.
+    pub bytes: &'a [u8],
+}
+
+/// What a stretch may hold at most: places of records have 32 bits.
+const MAX_BYTES: usize = u32::MAX as usize - XLOG_BLCKSZ;
+
+const _: () = assert!(RECORD_MAX_SIZE < MAX_BYTES / 2);
 
 /// A stretch of WAL in memory and the records that begin in it. Reused from stretch to stretch, it allocates nothing.
 #[derive(Debug, Default)]
@@ -153,12 +191,16 @@ pub struct Stretch {
     start: Lsn,
     /// Records that begin here or later belong to the next stretch.
     limit: Lsn,
-    /// Room for pages, of which the first `filled_bytes` are there.
-    pages: Vec<u8>,
-    filled_bytes: usize,
-    /// Records that cross pages, joined.
-    joined: Vec<u8>,
+    segment_size: SegmentSize,
+    /// Room for what pages hold behind their headers, one page's behind the other's.
+    bodies: Vec<u8>,
+    /// Room for their headers.
+    headers: Vec<[u8; LONG_PAGE_HEADER_SIZE]>,
+    /// How many pages are there.
+    filled_pages: usize,
     spans: Vec<Span>,
+    /// The page that decoding is on, and where in `bodies` it begins.
+    page: (Lsn, usize),
     /// Where decoding goes on; not valid before the first record was found.
     position: Lsn,
     /// Where the first record begins, finished or not, or the page that it begins on.
@@ -178,12 +220,13 @@ impl Stretch {
 
     /// Begins anew at the page of `from`. Records are taken from `from` on if `exact`, else from the first record
     /// that begins at or behind it; up to, not including, those that begin at `limit`.
-    pub fn reset(&mut self, from: Lsn, exact: bool, limit: Lsn) {
+    pub fn reset(&mut self, from: Lsn, exact: bool, limit: Lsn, segment_size: SegmentSize) {
         self.start = page_of(from);
         self.limit = limit;
-        self.filled_bytes = 0;
-        self.joined.clear();
+        self.segment_size = segment_size;
+        self.filled_pages = 0;
         self.spans.clear();
+        self.page = (self.start, 0);
         self.position = if exact { from } else { self.start };
         self.begins_at = exact.then_some(from);
         self.first_prev = Lsn::INVALID;
@@ -191,27 +234,49 @@ impl Stretch {
         self.overwritten = None;
     }
 
-    /// The buffer behind the pages that are there, for `len` more bytes: read WAL from [`Stretch::filled`] on into
-    /// it, then [`Stretch::truncate_to`] what was really read.
-    pub fn extend(&mut self, len: usize) -> &mut [u8] {
-        let old = self.filled_bytes;
-        self.filled_bytes = old + len;
+    /// Room for `pages` more pages behind those that are there: a slice for each page's header and one for the rest of
+    /// it. Read WAL from [`Stretch::filled`] on into them, then [`Stretch::filled_up_to`] what was really read.
+    pub fn room(&mut self, pages: usize) -> Vec<IoSliceMut<'_>> {
+        let from = self.filled();
+        let begin = self.body_at(from);
+        let end = self.body_at(Lsn(from.0 + pages as u64 * PAGE));
         // Bytes from an earlier use are about to be overwritten: no need to clear them.
-        if self.pages.len() < self.filled_bytes {
-            self.pages.resize(self.filled_bytes, 0);
+        if self.bodies.len() < end {
+            self.bodies.resize(end, 0);
         }
-        &mut self.pages[old..self.filled_bytes]
+        if self.headers.len() < self.filled_pages + pages {
+            self.headers.resize(self.filled_pages + pages, [0; LONG_PAGE_HEADER_SIZE]);
+        }
+        let mut rest = &mut self.bodies[begin..end];
+        let mut slices = Vec::with_capacity(2 * pages);
+        for (nth, header) in (0..).zip(&mut self.headers[self.filled_pages..][..pages]) {
+            let header_size = page_header_size(Lsn(from.0 + nth * PAGE), self.segment_size);
+            let (body, behind) = rest.split_at_mut(XLOG_BLCKSZ - header_size);
+            rest = behind;
+            slices.push(IoSliceMut::new(&mut header[..header_size]));
+            slices.push(IoSliceMut::new(body));
+        }
+        slices
     }
 
     /// Position behind the pages that are there.
     pub fn filled(&self) -> Lsn {
-        Lsn(self.start.0 + self.filled_bytes as u64)
+        Lsn(self.start.0 + self.filled_pages as u64 * PAGE)
     }
 
-    /// Forgets what was appended at or behind `upto`.
-    pub fn truncate_to(&mut self, upto: Lsn) {
-        self.filled_bytes = self.filled_bytes.min(upto.0.saturating_sub(self.start.0) as usize);
-        self.checked = self.checked.min(page_of(upto));
+    /// The pages before `upto` are there; what is left of one that `upto` cuts does not count.
+    pub fn filled_up_to(&mut self, upto: Lsn) {
+        self.filled_pages = (upto.0.saturating_sub(self.start.0) / PAGE) as usize;
+        self.checked = self.checked.min(self.filled());
+    }
+
+    /// Where in `bodies` a page begins.
+    fn body_at(&self, page: Lsn) -> usize {
+        let pages = (page.0 - self.start.0) / PAGE;
+        let segments_before = |lsn: Lsn| lsn.0.div_ceil(self.segment_size.bytes());
+        let long = segments_before(page) - segments_before(self.start);
+        (pages * (PAGE - SHORT_PAGE_HEADER_SIZE as u64)
+            - long * (LONG_PAGE_HEADER_SIZE - SHORT_PAGE_HEADER_SIZE) as u64) as usize
     }
 
     /// Where the next record is expected.
@@ -248,30 +313,44 @@ impl Stretch {
     /// The bytes of a record of this stretch.
     #[inline]
     pub fn bytes(&self, span: &Span) -> &[u8] {
-        let len = span.len as usize;
-        if span.at & JOINED != 0 {
-            let at = span.at & !JOINED;
-            &self.joined[at..at + len]
-        } else {
-            &self.pages[span.at..span.at + len]
-        }
+        &self.bodies[span.at as usize..][..span.len as usize]
     }
 
-    /// Has the processor fetch what [`Stretch::prefetch_record`] will need.
-    #[inline]
-    pub fn prefetch_span(&self, number: u32) {
-        if let Some(span) = self.spans.get(number as usize) {
-            prefetch(span);
-        }
+    /// The place of a record.
+    pub fn place(&self, span: &Span) -> Place {
+        let from_start = |position: Lsn| (position.0 - self.start.0) as u32;
+        Place { lsn: from_start(span.lsn), end: from_start(span.end), at: span.at }
     }
 
-    /// Has the processor fetch the first bytes of a record, which will be parsed soon.
+    /// Position of the first byte behind the record at a place, where the next one may begin.
     #[inline]
-    pub fn prefetch_record(&self, number: u32) {
-        if let Some(span) = self.spans.get(number as usize) {
-            let bytes = self.bytes(span);
-            prefetch(&bytes[0]);
-            if let Some(byte) = bytes.get(64) {
+    pub fn end_of(&self, place: Place) -> Lsn {
+        Lsn(self.start.0 + u64::from(place.end))
+    }
+
+    /// Position of the record at a place.
+    #[inline]
+    pub fn lsn_of(&self, place: Place) -> Lsn {
+        Lsn(self.start.0 + u64::from(place.lsn))
+    }
+
+    /// Takes apart the record at a place.
+    ///
+    /// # Errors
+    /// As [`Record::read`].
+    #[inline]
+    pub fn read<'a>(&'a self, place: Place, record: &mut Record<'a>) -> Result<(), InvalidRecord> {
+        let bytes = &self.bodies[place.at as usize..];
+        let len = u32_at(bytes, 0) as usize;
+        record.read(&bytes[..len], self.lsn_of(place), self.end_of(place))
+    }
+
+    /// Has the processor fetch the first bytes of a record, which will be taken apart soon.
+    #[inline]
+    pub fn prefetch(&self, place: Place) {
+        let bytes = &self.bodies[place.at as usize..];
+        for line in [0, 64] {
+            if let Some(byte) = bytes.get(line) {
                 prefetch(byte);
             }
         }
@@ -291,6 +370,17 @@ impl Stretch {
 
     /// Decodes as many records as the pages allow.
     pub fn decode(&mut self, format: &WalFormat, timeline: TimelineId) -> Status {
+        self.decode_each(format, timeline, |_| {})
+    }
+
+    /// As [`Stretch::decode`], and shows each record as soon as its CRC was found right, while its bytes are in the
+    /// processor's cache.
+    pub fn decode_each(
+        &mut self,
+        format: &WalFormat,
+        timeline: TimelineId,
+        mut each: impl FnMut(&Found<'_>),
+    ) -> Status {
         if self.begins_at.is_none() {
             match self.find_first(format, timeline) {
                 Ok(true) => {}
@@ -302,7 +392,7 @@ impl Stretch {
             if self.position >= self.limit {
                 return Status::Complete { next: self.position };
             }
-            match self.next_record(format, timeline) {
+            match self.next_record(format, timeline, &mut each) {
                 Ok(None) => {}
                 Ok(Some(upto)) => return Status::NeedPages { upto },
                 Err((page, why)) => return Status::Invalid { at: self.position, page, why },
@@ -334,7 +424,13 @@ impl Stretch {
     }
 
     /// Decodes the record at `position` and moves behind it. `Some`: pages up to there are needed first.
-    fn next_record(&mut self, format: &WalFormat, timeline: TimelineId) -> Result<Option<Lsn>, (Lsn, Invalid)> {
+    #[inline]
+    fn next_record(
+        &mut self,
+        format: &WalFormat,
+        timeline: TimelineId,
+        each: &mut impl FnMut(&Found<'_>),
+    ) -> Result<Option<Lsn>, (Lsn, Invalid)> {
         let mut lsn = self.position;
         let page = page_of(lsn);
         if page.0 + PAGE > self.filled().0 {
@@ -348,17 +444,20 @@ impl Stretch {
                 return Err((page, Invalid::UnexpectedContinuation));
             }
         }
-        let header_size = page_header_size(page, format.segment_size) as u64;
+        if self.page.0 != page {
+            self.page = (page, self.body_at(page));
+        }
+        let header_size = page_header_size(page, self.segment_size) as u64;
         if lsn == page {
             lsn = Lsn(page.0 + header_size);
             self.position = lsn;
         } else if lsn.0 < page.0 + header_size {
             return Err((page, Invalid::UnexpectedContinuation));
         }
-        let at = (lsn.0 - self.start.0) as usize;
+        let at = self.page.1 + (lsn.0 - page.0 - header_size) as usize;
         let room = (page.0 + PAGE - lsn.0) as usize;
         // Records are aligned to 8 bytes, so the length always lies whole on the page.
-        let total_len = u32::from_le_bytes(self.pages[at..at + 4].try_into().expect("four bytes"));
+        let total_len = u32_at(&self.bodies, at);
         let len = total_len as usize;
         if !(RECORD_HEADER_SIZE..=RECORD_MAX_SIZE).contains(&len) {
             return Err((page, Invalid::RecordLength(total_len)));
@@ -367,41 +466,40 @@ impl Stretch {
         if room >= RECORD_HEADER_SIZE {
             self.check_header(at, page)?;
         }
-        let (span_at, mut end) = if len <= room {
-            (at, Lsn(lsn.0 + maxalign(len) as u64))
+        let mut end = if len <= room {
+            Lsn(lsn.0 + maxalign(len) as u64)
         } else {
-            match self.join(lsn, at, room, len, format, timeline)? {
-                Joined::Record(span_at, end) => (span_at, end),
-                Joined::NeedPages(upto) => return Ok(Some(upto)),
-                Joined::Overwritten(page) => {
+            match self.continuation(lsn, at, room, len, format, timeline)? {
+                Continuation::Ends(end) => end,
+                Continuation::NeedPages(upto) => return Ok(Some(upto)),
+                Continuation::Overwritten(page) => {
                     self.overwritten = Some(lsn);
                     self.position = page;
                     return Ok(None);
                 }
             }
         };
-        let mut span = Span { lsn, end, at: span_at, len: total_len };
-        let bytes = self.bytes(&span);
+        let bytes = &self.bodies[at..at + len];
         if !crc_is_valid(bytes) {
-            self.forget_joined(span_at);
             return Err((page, Invalid::Crc));
         }
         let header = RecordHeader::parse(bytes).expect("the length was checked");
         if header.rmgr == RmgrId::XLOG && header.rmgr_info() == XLOG_SWITCH {
-            let size = format.segment_size.bytes();
+            let size = self.segment_size.bytes();
             end = Lsn(end.0.div_ceil(size) * size);
-            span.end = end;
         }
         if self.spans.is_empty() {
             self.first_prev = header.prev;
         }
+        let span = Span { lsn, end, at: at as u32, len: total_len };
+        each(&Found { number: self.spans.len() as u32, span, place: self.place(&span), bytes });
         self.spans.push(span);
         self.position = end;
         Ok(None)
     }
 
-    /// Joins a record that goes on behind its page, checking each page on the way.
-    fn join(
+    /// Where a record ends that goes on behind its page, each page on the way checked.
+    fn continuation(
         &mut self,
         lsn: Lsn,
         at: usize,
@@ -409,61 +507,44 @@ impl Stretch {
         len: usize,
         format: &WalFormat,
         timeline: TimelineId,
-    ) -> Result<Joined, (Lsn, Invalid)> {
-        let joined_at = self.joined.len();
-        self.joined.extend_from_slice(&self.pages[at..at + room]);
+    ) -> Result<Continuation, (Lsn, Invalid)> {
         let mut page = page_of(lsn);
-        let result = loop {
+        let mut got = room;
+        loop {
             page = Lsn(page.0 + PAGE);
-            let got = self.joined.len() - joined_at;
             if page.0 + PAGE > self.filled().0 {
                 // A length that stands in an unchecked header is not worth more than one page.
                 let wanted = if got < RECORD_HEADER_SIZE { 1 } else { len - got };
                 let pages = wanted.div_ceil(XLOG_BLCKSZ - SHORT_PAGE_HEADER_SIZE) as u64;
-                break Ok(Joined::NeedPages(Lsn(page.0 + pages * PAGE)));
+                return Ok(Continuation::NeedPages(Lsn(page.0 + pages * PAGE)));
             }
-            let header = match self.page_header(page, format, timeline) {
-                Ok(header) => header,
-                Err(why) => break Err(why),
-            };
+            let header = self.page_header(page, format, timeline)?;
             if header.info & XLP_FIRST_IS_OVERWRITE_CONTRECORD != 0 {
-                break Ok(Joined::Overwritten(page));
+                return Ok(Continuation::Overwritten(page));
             }
             let rest = (len - got) as u32;
             if header.info & XLP_FIRST_IS_CONTRECORD == 0 {
-                break Err((page, Invalid::NoContinuation(lsn)));
+                return Err((page, Invalid::NoContinuation(lsn)));
             }
             if header.remaining_len != rest {
-                break Err((page, Invalid::ContinuationLength(lsn, header.remaining_len, rest)));
+                return Err((page, Invalid::ContinuationLength(lsn, header.remaining_len, rest)));
             }
-            let from = (page.0 - self.start.0) as usize + header.size();
             let take = (len - got).min(XLOG_BLCKSZ - header.size());
-            self.joined.extend_from_slice(&self.pages[from..from + take]);
             if got < RECORD_HEADER_SIZE && got + take >= RECORD_HEADER_SIZE {
-                // The header was cut in two; now it can be checked before more pages are asked for.
-                let whole = RecordHeader::parse(&self.joined[joined_at..]).expect("24 bytes");
-                if let Err(why) = self.check_links(&whole) {
-                    break Err((page, why));
-                }
+                // The header was cut in two; it can be checked before more pages are asked for.
+                self.check_header(at, page)?;
             }
-            if got + take == len {
+            got += take;
+            if got == len {
                 self.checked = self.checked.max(Lsn(page.0 + PAGE));
-                let end = Lsn(page.0 + (header.size() + maxalign(take)) as u64);
-                return Ok(Joined::Record(joined_at | JOINED, end));
+                return Ok(Continuation::Ends(Lsn(page.0 + (header.size() + maxalign(take)) as u64)));
             }
-        };
-        self.joined.truncate(joined_at);
-        result
-    }
-
-    fn forget_joined(&mut self, span_at: usize) {
-        if span_at & JOINED != 0 {
-            self.joined.truncate(span_at & !JOINED);
         }
     }
 
+    #[inline]
     fn check_header(&self, at: usize, page: Lsn) -> Result<(), (Lsn, Invalid)> {
-        let header = RecordHeader::parse(&self.pages[at..]).expect("the room was checked");
+        let header = RecordHeader::parse(&self.bodies[at..]).expect("the room was checked");
         self.check_links(&header).map_err(|why| (page, why))
     }
 
@@ -489,8 +570,8 @@ impl Stretch {
         format: &WalFormat,
         timeline: TimelineId,
     ) -> Result<WalPageHeader, (Lsn, Invalid)> {
-        let at = (page.0 - self.start.0) as usize;
-        let bytes = self.pages[..self.filled_bytes].get(at..).unwrap_or(&[]);
+        let number = ((page.0 - self.start.0) / PAGE) as usize;
+        let bytes = self.headers[..self.filled_pages].get(number).ok_or((page, Invalid::Incomplete))?;
         let header = WalPageHeader::parse(bytes).ok_or((page, Invalid::Incomplete))?;
         check_page_header(&header, page, format, timeline).map_err(|why| (page, why))?;
         Ok(header)
@@ -498,9 +579,9 @@ impl Stretch {
 }
 
 /// What became of a record that goes on behind its page.
-enum Joined {
-    /// It is whole: its place and its end.
-    Record(usize, Lsn),
+enum Continuation {
+    /// It is whole, and ends there.
+    Ends(Lsn),
     /// Pages up to there are needed.
     NeedPages(Lsn),
     /// Its continuation was never written; decoding goes on at this page.

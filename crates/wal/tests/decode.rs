@@ -1,5 +1,7 @@
 //! From pages to records, on WAL that is made here.
 
+use std::io::Read;
+
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, Major, TimelineId, XLOG_BLCKSZ};
 use walrider_wal::decode::{Invalid, Status, Stretch, WalFormat};
@@ -31,11 +33,18 @@ fn wal(lens: impl IntoIterator<Item = usize>) -> (WalBuilder, Vec<Lsn>) {
     (wal, lsns)
 }
 
+/// Puts whole pages behind those that are there.
+fn append(stretch: &mut Stretch, mut pages: &[u8]) {
+    let from = stretch.filled();
+    let got = pages.read_vectored(&mut stretch.room(pages.len() / XLOG_BLCKSZ)).unwrap();
+    stretch.filled_up_to(Lsn(from.0 + got as u64));
+}
+
 /// Decodes all of `bytes`, which begin at `START`, as one stretch.
 fn decode(bytes: &[u8]) -> (Vec<Lsn>, Status) {
     let mut stretch = Stretch::new();
-    stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64));
-    stretch.extend(bytes.len()).copy_from_slice(bytes);
+    stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64), size());
+    append(&mut stretch, bytes);
     let status = stretch.decode(&format(), TIMELINE);
     (stretch.spans().iter().map(|span| span.lsn).collect(), status)
 }
@@ -46,12 +55,12 @@ fn decode_in_windows(bytes: &[u8], window: u64) -> Vec<Lsn> {
     let (mut stretch, end) = (Stretch::new(), Lsn(START.0 + bytes.len() as u64));
     for from in (START.0..end.0).step_by(window as usize) {
         let limit = Lsn(from + window).min(end);
-        stretch.reset(Lsn(from), false, limit);
+        stretch.reset(Lsn(from), false, limit, size());
         let mut upto = limit;
         loop {
             let have = stretch.filled();
             let more = &bytes[(have.0 - START.0) as usize..(upto.0.min(end.0) - START.0) as usize];
-            stretch.extend(more.len()).copy_from_slice(more);
+            append(&mut stretch, more);
             match stretch.decode(&format(), TIMELINE) {
                 Status::NeedPages { upto: wanted } if wanted <= end => upto = wanted,
                 _ => break,
@@ -90,8 +99,8 @@ fn contents_survive_the_way_through_pages() {
     let (wal, _) = wal([20_000, 5]);
     let bytes = wal.bytes();
     let mut stretch = Stretch::new();
-    stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64));
-    stretch.extend(bytes.len()).copy_from_slice(&bytes);
+    stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64), size());
+    append(&mut stretch, &bytes);
     stretch.decode(&format(), TIMELINE);
     let [long, short] = stretch.spans() else { panic!("two records") };
     let parsed = walrider_wal::record::Record::parse(Major::V18, stretch.bytes(long), long.lsn, long.end).unwrap();
@@ -106,8 +115,8 @@ fn wal_that_is_cut_off_asks_for_more() {
     for pages in 0..bytes.len() / XLOG_BLCKSZ {
         let cut = &bytes[..pages * XLOG_BLCKSZ];
         let mut stretch = Stretch::new();
-        stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64));
-        stretch.extend(cut.len()).copy_from_slice(cut);
+        stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64), size());
+        append(&mut stretch, cut);
         let status = stretch.decode(&format(), TIMELINE);
         let whole = lsns.iter().filter(|lsn| stretch.spans().iter().any(|span| span.lsn == **lsn)).count();
         assert_eq!(stretch.spans().len(), whole);
@@ -144,8 +153,8 @@ fn a_record_that_was_overwritten_is_passed_over() {
     let (found, _) = decode(&bytes);
     assert_eq!(found, lsns);
     let mut stretch = Stretch::new();
-    stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64));
-    stretch.extend(bytes.len()).copy_from_slice(&bytes);
+    stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64), size());
+    append(&mut stretch, &bytes);
     stretch.decode(&format(), TIMELINE);
     assert_eq!(stretch.overwritten(), Some(cut));
 }

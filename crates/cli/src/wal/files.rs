@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::IoSliceMut;
 use std::path::{Path, PathBuf};
 
+use walrider_datadir::wal_file::read_up_to;
 use walrider_layout::history::{TimelineHistory, history_file_name};
 use walrider_layout::wal::{SegmentSize, WalPageHeader};
 use walrider_layout::{Lsn, Major, TimelineId, XLOG_BLCKSZ};
-use walrider_replay::source::{PACKED, read_at_most};
+use walrider_replay::source::PACKED;
 use walrider_wal::decode::WalFormat;
 
 use super::WalError;
@@ -101,7 +103,7 @@ impl WalFiles {
     }
 
     /// Reads whole pages from the page at `from` on, as far as its segment has them. 0: there is nothing.
-    pub fn read(&mut self, from: Lsn, buffer: &mut [u8]) -> Result<usize, WalError> {
+    pub fn read(&mut self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, WalError> {
         let size = self.format.segment_size;
         let number = size.segment_of(from);
         let Some(segment) = self.segments.get(&number) else { return Ok(0) };
@@ -111,8 +113,7 @@ impl WalFiles {
         }
         let (_, file) = self.open.as_ref().expect("just opened");
         let offset = size.offset_of(from);
-        let wanted = buffer.len().min((size.bytes() - offset) as usize);
-        let got = read_at_most(file, &mut buffer[..wanted], offset).map_err(failed)?;
+        let got = read_up_to(file, slices, offset, (size.bytes() - offset) as usize).map_err(failed)?;
         Ok(got - got % XLOG_BLCKSZ)
     }
 }
@@ -165,7 +166,7 @@ fn read_format(path: &Path) -> Result<Option<WalFormat>, WalError> {
     let failed = |error| WalError::Io(path.to_owned(), error);
     let file = File::open(path).map_err(failed)?;
     let mut page = [0; XLOG_BLCKSZ];
-    let got = read_at_most(&file, &mut page, 0).map_err(failed)?;
+    let got = read_up_to(&file, &mut [IoSliceMut::new(&mut page)], 0, XLOG_BLCKSZ).map_err(failed)?;
     let Some(header) = WalPageHeader::parse(&page[..got]) else { return Ok(None) };
     let Some(long) = header.long else { return Ok(None) };
     let Some(segment_size) = SegmentSize::new(long.segment_size) else { return Ok(None) };

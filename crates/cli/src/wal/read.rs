@@ -1,5 +1,6 @@
 //! One record after the other, from segment files.
 
+use std::io::IoSliceMut;
 use std::ops::ControlFlow;
 
 use walrider_layout::wal::{RECORD_HEADER_SIZE, WalPageHeader, page_header_size, page_of};
@@ -54,7 +55,7 @@ pub fn each_record(
     let (mut next, mut exact, mut last) = (page_of(range.start), false, Lsn::INVALID);
     loop {
         let limit = Lsn((next.0 / WINDOW + 1) * WINDOW);
-        stretch.reset(next, exact, limit);
+        stretch.reset(next, exact, limit, files.format().segment_size);
         let status = fill(files, &mut stretch)?;
         if let Err(why) = stretch.follows(last) {
             return Err(files.damaged(next, page_of(next), why));
@@ -98,8 +99,9 @@ fn fill(files: &mut WalFiles, stretch: &mut Stretch) -> Result<Status, WalError>
     loop {
         while stretch.filled() < upto {
             let from = stretch.filled();
-            let got = files.read(from, stretch.extend((upto.0 - from.0) as usize))?;
-            stretch.truncate_to(Lsn(from.0 + got as u64));
+            let pages = (upto.0 - from.0).div_ceil(PAGE).min(WINDOW / PAGE);
+            let got = files.read(from, &mut stretch.room(pages as usize))?;
+            stretch.filled_up_to(Lsn(from.0 + got as u64));
             if got == 0 {
                 break;
             }
@@ -139,7 +141,9 @@ impl WalFiles {
     /// The WAL ends at `at` if no more of it follows behind `page`; else it is damaged, or some is missing.
     fn ended(&mut self, at: Lsn, page: Lsn, why: Invalid) -> Result<Ended, WalError> {
         let size = self.format().segment_size;
-        if self.goes_on_at(Lsn(page_of(page).0 + PAGE)) && self.read(page_of(page), &mut [0; XLOG_BLCKSZ])? == 0 {
+        if self.goes_on_at(Lsn(page_of(page).0 + PAGE))
+            && self.read(page_of(page), &mut [IoSliceMut::new(&mut [0; XLOG_BLCKSZ])])? == 0
+        {
             return Err(WalError::Missing { at, what: self.describe(page) });
         }
         let segment_end = size.start_of(size.segment_of(page) + 1);
@@ -161,7 +165,7 @@ impl WalFiles {
 
     fn valid_page(&mut self, page: Lsn) -> Result<bool, WalError> {
         let mut buffer = [0; XLOG_BLCKSZ];
-        if self.read(page, &mut buffer)? == 0 {
+        if self.read(page, &mut [IoSliceMut::new(&mut buffer)])? == 0 {
             return Ok(false);
         }
         let timeline = self.timeline_at(page);

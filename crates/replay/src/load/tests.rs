@@ -1,5 +1,7 @@
 //! Loading of WAL that is made here, in stretches of any size, several at a time.
 
+use std::io::{IoSliceMut, Read};
+
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, Major, TimelineId};
 use walrider_wal::decode::WalFormat;
@@ -21,11 +23,9 @@ struct Memory {
 }
 
 impl ReadWal for Memory {
-    fn read(&self, from: Lsn, buffer: &mut [u8]) -> Result<usize, ReplayError> {
-        let there = self.bytes[..self.have].get((from.0 - START.0) as usize..).unwrap_or(&[]);
-        let got = there.len().min(buffer.len());
-        buffer[..got].copy_from_slice(&there[..got]);
-        Ok(got)
+    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError> {
+        let mut there = self.bytes[..self.have].get((from.0 - START.0) as usize..).unwrap_or(&[]);
+        there.read_vectored(slices).map_err(|_| unreachable!())
     }
 
     fn timeline_at(&self, _lsn: Lsn) -> TimelineId {

@@ -1,5 +1,7 @@
 //! Which file a segment comes from, and what `restore_command` may do.
 
+use std::io::IoSliceMut;
+
 use super::*;
 
 const SEGMENT: u64 = 1 << 20;
@@ -47,7 +49,7 @@ impl Dirs {
 /// First byte of a segment, if it is there.
 fn mark(source: &Source, number: u64) -> Result<Option<u8>, ReplayError> {
     let mut page = [0; XLOG_BLCKSZ];
-    let got = source.read(Lsn(number * SEGMENT), &mut page)?;
+    let got = source.read(Lsn(number * SEGMENT), &mut [IoSliceMut::new(&mut page)])?;
     Ok((got > 0).then_some(page[0]))
 }
 
@@ -78,13 +80,16 @@ fn a_timeline_counts_up_to_where_it_was_left() {
     dirs.put(1, 3, "", 1);
     let source = dirs.reads_directory(branched());
     let page_of_switch = 3 * SEGMENT + 0x8_0000;
-    let mut pages = vec![0; 4 * XLOG_BLCKSZ];
+    let read_four = |from: Lsn| {
+        let mut pages = [[0; XLOG_BLCKSZ]; 4];
+        source.read(from, &mut pages.each_mut().map(|page| IoSliceMut::new(page))).unwrap()
+    };
     let before = Lsn(page_of_switch - 2 * XLOG_BLCKSZ as u64);
-    assert_eq!(source.read(before, &mut pages).unwrap(), 2 * XLOG_BLCKSZ);
-    assert_eq!(source.read(Lsn(page_of_switch), &mut pages).unwrap(), 0, "timeline 2 has that, in a file to come");
+    assert_eq!(read_four(before), 2 * XLOG_BLCKSZ);
+    assert_eq!(read_four(Lsn(page_of_switch)), 0, "timeline 2 has that, in a file to come");
     dirs.put(2, 3, "", 2);
     source.close_all();
-    assert_eq!(source.read(Lsn(page_of_switch), &mut pages).unwrap(), 4 * XLOG_BLCKSZ);
+    assert_eq!(read_four(Lsn(page_of_switch)), 4 * XLOG_BLCKSZ);
 }
 
 #[test]
