@@ -163,7 +163,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
 }
 
 /// Stretches and batches that fit into the memory that there is: while one batch is applied, the next is decoded, and each
-/// takes up to four times its WAL, with records that were joined and the operations that they are made into.
+/// takes up to four times its WAL, with the operations that it is made into.
 fn batch_sizes(memory_bytes: u64) -> (u64, u64) {
     let batch = (memory_bytes / 32).clamp(2 * MIN_WINDOW_BYTES, MAX_BATCH_BYTES);
     let window = (batch / 4).clamp(MIN_WINDOW_BYTES, MAX_WINDOW_BYTES);
