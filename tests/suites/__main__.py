@@ -19,13 +19,23 @@ from .run import prove
 from .variants import VARIANTS
 
 
+def save(file, result):
+    """Put a variant's result among those in the file, in the place of an earlier one."""
+    told = json.loads(file.read_text()) if file.exists() else {}
+    earlier = [variant for variant in told.get("variants", []) if variant["variant"] != result["variant"]]
+    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    told = dict(command="make test-suites", machine=machine(),
+                variants=[*earlier, dict(when=when, commit=commit(), **result)])
+    file.write_text(json.dumps(told, indent=1) + "\n")
+
+
 def main():
     """The command line."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.suites", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="*", metavar="VARIANT", help="names of variants; see --list")
     parser.add_argument("--list", action="store_true", help="say which variants there are")
-    parser.add_argument("--save", metavar="FILE", help="write the results there, as JSON")
+    parser.add_argument("--save", metavar="FILE", help="add the results there, as JSON")
     parser.add_argument("--work", metavar="DIR", help="work there, and keep what a variant that fails leaves")
     parser.add_argument("--again", action="store_true",
                         help="replay and compare what a variant that failed has left in --work")
@@ -39,21 +49,18 @@ def main():
         parser.error(f"unknown variant: {', '.join(unknown)}; there are {', '.join(VARIANTS)}")
     wanted = args.variants or [name for name, variant in VARIANTS.items() if variant.runs_here()]
     work = Path(args.work or tempfile.mkdtemp(prefix="suites-"))
-    results = []
     for name in wanted:
         directory = work / name
         if not args.again:
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True)
-        results.append(prove(VARIANTS[name], directory, args.again))
+        result = prove(VARIANTS[name], directory, args.again)
         shutil.rmtree(directory)
         if args.save:
-            told = dict(when=datetime.now(timezone.utc).isoformat(timespec="seconds"), machine=machine(), commit=commit(),
-                        command="make test-suites", variants=results)
-            Path(args.save).write_text(json.dumps(told, indent=1) + "\n")
+            save(Path(args.save), result)
     if not args.work:
         shutil.rmtree(work)
-    print(f"{len(results)} variants: no difference")
+    print(f"{len(wanted)} variants: no difference")
     return 0
 
 
