@@ -26,7 +26,9 @@ def save(file, result):
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     told = dict(command="make test-suites", machine=machine(),
                 variants=[*earlier, dict(when=when, commit=commit(), **result)])
-    file.write_text(json.dumps(told, indent=1) + "\n")
+    new = file.with_suffix(".new")      # the old one may be somebody else's, the directory is ours (as_user)
+    new.write_text(json.dumps(told, indent=1) + "\n")
+    new.rename(file)
 
 
 def main():
