@@ -40,7 +40,7 @@ fn parse(contents: &[u8]) -> std::result::Result<Vec<(u16, Lsn)>, String> {
     if !entries.len().is_multiple_of(ENTRY_SIZE) {
         return Err(format!("{} bytes cannot be its length", contents.len()));
     }
-    let (stored, computed) = (u32::from_le_bytes(*stored), crc32c::crc32c(body));
+    let (stored, computed) = (u32::from_le_bytes(*stored), crc_fast::crc32_iscsi(body));
     if stored != computed {
         return Err(format!("its checksum is {stored:08X}, its contents give {computed:08X}"));
     }
@@ -60,7 +60,7 @@ pub fn write(data_dir: &Path, origins: impl IntoIterator<Item = (u16, Lsn)>) -> 
         contents.extend_from_slice(&u64::from(origin).to_le_bytes());
         contents.extend_from_slice(&remote.0.to_le_bytes());
     }
-    let crc = crc32c::crc32c(&contents);
+    let crc = crc_fast::crc32_iscsi(&contents);
     contents.extend_from_slice(&crc.to_le_bytes());
     write_file(&path(data_dir), &contents)
 }

@@ -30,7 +30,7 @@ pub fn parse(map: &[u8]) -> std::result::Result<Vec<(Oid, u32)>, String> {
     if count > MAX_MAPPINGS {
         return Err(format!("it states {count} mappings; there are at most {MAX_MAPPINGS}"));
     }
-    let (stored, computed) = (u32_at(map, CRC_AT), crc32c::crc32c(&map[..CRC_AT]));
+    let (stored, computed) = (u32_at(map, CRC_AT), crc_fast::crc32_iscsi(&map[..CRC_AT]));
     if stored != computed {
         return Err(format!("its checksum is {stored:08X}, its contents give {computed:08X}"));
     }
@@ -55,7 +55,7 @@ pub fn write(directory: &Path, map: &[u8]) -> Result<()> {
         return Err(DataDirError::corrupt(&path, "a record replaces it by one with too many mappings"));
     }
     put_u32(&mut file, 0, MAGIC);
-    let crc = crc32c::crc32c(&file[..CRC_AT]);
+    let crc = crc_fast::crc32_iscsi(&file[..CRC_AT]);
     put_u32(&mut file, CRC_AT, crc);
     write_file(&path, &file)
 }

@@ -46,7 +46,7 @@ impl Slot {
         if magic != MAGIC || version != VERSION || len as usize != DATA_SIZE {
             return Err(format!("magic number {magic:08X}, version {version}, length {len} are not those of a slot"));
         }
-        let computed = crc32c::crc32c(&state[8..]);
+        let computed = crc_fast::crc32_iscsi(&state[8..]);
         if checksum != computed {
             return Err(format!("its checksum is {checksum:08X}, its contents give {computed:08X}"));
         }
@@ -101,7 +101,7 @@ mod tests {
         for (at, value) in [(0, MAGIC), (8, VERSION), (12, DATA_SIZE as u32), (80, database), (84, persistency)] {
             put_u32(&mut state, at, value);
         }
-        let crc = crc32c::crc32c(&state[8..]);
+        let crc = crc_fast::crc32_iscsi(&state[8..]);
         put_u32(&mut state, 4, crc);
         state
     }

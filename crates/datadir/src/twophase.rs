@@ -52,7 +52,7 @@ impl TwoPhaseFiles {
         if len < MIN_BYTES || !(len - 4).is_multiple_of(8) {
             return Err(corrupt(format!("{len} bytes cannot be its length")));
         }
-        let (stored, computed) = (u32_at(&contents, len - 4), crc32c::crc32c(&contents[..len - 4]));
+        let (stored, computed) = (u32_at(&contents, len - 4), crc_fast::crc32_iscsi(&contents[..len - 4]));
         if stored != computed {
             return Err(corrupt(format!("its checksum is {stored:08X}, its contents give {computed:08X}")));
         }
@@ -68,7 +68,7 @@ impl TwoPhaseFiles {
         check_state(full_xid, state).map_err(|reason| DataDirError::corrupt(&path, reason))?;
         let mut contents = Vec::with_capacity(state.len() + 4);
         contents.extend_from_slice(state);
-        contents.extend_from_slice(&crc32c::crc32c(state).to_le_bytes());
+        contents.extend_from_slice(&crc_fast::crc32_iscsi(state).to_le_bytes());
         write_file(&path, &contents)
     }
 

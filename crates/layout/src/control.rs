@@ -302,7 +302,7 @@ impl ControlFile {
             return Err(if swapped { ControlError::ByteOrder } else { ControlError::Version { found: version } });
         };
         let tail = Tail::of(major);
-        let (stored, computed) = (u32_at(data, tail.crc), crc32c::crc32c(&data[..tail.crc]));
+        let (stored, computed) = (u32_at(data, tail.crc), crc_fast::crc32_iscsi(&data[..tail.crc]));
         if stored != computed {
             return Err(ControlError::Checksum { stored, computed });
         }
@@ -389,7 +389,7 @@ impl ControlFile {
             file[at] = u8::from(signed);
         }
         file[tail.nonce..tail.nonce + NONCE_SIZE].copy_from_slice(&self.mock_authentication_nonce);
-        let crc = crc32c::crc32c(&file[..tail.crc]);
+        let crc = crc_fast::crc32_iscsi(&file[..tail.crc]);
         put_u32(&mut file, tail.crc, crc);
         file
     }
@@ -470,7 +470,7 @@ mod tests {
     fn resealed(change: impl FnOnce(&mut [u8; CONTROL_FILE_SIZE])) -> [u8; CONTROL_FILE_SIZE] {
         let mut file = sample(Major::V18).to_bytes();
         change(&mut file);
-        let crc = crc32c::crc32c(&file[..292]);
+        let crc = crc_fast::crc32_iscsi(&file[..292]);
         put_u32(&mut file, 292, crc);
         file
     }

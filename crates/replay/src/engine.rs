@@ -604,7 +604,7 @@ impl Pages<'_> {
             .map(|(partition, ops)| {
                 let mut report = Report::default();
                 ops.retain(|op| !is_dropped(op.key));
-                ops.sort_by_key(|op| (op.key, op.lsn));
+                ops.sort_unstable_by_key(|op| (op.key, op.lsn));
                 partition.apply_fsm(batch, ops, parts, shared, &mut report);
                 report
             })

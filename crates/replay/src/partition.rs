@@ -143,6 +143,14 @@ impl Report {
     }
 }
 
+impl Report {
+    fn note_free_space(&mut self, map: u32, lsn: Lsn, free: FreeSpace) {
+        let (block, slot) = fsm::location(free.block);
+        let change = FsmChange::Set { slot, category: fsm::category(free.free_bytes) };
+        self.fsm.push(FsmOp { key: PageKey::new(map, block), lsn, change });
+    }
+}
+
 /// At most this many differing images are told one by one.
 const DIFFERENCES_TOLD: usize = 20;
 
@@ -178,8 +186,8 @@ pub struct Partition {
     free_slots: Vec<u32>,
     resident: usize,
     batch: u64,
-    /// Slots of this batch.
-    touched: Vec<u32>,
+    /// Pages of this batch and their slots.
+    touched: Vec<(PageKey, u32)>,
     slot_of_op: Vec<u32>,
     runs: Vec<RunOp>,
     /// Pages on their way from a file to their frames.
@@ -233,7 +241,7 @@ impl Partition {
         if slot.batch != self.batch {
             slot.batch = self.batch;
             slot.count = 0;
-            self.touched.push(number);
+            self.touched.push((key, number));
         }
         number
     }
@@ -244,7 +252,8 @@ impl Partition {
         self.batch = batch;
         self.touched.clear();
         self.slot_of_op.clear();
-        let is_dropped = |key: PageKey| dropped.get(key.fork() as usize).copied().unwrap_or(false);
+        let is_dropped =
+            |key: PageKey| !dropped.is_empty() && dropped.get(key.fork() as usize).copied().unwrap_or(false);
         let ops_of = |part: &Part<'_>| part.planned.plan.ops[number].len();
         self.slot_of_op.reserve(parts.iter().map(ops_of).sum());
         for part in parts {
@@ -257,9 +266,9 @@ impl Partition {
                 self.slot_of_op.push(slot);
             }
         }
-        self.touched.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
+        self.touched.sort_unstable();
         let mut first = 0;
-        for &slot in &self.touched {
+        for &(_, slot) in &self.touched {
             let slot = &mut self.slots[slot as usize];
             slot.first = first;
             first += slot.count;
@@ -279,13 +288,13 @@ impl Partition {
                 slot.count += 1;
             }
         }
-        self.touched.iter().filter(|&&slot| self.slots[slot as usize].frame.is_none()).count()
+        self.touched.iter().filter(|&&(_, slot)| self.slots[slot as usize].frame.is_none()).count()
     }
 
     /// Gives every page of the batch memory, and reads those whose contents matter.
     pub fn load(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
-        let needed: Vec<u32> =
-            self.touched.iter().copied().filter(|&slot| self.slots[slot as usize].frame.is_none()).collect();
+        let slots = self.touched.iter().map(|&(_, slot)| slot);
+        let needed: Vec<u32> = slots.filter(|&slot| self.slots[slot as usize].frame.is_none()).collect();
         let wants_bytes = |slot: &Slot| !matches!(self.runs[slot.first as usize].change, Change::Overwrite(_));
         let reading: Vec<bool> = needed.iter().map(|&slot| wants_bytes(&self.slots[slot as usize])).collect();
         let first_lsn = |slot: &Slot| {
@@ -363,8 +372,8 @@ impl Partition {
     pub fn apply(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
         let mut current: Option<(u32, Arc<RelFork>)> = None;
         let mut record = Record::empty(shared.settings.env.major);
-        for (nth, &number) in self.touched.iter().enumerate() {
-            if let Some(frame) = self.touched.get(nth + 3).and_then(|&later| self.slots[later as usize].frame) {
+        for (nth, &(_, number)) in self.touched.iter().enumerate() {
+            if let Some(frame) = self.touched.get(nth + 3).and_then(|&(_, later)| self.slots[later as usize].frame) {
                 // Header and line pointers: every change looks at them.
                 self.frames.page(frame).iter().step_by(64).take(4).for_each(prefetch);
             }
@@ -377,6 +386,7 @@ impl Partition {
             let existed = slot.exists;
             let bytes = self.frames.page_mut(frame);
             let mut target = Target { bytes, exists: slot.exists, dirty: slot.dirty };
+            let mut free_space = None;
             for at in slot.first as usize..(slot.first + slot.count) as usize {
                 // Records of a page lie far apart in the batch: have the next ones on their way.
                 if let Some(next) = self.runs.get(at + PREFETCH) {
@@ -384,7 +394,8 @@ impl Partition {
                 }
                 let op = &self.runs[at];
                 read_record(&mut record, &parts[op.part as usize], op.place);
-                let mut work = PageWork { record: &record, fork, key: slot.key, shared, report };
+                let mut work =
+                    PageWork { record: &record, fork, key: slot.key, shared, report, free_space: &mut free_space };
                 if let Err(error) = work.change(op.change, &mut target) {
                     let failure = RedoFailure::new(&record, fork, slot.key.block(), error);
                     report.fail(record.lsn, ReplayError::Redo(failure));
@@ -395,6 +406,9 @@ impl Partition {
             if slot.exists && !existed {
                 fork.grow_to(slot.key.block() + 1);
                 report.grown.push(slot.key.fork());
+            }
+            if let Some((lsn, free)) = free_space {
+                report.note_free_space(fork.free_space_map(shared.rels), lsn, free);
             }
         }
     }
@@ -429,9 +443,10 @@ impl Partition {
                     FsmChange::Redo { part, place, block } => {
                         let mut record = Record::empty(shared.settings.env.major);
                         read_record(&mut record, &parts[part as usize], place);
-                        let mut work = PageWork { record: &record, fork: &fork, key: slot.key, shared, report };
+                        let (fork, key, free_space) = (&*fork, slot.key, &mut None);
+                        let mut work = PageWork { record: &record, fork, key, shared, report, free_space };
                         if let Err(error) = work.change(Change::Block(block), &mut target) {
-                            let failure = RedoFailure::new(&record, &fork, slot.key.block(), error);
+                            let failure = RedoFailure::new(&record, fork, slot.key.block(), error);
                             report.fail(record.lsn, ReplayError::Redo(failure));
                             break;
                         }
@@ -622,6 +637,8 @@ struct PageWork<'r, 'a> {
     key: PageKey,
     shared: &'r Shared<'a>,
     report: &'r mut Report,
+    /// The page's free space as the free space map is to know it, and the end of the record that said so.
+    free_space: &'r mut Option<(Lsn, FreeSpace)>,
 }
 
 impl PageWork<'_, '_> {
@@ -642,20 +659,15 @@ impl PageWork<'_, '_> {
             self.report.invalid.push(self.key);
         }
         if let Some(free) = effects.free_space {
-            self.note_free_space(&free);
+            // What earlier records of the batch said of this page is overwritten: each entry of the map tells of one page,
+            // and those above it are made from these.
+            *self.free_space = Some((self.record.end, free));
         }
         if self.shared.settings.verify_images && has_check_images(self.record) && target.exists && block.image.is_some()
         {
             self.verify(block, target)?;
         }
         Ok(())
-    }
-
-    fn note_free_space(&mut self, free: &FreeSpace) {
-        let (block, slot) = fsm::location(free.block);
-        let fork = self.fork.free_space_map(self.shared.rels);
-        let change = FsmChange::Set { slot, category: fsm::category(free.free_bytes) };
-        self.report.fsm.push(FsmOp { key: PageKey::new(fork, block), lsn: self.record.end, change });
     }
 
     fn verify(&mut self, block: &walrider_wal::record::BlockRef<'_>, target: &Target<'_>) -> Result<(), RedoError> {

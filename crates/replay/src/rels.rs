@@ -160,23 +160,33 @@ impl RelTable {
     }
 }
 
+/// How many forks are found without hashing.
+const RECENT: usize = 128;
+
 /// A thread's own view of a [`RelTable`]: no lock for forks it has met.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RelNumbers {
-    last: Option<((RelFileLocator, ForkNumber), u32)>,
+    /// The last fork met of those that share a place here.
+    recent: [Option<(RelFileLocator, ForkNumber, u32)>; RECENT],
     known: FxHashMap<(RelFileLocator, ForkNumber), u32>,
+}
+
+impl Default for RelNumbers {
+    fn default() -> RelNumbers {
+        RelNumbers { recent: [None; RECENT], known: FxHashMap::default() }
+    }
 }
 
 impl RelNumbers {
     /// The number of a fork in `table`; always the same table.
     #[inline]
     pub fn number(&mut self, table: &RelTable, rel: RelFileLocator, fork: ForkNumber) -> u32 {
-        let key = (rel, fork);
-        match self.last {
-            Some((last, number)) if last == key => number,
+        let recent = &mut self.recent[rel.relation as usize % RECENT];
+        match *recent {
+            Some((known_rel, known_fork, number)) if known_rel == rel && known_fork == fork => number,
             _ => {
-                let number = *self.known.entry(key).or_insert_with(|| table.number(rel, fork));
-                self.last = Some((key, number));
+                let number = *self.known.entry((rel, fork)).or_insert_with(|| table.number(rel, fork));
+                *recent = Some((rel, fork, number));
                 number
             }
         }

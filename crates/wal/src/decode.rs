@@ -184,6 +184,22 @@ const MAX_BYTES: usize = u32::MAX as usize - XLOG_BLCKSZ;
 
 const _: () = assert!(RECORD_MAX_SIZE < MAX_BYTES / 2);
 
+/// The page that decoding is on, whose header is valid. The default one holds no position.
+#[derive(Debug)]
+struct CurrentPage {
+    lsn: Lsn,
+    /// Behind its header.
+    first: Lsn,
+    /// Where in `bodies` that is.
+    at: usize,
+}
+
+impl Default for CurrentPage {
+    fn default() -> CurrentPage {
+        CurrentPage { lsn: Lsn(u64::MAX - PAGE), first: Lsn(u64::MAX), at: 0 }
+    }
+}
+
 /// A stretch of WAL in memory and the records that begin in it. Reused from stretch to stretch, it allocates nothing.
 #[derive(Debug, Default)]
 pub struct Stretch {
@@ -199,8 +215,7 @@ pub struct Stretch {
     /// How many pages are there.
     filled_pages: usize,
     spans: Vec<Span>,
-    /// The page that decoding is on, and where in `bodies` it begins.
-    page: (Lsn, usize),
+    page: CurrentPage,
     /// Where decoding goes on; not valid before the first record was found.
     position: Lsn,
     /// Where the first record begins, finished or not, or the page that it begins on.
@@ -226,7 +241,7 @@ impl Stretch {
         self.segment_size = segment_size;
         self.filled_pages = 0;
         self.spans.clear();
-        self.page = (self.start, 0);
+        self.page = CurrentPage::default();
         self.position = if exact { from } else { self.start };
         self.begins_at = exact.then_some(from);
         self.first_prev = Lsn::INVALID;
@@ -423,6 +438,31 @@ impl Stretch {
         }
     }
 
+    /// Makes the page of `position` the current one. `Some`: pages up to there are needed first.
+    #[cold]
+    fn enter_page(&mut self, format: &WalFormat, timeline: TimelineId) -> Result<Option<Lsn>, (Lsn, Invalid)> {
+        let page = page_of(self.position);
+        if page.0 + PAGE > self.filled().0 {
+            return Ok(Some(Lsn(page.0 + PAGE)));
+        }
+        let first = Lsn(page.0 + page_header_size(page, self.segment_size) as u64);
+        if page >= self.checked {
+            let header = self.page_header(page, format, timeline)?;
+            self.checked = Lsn(page.0 + PAGE);
+            let continues = header.info & XLP_FIRST_IS_CONTRECORD != 0;
+            if continues && self.position <= first {
+                return Err((page, Invalid::UnexpectedContinuation));
+            }
+        }
+        if self.position == page {
+            self.position = first;
+        } else if self.position < first {
+            return Err((page, Invalid::UnexpectedContinuation));
+        }
+        self.page = CurrentPage { lsn: page, first, at: self.body_at(page) };
+        Ok(None)
+    }
+
     /// Decodes the record at `position` and moves behind it. `Some`: pages up to there are needed first.
     #[inline]
     fn next_record(
@@ -431,30 +471,14 @@ impl Stretch {
         timeline: TimelineId,
         each: &mut impl FnMut(&Found<'_>),
     ) -> Result<Option<Lsn>, (Lsn, Invalid)> {
-        let mut lsn = self.position;
-        let page = page_of(lsn);
-        if page.0 + PAGE > self.filled().0 {
-            return Ok(Some(Lsn(page.0 + PAGE)));
+        if self.position.0.wrapping_sub(self.page.first.0) >= PAGE - (self.page.first.0 - self.page.lsn.0)
+            && let Some(upto) = self.enter_page(format, timeline)?
+        {
+            return Ok(Some(upto));
         }
-        if page >= self.checked {
-            let header = self.page_header(page, format, timeline)?;
-            self.checked = Lsn(page.0 + PAGE);
-            let continues = header.info & XLP_FIRST_IS_CONTRECORD != 0;
-            if continues && lsn.0 <= page.0 + header.size() as u64 {
-                return Err((page, Invalid::UnexpectedContinuation));
-            }
-        }
-        if self.page.0 != page {
-            self.page = (page, self.body_at(page));
-        }
-        let header_size = page_header_size(page, self.segment_size) as u64;
-        if lsn == page {
-            lsn = Lsn(page.0 + header_size);
-            self.position = lsn;
-        } else if lsn.0 < page.0 + header_size {
-            return Err((page, Invalid::UnexpectedContinuation));
-        }
-        let at = self.page.1 + (lsn.0 - page.0 - header_size) as usize;
+        let CurrentPage { lsn: page, first, at } = self.page;
+        let lsn = self.position;
+        let at = at + (lsn.0 - first.0) as usize;
         let room = (page.0 + PAGE - lsn.0) as usize;
         // Records are aligned to 8 bytes, so the length always lies whole on the page.
         let total_len = u32_at(&self.bodies, at);

@@ -2,6 +2,7 @@
 //!
 //! This crate never touches a file, socket, clock or thread: whoever has the bytes hands them in.
 
+pub mod crc;
 pub mod decode;
 pub mod describe;
 pub mod image;

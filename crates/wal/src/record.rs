@@ -8,6 +8,7 @@ use walrider_layout::bytes::{Reader, u32_at, u64_at};
 use walrider_layout::wal::RECORD_HEADER_SIZE;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, Major, RelFileLocator, TransactionId};
 
+use crate::crc::record_crc;
 use crate::rmgr::RmgrId;
 
 /// Highest block reference id (`XLR_MAX_BLOCK_ID`).
@@ -77,8 +78,7 @@ impl RecordHeader {
 #[inline]
 pub fn crc_is_valid(record: &[u8]) -> bool {
     let Some((header, body)) = record.split_first_chunk::<RECORD_HEADER_SIZE>() else { return false };
-    let crc = crc32c::crc32c_append(crc32c::crc32c(body), &header[..20]);
-    crc == u32_at(header, 20)
+    record_crc(header, body) == u32_at(header, 20)
 }
 
 /// A full-page image in a record, possibly compressed.

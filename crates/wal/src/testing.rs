@@ -6,6 +6,7 @@ pub mod pages;
 
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, Major, PageBytes, RelFileLocator, TransactionId};
 
+use crate::crc::record_crc;
 use crate::record::{
     BKPIMAGE_APPLY, BKPIMAGE_COMPRESS_LZ4, BKPIMAGE_COMPRESS_PGLZ, BKPIMAGE_COMPRESS_ZSTD, BKPIMAGE_HAS_HOLE, Record,
 };
@@ -207,7 +208,8 @@ impl RecordBuilder {
         record[8..16].copy_from_slice(&self.prev.0.to_le_bytes());
         record[16] = self.info;
         record[17] = self.rmgr.0;
-        let crc = crc32c::crc32c_append(crc32c::crc32c(&record[24..]), &record[..20]);
+        let (header, body) = record.split_first_chunk().expect("begins with a header");
+        let crc = record_crc(header, body);
         record[20..24].copy_from_slice(&crc.to_le_bytes());
         record
     }

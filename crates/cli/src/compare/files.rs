@@ -93,7 +93,7 @@ fn parse_origins(bytes: &[u8]) -> Option<BTreeMap<u16, Lsn>> {
     if body.len() < 4 || u32_at(body, 0) != ORIGINS_MAGIC || !(body.len() - 4).is_multiple_of(ORIGIN_SIZE) {
         return None;
     }
-    if crc32c::crc32c(body) != u32::from_le_bytes(*crc) {
+    if crc_fast::crc32_iscsi(body) != u32::from_le_bytes(*crc) {
         return None;
     }
     let entries = body[4..].chunks_exact(ORIGIN_SIZE);
@@ -237,7 +237,7 @@ mod tests {
                 bytes.extend(u64::from(*origin).to_le_bytes());
                 bytes.extend(lsn.to_le_bytes());
             }
-            let crc = crc32c::crc32c(&bytes);
+            let crc = crc_fast::crc32_iscsi(&bytes);
             bytes.extend(crc.to_le_bytes());
             bytes
         };
