@@ -8,8 +8,8 @@ E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 SMOKE = tests/test_replay.py tests/test_majors.py
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build fetch fetch-17 fetch-18 \
-        fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress clean
+.PHONY: demo bench bench-follow test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build fetch fetch-17 \
+        fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -17,6 +17,10 @@ demo: build fetch-18
 # Several minutes; BENCH_ARGS="--rounds 5 --save bench/runs/FILE" keeps the result.
 bench: build fetch-18
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.replay $(BENCH_ARGS)
+
+# How long after its arrival a commit is replayed.
+bench-follow: build fetch-18
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.follow $(BENCH_ARGS)
 
 test: test-rust fuzz-smoke test-datadir test-e2e test-17-smoke
 

@@ -59,9 +59,9 @@ def walrider(*args, env=None, file_size_limit=None, timeout=900):
     return Result(command, done.returncode, parsed, done.stderr, time.monotonic() - begun, done.stdout)
 
 
-def start(*args):
+def start(*args, stdout=subprocess.DEVNULL):
     """Start without waiting, for runs that are killed or followed."""
-    return subprocess.Popen([binary(), *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([binary(), *map(str, args)], stdout=stdout, stderr=subprocess.PIPE, text=True)
 
 
 def replay(data_dir, wal, *args, **kwargs):

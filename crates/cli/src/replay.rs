@@ -1,10 +1,11 @@
 //! `walrider replay`.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -70,7 +71,10 @@ pub struct ReplayArgs {
     /// Compare each page with the images that wal_consistency_checking leaves in the WAL; 1 if one differs
     #[arg(long)]
     verify_images: bool,
-    /// Print one JSON object
+    /// Print the end of the last record replayed, and the time in seconds since 1970, whenever a batch is done
+    #[arg(long)]
+    positions: bool,
+    /// Print one JSON object; with --positions, one more on each line before it
     #[arg(long)]
     json: bool,
 }
@@ -116,8 +120,9 @@ pub fn run(args: ReplayArgs) -> ExitCode {
         return ExitCode::from(1);
     }
     let verify = args.verify_images;
+    let positions = args.positions.then_some(if json { Form::Json } else { Form::Text });
     let options = options(args);
-    let result = Progress::new(&options).and_then(|mut progress| {
+    let result = Progress::new(&options, positions).and_then(|mut progress| {
         let summary = replay(&options, &mut |stats, lsn| progress.update(stats, lsn));
         progress.bar.finish_and_clear();
         summary
@@ -178,16 +183,24 @@ fn peak_memory() -> u64 {
     peak.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-/// The progress line on a terminal, and the wish to stop.
+/// How positions are printed.
+enum Form {
+    Text,
+    Json,
+}
+
+/// The progress line on a terminal, positions on stdout, and the wish to stop.
 struct Progress {
     bar: ProgressBar,
+    positions: Option<Form>,
+    printed: Lsn,
     started: Instant,
     first: Option<Lsn>,
     stop: Arc<AtomicBool>,
 }
 
 impl Progress {
-    fn new(options: &Options) -> Result<Progress, ReplayError> {
+    fn new(options: &Options, positions: Option<Form>) -> Result<Progress, ReplayError> {
         let stop = Arc::new(AtomicBool::new(false));
         if options.follow {
             for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -198,10 +211,23 @@ impl Progress {
         // Hidden unless stderr is a terminal.
         let bar = ProgressBar::new_spinner();
         bar.set_style(ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}").expect("a valid template"));
-        Ok(Progress { bar, started: Instant::now(), first: None, stop })
+        Ok(Progress { bar, positions, printed: Lsn::INVALID, started: Instant::now(), first: None, stop })
+    }
+
+    /// Prints where replay stands, if it moved since. Nobody to read it is no reason to stop.
+    fn print_position(&mut self, lsn: Lsn) {
+        let Some(form) = self.positions.as_ref().filter(|_| self.printed != lsn) else { return };
+        self.printed = lsn;
+        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let line = match form {
+            Form::Text => format!("{lsn} {}.{:06}\n", time.as_secs(), time.subsec_micros()),
+            Form::Json => format!("{}\n", json!({ "replayed_lsn": lsn.to_string(), "time": time.as_secs_f64() })),
+        };
+        let _ = io::stdout().lock().write_all(line.as_bytes());
     }
 
     fn update(&mut self, stats: &Stats, lsn: Lsn) -> Flow {
+        self.print_position(lsn);
         let first = *self.first.get_or_insert(lsn);
         let seconds = self.started.elapsed().as_secs_f64().max(1e-3);
         let megabytes = (lsn.0 - first.0) as f64 / 1e6;

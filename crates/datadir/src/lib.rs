@@ -19,6 +19,7 @@ pub mod slru;
 pub mod timestamp;
 pub mod twophase;
 pub mod wal_file;
+pub mod watch;
 
 pub use error::{DataDirError, Result};
 pub use open::DataDir;

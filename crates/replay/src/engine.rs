@@ -10,6 +10,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use walrider_datadir::directories::{Directories, Missing};
 use walrider_datadir::relation::RelationFiles;
+use walrider_layout::history::TimelineHistory;
 use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId, TransactionId};
 use walrider_wal::record::Record;
 
@@ -159,6 +160,11 @@ impl<'a> Engine<'a> {
         self.settings.window_bytes = window_bytes;
         self.settings.batch_bytes = self.settings.batch_bytes.min(window_bytes * 16);
         self.loader.set_window(window_bytes);
+    }
+
+    /// Follows these timelines from now on.
+    pub fn set_history(&mut self, history: TimelineHistory) {
+        self.recovery.set_history(history);
     }
 
     /// Timeline of the last record that was replayed.

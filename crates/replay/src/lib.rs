@@ -6,6 +6,7 @@
 mod actions;
 pub mod engine;
 pub mod error;
+mod follow;
 mod frames;
 pub mod globals;
 pub mod load;

@@ -75,6 +75,11 @@ impl Recovery {
         self.archive_recovery
     }
 
+    /// Replaces the timelines that lead to the target; all that was replayed is on them.
+    pub fn set_history(&mut self, history: TimelineHistory) {
+        self.history = history;
+    }
+
     /// Timeline of the last record that was sequenced.
     pub fn timeline(&self) -> TimelineId {
         self.timeline

@@ -8,8 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, RwLock};
 
 use walrider_datadir::DataDirError;
 use walrider_datadir::wal_file::read_up_to;
@@ -68,7 +67,7 @@ impl Drop for Segment {
 pub struct Source {
     places: Vec<Place>,
     size: SegmentSize,
-    history: TimelineHistory,
+    history: RwLock<Arc<TimelineHistory>>,
     /// What is known of segments, until it is released: no file is looked for, or fetched, twice.
     open: Mutex<HashMap<u64, Arc<Lookup>>>,
     /// The segment where the last restartpoint begins: `%r`, what the archive must keep.
@@ -85,7 +84,7 @@ impl Source {
         Source {
             places,
             size,
-            history,
+            history: RwLock::new(Arc::new(history)),
             open: Mutex::default(),
             restartpoint: AtomicU64::new(0),
             fetches: AtomicU64::new(0),
@@ -100,13 +99,13 @@ impl Source {
     }
 
     /// The timelines that are read.
-    pub fn history(&self) -> &TimelineHistory {
-        &self.history
+    pub fn history(&self) -> Arc<TimelineHistory> {
+        self.history.read().expect("no panic while locked").clone()
     }
 
     /// Replaces the timelines that are read.
-    pub fn set_history(&mut self, history: TimelineHistory) {
-        self.history = history;
+    pub fn set_history(&self, history: TimelineHistory) {
+        *self.history.write().expect("no panic while locked") = Arc::new(history);
         self.close_all();
     }
 
@@ -182,7 +181,7 @@ impl Source {
             _ => {}
         }
         let restartpoint = Lsn(self.restartpoint.load(Ordering::Relaxed));
-        let oldest = self.size.file_name(self.history.timeline_at(restartpoint), self.size.segment_of(restartpoint));
+        let oldest = self.size.file_name(self.history().timeline_at(restartpoint), self.size.segment_of(restartpoint));
         let line = expand(command, name, &relative, &oldest);
         let status = Command::new("/bin/sh")
             .arg("-c")
@@ -229,8 +228,8 @@ impl Source {
     /// Of the timeline that others branched off from, within this segment, only the pages before that count: the branch
     /// has the rest in a file of its own, which may be yet to come.
     fn find_segment(&self, segment: u64) -> Result<Option<Segment>, ReplayError> {
-        let candidates: Vec<TimelineEntry> = self
-            .history
+        let history = self.history();
+        let candidates: Vec<TimelineEntry> = history
             .newest_first()
             .filter(|entry| segment >= self.size.segment_of(entry.begin))
             .filter(|entry| entry.end.is_none_or(|end| segment <= self.size.segment_of(end)))
@@ -302,7 +301,7 @@ impl Source {
 
     /// The `.partial` file that holds `lsn`, and its timeline, if there is no other one for that segment in a directory.
     pub fn partial_file(&self, lsn: Lsn) -> Result<Option<(PathBuf, TimelineId)>, ReplayError> {
-        if self.places.iter().any(|place| matches!(place, Place::RestoreCommand { .. })) {
+        if self.runs_commands() {
             return Ok(None);
         }
         let segment = self.segment(self.size.segment_of(lsn))?;
@@ -310,11 +309,18 @@ impl Source {
         Ok(segment.filter(|segment| is_partial(&segment.path)).map(|segment| (segment.path.clone(), segment.timeline)))
     }
 
-    /// How long to wait before looking for more: a command costs more than a look into a directory
-    /// (`wal_retrieve_retry_interval`).
-    pub fn poll_interval(&self) -> Duration {
-        let commands = self.places.iter().any(|place| matches!(place, Place::RestoreCommand { .. }));
-        if commands { Duration::from_secs(5) } else { Duration::from_millis(50) }
+    /// Whether looking for a file means to run a command.
+    pub fn runs_commands(&self) -> bool {
+        self.places.iter().any(|place| matches!(place, Place::RestoreCommand { .. }))
+    }
+
+    /// The directories among the places.
+    pub fn directories(&self) -> Vec<PathBuf> {
+        let directory = |place: &Place| match place {
+            Place::Directory(path) => Some(path.clone()),
+            Place::RestoreCommand { .. } => None,
+        };
+        self.places.iter().filter_map(directory).collect()
     }
 
     fn known(&self, lsn: Lsn) -> Option<Arc<Segment>> {
@@ -362,7 +368,7 @@ impl ReadWal for Source {
     fn timeline_at(&self, lsn: Lsn) -> TimelineId {
         match self.segment(self.size.segment_of(lsn)) {
             Ok(Some(segment)) => segment.timeline,
-            _ => self.history.timeline_at(lsn),
+            _ => self.history().timeline_at(lsn),
         }
     }
 
@@ -370,7 +376,7 @@ impl ReadWal for Source {
         let offset = self.size.offset_of(lsn);
         let path = match self.known(lsn) {
             Some(segment) => segment.path.display().to_string(),
-            None => self.size.file_name(self.history.timeline_at(lsn), self.size.segment_of(lsn)),
+            None => self.size.file_name(self.history().timeline_at(lsn), self.size.segment_of(lsn)),
         };
         format!("WAL file \"{path}\", LSN {lsn}, offset {offset}")
     }

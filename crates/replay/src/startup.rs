@@ -20,6 +20,7 @@ use walrider_wal::rmgr::RmgrId;
 
 use crate::engine::{Engine, Flow, Settings, Stop};
 use crate::error::ReplayError;
+use crate::follow::follow;
 use crate::globals::Globals;
 use crate::load::{Ending, Loader, ReadWal, read_record};
 use crate::partition::PageSettings;
@@ -32,7 +33,7 @@ use crate::target::RecoveryTarget;
 const MAX_BATCH_BYTES: u64 = 32 << 20;
 /// Most WAL in one stretch: small enough that two threads share a batch evenly.
 const MAX_WINDOW_BYTES: u64 = 2 << 20;
-/// Least WAL in one stretch: what follows live comes in small pieces.
+/// Least WAL in one stretch.
 const MIN_WINDOW_BYTES: u64 = 128 << 10;
 /// Memory that is neither pages nor WAL: the program itself, SLRU pages, tables.
 const OTHER_BYTES: u64 = 16 << 20;
@@ -145,7 +146,13 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     let recovery = Recovery::new(data_dir, history, begin.checkpoint.timeline, in_archive_recovery);
     let mut engine = Engine::new(engine_settings, &source, &files, globals, recovery, loader);
     let redo_started = Instant::now();
-    let stop = run(&mut engine, &source, options.follow, progress)?;
+    let stop = match options.follow {
+        true => {
+            let latest = archive_recovery && settings.target_timeline == TargetTimeline::Latest;
+            follow(&mut engine, &source, latest, progress)?
+        }
+        false => engine.run(progress)?,
+    };
     let redo = redo_started.elapsed();
     keep_partial_segments(&source, &engine)?;
     hand_over(&mut engine, &stop, settings.target.is_some())?;
@@ -446,34 +453,6 @@ impl Beginning {
         }
         data_dir.write_control(control)?;
         Ok(data_dir.retire_label()?)
-    }
-}
-
-/// Replays until there is a reason to stop that waiting does not cure.
-fn run(
-    engine: &mut Engine<'_>,
-    source: &Source,
-    follow: bool,
-    progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
-) -> Result<Stop, ReplayError> {
-    let mut damaged_at = None;
-    loop {
-        let stop = engine.run(progress)?;
-        let wait = match &stop {
-            Stop::EndOfWal { .. } => true,
-            // WAL that was just being written looks damaged if what follows is there when we look again.
-            Stop::Corrupt { lsn, .. } => damaged_at.replace(*lsn) != Some(*lsn),
-            _ => false,
-        };
-        if !follow || !wait {
-            return Ok(stop);
-        }
-        engine.set_window(MIN_WINDOW_BYTES);
-        if progress(&engine.stats, engine.replayed()) == Flow::Stop {
-            return Ok(Stop::Interrupted);
-        }
-        std::thread::sleep(source.poll_interval());
-        source.close_all();
     }
 }
 
