@@ -99,7 +99,8 @@ def run(scratch, args):
         follower = start("replay", "--data-dir", scratch / "ours", "--wal", wal, "--follow", "--positions", *args.options,
                          stdout=printed.open("w"))
         stands_at = lambda: (positions(printed) or [(0, 0)])[-1][0]
-        caught_up = lambda: wait_until(lambda: follower.poll() is not None or stands_at() >= parse_lsn(server.lsn()))
+        flushed = lambda: parse_lsn(server.value("SELECT pg_current_wal_flush_lsn()"))
+        caught_up = lambda: wait_until(lambda: follower.poll() is not None or stands_at() >= flushed())
 
         def load(rate):
             def at_rate(seconds):
