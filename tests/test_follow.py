@@ -1,6 +1,7 @@
 """--follow: WAL that is still being written, and what may happen to its directory meanwhile."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -46,9 +47,13 @@ class Follower:
 
     def watches(self):
         """The inodes of the directories that it watches."""
-        texts = [path.read_text() for path in Path(f"/proc/{self.process.pid}/fdinfo").iterdir()]
-        lines = [line.split() for text in texts for line in text.splitlines() if line.startswith("inotify ")]
-        return {int(field.removeprefix("ino:"), 16) for fields in lines for field in fields if field.startswith("ino:")}
+        found = set()
+        for path in Path(f"/proc/{self.process.pid}/fdinfo").iterdir():
+            try:
+                found.update(re.findall(r"^inotify .*\bino:([0-9a-f]+)", path.read_text(), re.MULTILINE))
+            except FileNotFoundError:
+                pass    # closed meanwhile
+        return {int(inode, 16) for inode in found}
 
     def end(self):
         """SIGTERM; what it says last."""
