@@ -8,19 +8,28 @@ E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 SMOKE = tests/test_replay.py tests/test_majors.py
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench bench-follow test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build fetch fetch-17 \
-        fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress clean
+.PHONY: demo bench bench-smoke bench-follow test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build \
+        fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
 
-# Several minutes; BENCH_ARGS="--rounds 5 --save bench/runs/FILE" keeps the result.
+# Every load and the latency of following, or the loads named: LOADS="pgbench hot"; an hour or so. Fixtures stay in BENCH_FIXTURES, made when missing.
+BENCH_FIXTURES ?= /var/tmp/walrider-bench
+BENCH_ROUNDS ?= 5
+BENCH = $(PYTHON) -m bench.cgroup -- $(UNPRIVILEGED)
 bench: build fetch-18
-	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.replay $(BENCH_ARGS)
+	$(BENCH) --writable bench/runs -- python3 -m bench.replay --fixtures $(BENCH_FIXTURES) --rounds $(BENCH_ROUNDS) \
+	    $(if $(LOADS),--loads $(LOADS)) --save bench/runs $(BENCH_ARGS)
+	$(if $(LOADS),,$(MAKE) bench-follow FOLLOW_ARGS="--save bench/runs/$$(date +%F)-follow.json")
+
+# All of it, small and once: the figures mean nothing, the pages are compared all the same.
+bench-smoke: build fetch-18
+	$(BENCH) -- python3 -m bench.replay --smoke $(if $(LOADS),--loads $(LOADS)) $(BENCH_ARGS)
 
 # How long after its arrival a commit is replayed.
 bench-follow: build fetch-18
-	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.follow $(BENCH_ARGS)
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.follow $(FOLLOW_ARGS)
 
 test: test-rust fuzz-smoke test-datadir test-e2e test-17-smoke
 

@@ -1,27 +1,38 @@
-"""Replay of pgbench's WAL, stock PostgreSQL and Walrider in turn, from the same backup.
+"""Replay of the same WAL by stock PostgreSQL and by Walrider, in turn, from the same backups.
 
-    python3 -m bench.replay --rounds N [--fixture DIR] [--save FILE] [-- OPTIONS OF walrider replay]
+    python3 -m bench.replay [--fixtures DIR] [--rounds N] [--jobs 1,2] [--loads LOAD...] [-- OPTIONS OF walrider replay]
 
-Stock runs in its best case: everything in shared buffers, fsync off; its redo time is from "redo starts" to its stop.
-Ours is durable; its redo time is from the first record to the last page change.  Both read the archive through
-their own means: restore_command = 'cp ...' and a directory.
+Stock runs in its best case: everything in shared buffers, fsync off, the WAL in pg_wal; its redo time is from "redo starts"
+to its stop, its whole time from start to "is shut down".  It runs durable as well, for the whole time alone.  Ours is always
+durable; its redo time is from the first record to the last page change, its whole time that of the process.
+
+After the first round the directories are compared page by page; a difference fails the benchmark.
 """
 
 import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tests.harness import install, load, recovery
-from tests.harness.walrider import walrider
+from tests.harness import install, recovery, walrider
+from tests.harness.records import timelines, waldump
+
+from . import measure
+from .cgroup import Group
+from .loads import LOADS, make
+from .lock import MachineLock
+from .table import summarize, table
 
 ROOT = Path(__file__).resolve().parents[1]
+FIXTURES = Path("/var/tmp/walrider-bench")
+SMOKE_SIZE = 0.02
+# What a limited process needs beside its pages: WAL buffers, hash tables, the page cache of what it reads and writes.
+BESIDE_PAGES = 256 * measure.MB
 
 
 def machine():
@@ -34,68 +45,122 @@ def machine():
 
 def commit():
     """The commit that is measured."""
-    done = subprocess.run(["git", "-c", f"safe.directory={ROOT}", "rev-parse", "--short", "HEAD"], cwd=ROOT,
-                          capture_output=True, text=True)
+    done = subprocess.run(["git", "-c", f"safe.directory={ROOT}", "describe", "--always", "--dirty", "--exclude=*"],
+                          cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 
-def run_stock(fixture, info, data_dir):
-    """One stock recovery."""
-    timings = recovery.stock_replay(fixture / "backup", fixture / "archive", data_dir, info["final_checkpoint"])
-    recovery.discard(data_dir)
-    return dict(redo_seconds=timings.redo_seconds, total_seconds=timings.total_seconds)
+class Bench:
+    """One load, measured."""
+
+    def __init__(self, name, fixture, info, scratch, args):
+        self.name, self.fixture, self.info, self.scratch, self.args = name, fixture, info, scratch, args
+        self.lock = MachineLock(args.lock)
+        self.size = info["options"].get("size", 1.0)
+        self.memory = measure.memory(LOADS[name].memory, self.size)
+        self.group = Group(self.memory + BESIDE_PAGES if self.memory else 0)
+        data_bytes = info.get("data_bytes") or 2 * sum(file.stat().st_size for file in fixture.glob("backup/base/*/*"))
+        self.buffers = self.memory or (data_bytes * 5 // 4 // measure.MB + 256) * measure.MB
+        self.most_jobs = max(args.jobs)
+        self.runs = {}
+        self.floors = dict(waldump_seconds=[], write_bytes_per_second=[], reads_per_second=[])
+
+    def sides(self):
+        """{name: side} in the order in which they take turns: what is compared runs side by side."""
+        def stock(name, durable):
+            return measure.Stock(self.scratch / name, self.buffers, durable)
+
+        def ours(jobs):
+            return measure.Ours(self.scratch / f"walrider-{jobs}", jobs, self.memory, self.args.options)
+
+        fewer = [jobs for jobs in self.args.jobs if jobs != self.most_jobs]
+        return {"stock": stock("stock", False), f"walrider-{self.most_jobs}": ours(self.most_jobs),
+                "stock-durable": stock("stock-durable", True), **{f"walrider-{jobs}": ours(jobs) for jobs in fewer}}
+
+    def round(self, number):
+        """The device and the floor, then every side once; all in one go, so that they met the same machine."""
+        sides = self.sides()
+        with self.lock.shared():
+            for side in sides.values():
+                side.prepare(self.fixture, self.info)
+            os.sync()
+        with self.lock.exclusive():
+            self.floors["waldump_seconds"].append(measure.timed(self.decode))
+            self.floors["write_bytes_per_second"].append(measure.write_rate(self.scratch, int(self.size * (1 << 30))))
+            if self.memory:
+                self.floors["reads_per_second"].append(measure.read_rate(self.scratch / "stock", int(self.size * 20000)))
+            for name, side in sides.items():
+                # What the one before left to write is not this one's.
+                os.sync()
+                if self.memory:
+                    measure.drop_cache(side.data_dir)
+                found = side.run(self.group)
+                self.runs.setdefault(name, []).append(found)
+                print(f"{self.name} {number + 1}: {name:<13} {found['redo_seconds']:6.2f} s redo, "
+                      f"{found['total_seconds']:6.2f} s in all", flush=True)
+        if number == 0:
+            self.compare()
+        recovery.discard(*(side.data_dir for side in sides.values()))
+
+    def compare(self):
+        """Our directories with stock's, page by page."""
+        for jobs in self.args.jobs:
+            with self.lock.shared():
+                found = walrider.compare(self.scratch / f"walrider-{jobs}", self.scratch / "stock")
+            print(f"{self.name}: --jobs {jobs} gives the {found['pages']} pages that stock has", flush=True)
+
+    def decode(self):
+        """The same WAL through pg_waldump, which decodes it on one core."""
+        start = (self.fixture / "backup" / "backup_label").read_text().split("(file ")[1][:24]
+        waldump([file for file in timelines(self.fixture / "archive")[0] if file.name >= start], "--stats")
+
+    def run(self):
+        """All rounds; what was found."""
+        before = {file: file.stat().st_mtime_ns for file in measure.segments(self.fixture / "archive")}
+        for number in range(self.args.rounds):
+            self.round(number)
+        if before != {file: file.stat().st_mtime_ns for file in measure.segments(self.fixture / "archive")}:
+            raise SystemExit(f"error: {self.name}: a replay changed the fixture's WAL")
+        return dict(about=LOADS[self.name].about, fixture=self.info["options"], shared_buffers=self.buffers, memory=self.memory,
+                    group=self.group.limit if self.group.path else 0, **self.floors, runs=self.runs,
+                    summary=summarize(self.runs, self.most_jobs))
 
 
-def run_ours(fixture, data_dir, options):
-    """One replay by Walrider."""
-    recovery.copy_backup(fixture / "backup", data_dir)
-    result = walrider("replay", "--data-dir", data_dir, "--wal", fixture / "archive", *options).expect()
-    recovery.discard(data_dir)
-    return result.json
-
-
-def summary(runs, key):
-    """Median and range."""
-    values = [run[key] for run in runs]
-    return dict(median=statistics.median(values), min=min(values), max=max(values))
-
-
-def main():
+def main(argv):
     """The command line."""
     parser = argparse.ArgumentParser(prog="python3 -m bench.replay", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fixture", type=Path, help="made by tests.harness.load --kind pgbench; else one is made")
-    parser.add_argument("--seconds", type=int, default=120, help="pgbench, where a fixture is made")
-    parser.add_argument("--scale", type=int, default=50, help="pgbench, where a fixture is made")
+    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS), metavar="LOAD", help=", ".join(LOADS))
+    parser.add_argument("--fixtures", type=Path, default=FIXTURES, help="directory that keeps the loads' WAL; made when missing")
+    parser.add_argument("--fixture", action="append", default=[], metavar="LOAD=DIR", help="a fixture from elsewhere")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", type=Path, help="keep the result in this file")
-    parser.add_argument("options", nargs="*", help="options of walrider replay")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        fixture = args.fixture
-        if not fixture:
-            fixture = Path(scratch) / "pgbench"
-            load.pgbench_fixture(fixture, scale=args.scale, seconds=args.seconds)
-        info = json.loads((fixture / "info.json").read_text())
-        stock, ours = [], []
-        for number in range(args.rounds):
-            stock.append(run_stock(fixture, info, Path(scratch) / "stock"))
-            ours.append(run_ours(fixture, Path(scratch) / "ours", args.options))
-            print(f"{number + 1}: PostgreSQL {stock[-1]['redo_seconds']:.2f} s redo, {stock[-1]['total_seconds']:.2f} s in "
-                  f"all; Walrider {ours[-1]['redo_seconds']:.2f} s, {ours[-1]['total_seconds']:.2f} s", flush=True)
-    result = dict(when=datetime.now(timezone.utc).isoformat(timespec="seconds"), machine=machine(), commit=commit(),
-                  postgresql=install.version(), command=" ".join(["python3 -m bench.replay", *sys.argv[1:]]),
-                  records=ours[0]["records"], transactions=ours[0]["transactions"], wal_bytes=ours[0]["wal_bytes"],
-                  peak_memory_bytes=max(run["peak_memory_bytes"] for run in ours), stages=ours[-1]["stages"],
-                  stock={key: summary(stock, key) for key in ("redo_seconds", "total_seconds")},
-                  walrider={key: summary(ours, key) for key in ("redo_seconds", "total_seconds")})
-    result["ratio"] = {key: result["stock"][key]["median"] / result["walrider"][key]["median"]
-                       for key in ("redo_seconds", "total_seconds")}
-    text = json.dumps(result, indent=1)
-    print(text)
+    parser.add_argument("--jobs", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2])
+    parser.add_argument("--smoke", action="store_true", help="one round of small fixtures")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-replay.json")
+    parser.add_argument("--lock", type=Path, help="file locked against others who measure on this machine")
+    parser.add_argument("options", nargs="*", help="options of walrider replay, after --")
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args.rounds, args.fixtures = 1, args.fixtures / "smoke"
+    elsewhere = {name: Path(directory) for name, directory in (given.split("=", 1) for given in args.fixture)}
+    args.fixtures.mkdir(parents=True, exist_ok=True)
+    when = datetime.now(timezone.utc)
+    result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
+                  command=" ".join(["python3 -m bench.replay", *argv]), loads={})
+    for name in args.loads:
+        fixture = elsewhere.get(name, args.fixtures / name)
+        info = (json.loads((fixture / "info.json").read_text()) if name in elsewhere
+                else make(fixture, name, SMOKE_SIZE if args.smoke else 1.0, MachineLock(args.lock)))
+        # Beside the fixtures, not in TMPDIR: the WAL is linked, and both must be on one file system.
+        with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
+            result["loads"][name] = Bench(name, fixture, info, Path(scratch), args).run()
+    print("\n" + table(result))
     if args.save:
-        args.save.write_text(text + "\n")
+        which = "" if set(args.loads) == set(LOADS) else "-" + "-".join(args.loads)
+        file = args.save / f"{when:%Y-%m-%d}-replay{which}.json"
+        file.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"kept: {file.name}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
