@@ -6,6 +6,7 @@ The page cache counts as well, so that a limited side cannot keep in it what it 
 """
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -81,8 +82,11 @@ def main(command):
     def enter():
         (path / "rest" / "cgroup.procs").write_text(str(os.getpid()))
 
+    child = subprocess.Popen(command, env=dict(os.environ, **{VARIABLE: str(path)}), preexec_fn=enter)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: child.send_signal(received))
     try:
-        return subprocess.run(command, env=dict(os.environ, **{VARIABLE: str(path)}), preexec_fn=enter).returncode
+        return child.wait()
     finally:
         (path / "rest").rmdir()
         path.rmdir()
