@@ -12,7 +12,7 @@ use walrider_datadir::directories::{Directories, Missing};
 use walrider_datadir::relation::RelationFiles;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId, TransactionId};
-use walrider_wal::record::Record;
+use walrider_wal::record::{InvalidRecord, Record};
 
 use crate::actions;
 use crate::error::{ReplayError, page_name, type_name};
@@ -264,29 +264,29 @@ impl<'a> Engine<'a> {
 
     /// Sequences one stretch. Returns the first record behind the batch, and whether the batch ends there.
     fn sequence_stretch(&mut self, planned: &Planned, batch: &mut Batch) -> Result<(u32, bool), ReplayError> {
-        let spans = planned.stretch.spans();
-        let mut limit = spans.len() as u32;
+        let places = planned.stretch.places();
+        let mut limit = places.len() as u32;
         let mut stop = None;
         if let Some((place, obstacle)) = &planned.plan.obstacle {
             limit = *place;
             stop = Some(self.obstacle(planned, *place, obstacle));
         }
         if let Some((lsn, inclusive)) = self.settings.target.lsn_limit() {
-            let at = spans.partition_point(|span| span.lsn < lsn) as u32;
-            if at < spans.len() as u32 && at + u32::from(inclusive) <= limit {
+            let at = places.partition_point(|&place| planned.stretch.span(place).lsn < lsn) as u32;
+            if at < places.len() as u32 && at + u32::from(inclusive) <= limit {
                 limit = at + u32::from(inclusive);
                 stop = Some(Stop::Target);
             }
         }
         let mut consistent_at = self.consistency_limit(planned, planned.done);
-        let first = planned.plan.globals.partition_point(|global| global.span < planned.done);
-        for &Global { span: place, newest_xid } in &planned.plan.globals[first..] {
+        let first = planned.plan.globals.partition_point(|global| global.number < planned.done);
+        for &Global { number: place, newest_xid } in &planned.plan.globals[first..] {
             if place >= limit || consistent_at.is_some_and(|at| place >= at) {
                 break;
             }
-            let span = &spans[place as usize];
-            let record = Record::parse(self.loader.format().major, planned.stretch.bytes(span), span.lsn, span.end)
-                .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
+            let record = self
+                .record(planned, place)
+                .map_err(|(lsn, error)| ReplayError::CorruptWal(format!("record at {lsn}: {error}")))?;
             if self.settings.target.stops_before(&record) {
                 batch.stop = Some(Stop::Target);
                 return Ok((place, true));
@@ -343,26 +343,32 @@ impl<'a> Engine<'a> {
             return None;
         }
         let point = self.recovery.consistency_point(self.globals.backup())?;
-        let spans = planned.stretch.spans();
         if from == 0 && self.replayed >= point {
             return Some(0);
         }
-        let at = spans.partition_point(|span| span.end < point) as u32;
-        (at < spans.len() as u32).then(|| (at + 1).max(from))
+        let places = planned.stretch.places();
+        let at = places.partition_point(|&place| planned.stretch.span(place).end < point) as u32;
+        (at < places.len() as u32).then(|| (at + 1).max(from))
+    }
+
+    /// The record of this number in a stretch, or where it is and what is wrong with it.
+    fn record<'p>(&self, planned: &'p Planned, number: u32) -> Result<Record<'p>, (Lsn, InvalidRecord)> {
+        let mut record = Record::empty(self.loader.format().major);
+        let place = planned.stretch.place(number);
+        planned.stretch.read(place, &mut record).map_err(|error| (planned.stretch.span(place).lsn, error))?;
+        Ok(record)
     }
 
     fn obstacle(&self, planned: &Planned, place: u32, obstacle: &Obstacle) -> Stop {
-        let span = &planned.stretch.spans()[place as usize];
-        let record = Record::parse(self.loader.format().major, planned.stretch.bytes(span), span.lsn, span.end);
+        let lsn = planned.stretch.span(planned.stretch.place(place)).lsn;
+        let record = self.record(planned, place);
         match obstacle {
             Obstacle::Unsupported => Stop::Unsupported {
-                lsn: span.lsn,
+                lsn,
                 record: record.as_ref().map(type_name).unwrap_or_default(),
                 relation: record.ok().and_then(|record| record.blocks.first().map(|block| block.rel)),
             },
-            Obstacle::Corrupt(why) => {
-                Stop::Corrupt { lsn: span.lsn, why: format!("{}: {why}", self.source.describe(span.lsn)) }
-            }
+            Obstacle::Corrupt(why) => Stop::Corrupt { lsn, why: format!("{}: {why}", self.source.describe(lsn)) },
         }
     }
 
@@ -458,8 +464,7 @@ impl<'a> Engine<'a> {
         }
         let started = Instant::now();
         let ends = self.queue.iter().zip(&batch.upto).rev();
-        let end =
-            ends.filter(|(_, upto)| **upto > 0).map(|(planned, &upto)| planned.stretch.spans()[upto as usize - 1].end);
+        let end = ends.filter(|(_, upto)| **upto > 0).map(|(planned, &upto)| planned.end_of(upto - 1));
         let end = end.max().unwrap_or(self.replayed);
         self.recovery.ensure_min_recovery_point(end)?;
         // A directory that is not there must come into being later in the WAL, and can only while the directory is not
@@ -485,11 +490,11 @@ impl<'a> Engine<'a> {
         for &upto in upto {
             let planned = self.queue.front_mut().expect("one stretch for each part");
             if upto > planned.done {
-                self.replayed = planned.stretch.spans()[upto as usize - 1].end;
+                self.replayed = planned.end_of(upto - 1);
                 self.stats.records += u64::from(upto - planned.done);
                 planned.done = upto;
             }
-            if planned.done as usize == planned.stretch.spans().len() {
+            if planned.done as usize == planned.stretch.places().len() {
                 let planned = self.queue.pop_front().expect("not empty");
                 self.loader.recycle(planned);
             }
@@ -632,7 +637,7 @@ impl Pages<'_> {
         }
         self.apply(&first, dropped)?;
         if let Some(end) = first.iter().rev().find(|part| part.upto > part.from) {
-            self.replayed = end.planned.stretch.spans()[end.upto as usize - 1].end;
+            self.replayed = end.planned.end_of(end.upto - 1);
         }
         self.apply(&second, dropped)
     }
@@ -667,7 +672,7 @@ impl Pages<'_> {
         for (number, part) in (0..).zip(parts) {
             for op in part.cut(&part.planned.plan.fsm_ops) {
                 let (Change::Block(block) | Change::Overwrite(block)) = op.change else { continue };
-                let lsn = part.planned.stretch.end_of(op.place);
+                let lsn = part.planned.stretch.span(op.place).end;
                 let change = FsmChange::Redo { part: number, place: op.place, block };
                 fsm_ops[partition_of(op.key)].push(FsmOp { key: op.key, lsn, change });
             }

@@ -141,7 +141,7 @@ impl Loader {
             self.numbers.push(numbers);
             let accepted = self.ended.is_none() && self.accept(&planned, ending);
             // One without records still tells what was passed over.
-            if !accepted || (planned.stretch.spans().is_empty() && planned.stretch.overwritten().is_none()) {
+            if !accepted || (planned.stretch.places().is_empty() && planned.stretch.overwritten().is_none()) {
                 self.spare.push(planned);
             } else {
                 loaded.push(planned);
@@ -169,7 +169,7 @@ impl Loader {
             // A page that could not even be read or checked says more than what follows from that.
             self.end(match ending {
                 Ending::Goes(_) => ends,
-                Ending::Ends { page, why, .. } if stretch.spans().is_empty() => {
+                Ending::Ends { page, why, .. } if stretch.places().is_empty() => {
                     Ending::Ends { at: self.next, page, why }
                 }
                 Ending::Ends { .. } => ends,
@@ -178,7 +178,7 @@ impl Loader {
             return false;
         }
         // None: the only record that begins here was never finished.
-        self.last = stretch.spans().last().map_or(self.last, |last| last.lsn);
+        self.last = stretch.last().unwrap_or(self.last);
         self.exact = true;
         match ending {
             Ending::Goes(next) => self.next = next,

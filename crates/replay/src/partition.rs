@@ -51,22 +51,19 @@ pub struct Part<'a> {
     pub from: u32,
     /// First record behind the batch.
     pub upto: u32,
-    /// Their places' order.
-    orders: [u32; 2],
+    /// Their places.
+    places: [Place; 2],
 }
 
 impl<'a> Part<'a> {
     /// The records of `planned` from number `from` on, up to, not including, `upto`.
     pub fn new(planned: &'a Planned, from: u32, upto: u32) -> Part<'a> {
-        let spans = planned.stretch.spans();
-        let order =
-            |number: u32| spans.get(number as usize).map_or(u32::MAX, |span| planned.stretch.place(span).order());
-        Part { planned, from, upto, orders: [order(from), order(upto)] }
+        Part { planned, from, upto, places: [from, upto].map(|number| planned.stretch.place(number)) }
     }
 
     /// The operations of the batch among `ops`, which are in LSN order.
     pub fn cut<'o>(&self, ops: &'o [PageOp]) -> &'o [PageOp] {
-        let [from, upto] = self.orders.map(|order| ops.partition_point(|op| op.place.order() < order));
+        let [from, upto] = self.places.map(|place| ops.partition_point(|op| op.place < place));
         &ops[from..upto]
     }
 }
@@ -299,7 +296,7 @@ impl Partition {
         let reading: Vec<bool> = needed.iter().map(|&slot| wants_bytes(&self.slots[slot as usize])).collect();
         let first_lsn = |slot: &Slot| {
             let first = &self.runs[slot.first as usize];
-            parts[first.part as usize].planned.stretch.lsn_of(first.place)
+            parts[first.part as usize].planned.stretch.span(first.place).lsn
         };
         let lsns: Vec<Lsn> = needed.iter().map(|&slot| first_lsn(&self.slots[slot as usize])).collect();
         self.bring_in(&needed, &reading, &lsns, shared, report);

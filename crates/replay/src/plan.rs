@@ -1,6 +1,6 @@
 //! From records to page operations: which pages each record changes, sorted into partitions.
 
-use walrider_layout::{ForkNumber, Major, TransactionId};
+use walrider_layout::{ForkNumber, Lsn, Major, TransactionId};
 use walrider_redo::{redo_fn, vm};
 use walrider_wal::decode::{Found, Place, Stretch};
 use walrider_wal::record::{BlockRef, Record, XLR_CHECK_CONSISTENCY};
@@ -55,8 +55,8 @@ pub enum Obstacle {
 /// A record that is replayed in order with all others of its kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Global {
-    /// Its place in the stretch.
-    pub span: u32,
+    /// How many records of the stretch come before it.
+    pub number: u32,
     /// The newest transaction id since the one before, 0 if there was none: every record advances the next one.
     pub newest_xid: TransactionId,
 }
@@ -121,7 +121,7 @@ impl Plan {
             Class::Pages => {}
             Class::Global => {
                 let newest_xid = std::mem::take(&mut self.newest_xid);
-                self.globals.push(Global { span: found.number, newest_xid });
+                self.globals.push(Global { number: found.number, newest_xid });
             }
         }
         if !record.blocks.is_empty() && redo_fn(rmgr).is_none() {
@@ -211,14 +211,20 @@ pub struct Planned {
     pub stretch: Stretch,
     /// What they do.
     pub plan: Plan,
-    /// Records before this place are replayed.
+    /// So many records are replayed.
     pub done: u32,
+}
+
+impl Planned {
+    /// Where the record of this number ends.
+    pub fn end_of(&self, number: u32) -> Lsn {
+        self.stretch.span(self.stretch.place(number)).end
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use walrider_layout::Lsn;
     use walrider_wal::decode::Span;
     use walrider_wal::testing::{RecordBuilder, TEST_REL};
 

@@ -375,8 +375,9 @@ impl Beginning {
             Ending::Ends { why, .. } => failed(why.to_string()),
             Ending::Goes(next) => failed(format!("the next record is at {next}")),
         })?;
-        let span = stretch.spans().first().ok_or_else(|| failed("there is no record".into()))?;
-        let record = Record::parse(format.major, stretch.bytes(span), span.lsn, span.end)
+        let place = *stretch.places().first().ok_or_else(|| failed("there is no record".into()))?;
+        let span = stretch.span(place);
+        let record = Record::parse(format.major, stretch.bytes(place), span.lsn, span.end)
             .map_err(|why| failed(why.to_string()))?;
         let is_checkpoint = record.header.rmgr == RmgrId::XLOG
             && [xlog::XLOG_CHECKPOINT_ONLINE, xlog::XLOG_CHECKPOINT_SHUTDOWN].contains(&record.info());

@@ -23,6 +23,9 @@ use crate::rmgr::RmgrId;
 
 const PAGE: u64 = XLOG_BLCKSZ as u64;
 
+/// Bytes of a page behind a short header.
+const SHORT_BODY: u64 = PAGE - SHORT_PAGE_HEADER_SIZE as u64;
+
 /// `XLOG_SWITCH` (`catalog/pg_control.h`): the rest of the segment is not used.
 const XLOG_SWITCH: u8 = 0x40;
 
@@ -137,33 +140,23 @@ pub enum Status {
     },
 }
 
-/// Where a decoded record is.
+/// Where a record lies in the WAL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     /// Where the record begins.
     pub lsn: Lsn,
     /// Where the next record may begin (`EndRecPtr`).
     pub end: Lsn,
-    at: u32,
-    len: u32,
 }
 
-/// Where a record of a stretch is, in few bytes: for whoever notes millions of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    /// Where it begins, and where the next one may begin: distances from the beginning of the stretch.
-    lsn: u32,
-    end: u32,
-    /// Where its bytes are.
-    at: u32,
-}
+/// Where a record of a stretch begins in memory: all that whoever notes millions of records needs to keep. Grows from
+/// record to record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place(u32);
 
 impl Place {
-    /// A number that grows from record to record of a stretch.
-    #[inline]
-    pub fn order(self) -> u32 {
-        self.at
-    }
+    /// Behind all records of a stretch.
+    pub const END: Place = Place(u32::MAX);
 }
 
 /// A record that was just decoded.
@@ -171,10 +164,10 @@ impl Place {
 pub struct Found<'a> {
     /// How many records of the stretch came before.
     pub number: u32,
-    /// Where it is.
-    pub span: Span,
-    /// The same in few bytes.
+    /// Where it is in memory.
     pub place: Place,
+    /// Where it is in the WAL.
+    pub span: Span,
     /// Its bytes.
     pub bytes: &'a [u8],
 }
@@ -214,7 +207,9 @@ pub struct Stretch {
     headers: Vec<[u8; LONG_PAGE_HEADER_SIZE]>,
     /// How many pages are there.
     filled_pages: usize,
-    spans: Vec<Span>,
+    places: Vec<Place>,
+    /// Where the last record of `places` begins.
+    last: Lsn,
     page: CurrentPage,
     /// Where decoding goes on; not valid before the first record was found.
     position: Lsn,
@@ -240,7 +235,8 @@ impl Stretch {
         self.limit = limit;
         self.segment_size = segment_size;
         self.filled_pages = 0;
-        self.spans.clear();
+        self.places.clear();
+        self.last = Lsn::INVALID;
         self.page = CurrentPage::default();
         self.position = if exact { from } else { self.start };
         self.begins_at = exact.then_some(from);
@@ -287,11 +283,30 @@ impl Stretch {
 
     /// Where in `bodies` a page begins.
     fn body_at(&self, page: Lsn) -> usize {
-        let pages = (page.0 - self.start.0) / PAGE;
-        let segments_before = |lsn: Lsn| lsn.0.div_ceil(self.segment_size.bytes());
-        let long = segments_before(page) - segments_before(self.start);
-        (pages * (PAGE - SHORT_PAGE_HEADER_SIZE as u64)
-            - long * (LONG_PAGE_HEADER_SIZE - SHORT_PAGE_HEADER_SIZE) as u64) as usize
+        self.body_of((page.0 - self.start.0) / PAGE)
+    }
+
+    /// The same for the page of this number, counted from `start`. Headers are left out, and that of the first page of
+    /// a segment is longer.
+    #[inline]
+    fn body_of(&self, number: u64) -> usize {
+        let pages_per_segment = self.segment_size.bytes() / PAGE;
+        let segments_before = |page: u64| (page + pages_per_segment - 1) >> pages_per_segment.trailing_zeros();
+        let first = self.start.0 / PAGE;
+        let long = segments_before(first + number) - segments_before(first);
+        (number * SHORT_BODY - long * (LONG_PAGE_HEADER_SIZE - SHORT_PAGE_HEADER_SIZE) as u64) as usize
+    }
+
+    /// Position in the WAL of a byte in `bodies`, and how many more there are of its page.
+    #[inline]
+    fn position_of(&self, at: usize) -> (Lsn, usize) {
+        let mut number = at as u64 / SHORT_BODY;
+        let mut next = self.body_of(number + 1);
+        while next <= at {
+            number += 1;
+            next = self.body_of(number + 1);
+        }
+        (Lsn(self.start.0 + (number + 1) * PAGE - (next - at) as u64), next - at)
     }
 
     /// Where the next record is expected.
@@ -320,33 +335,43 @@ impl Stretch {
         self.overwritten
     }
 
-    /// The records, in order.
-    pub fn spans(&self) -> &[Span] {
-        &self.spans
+    /// Where the last record begins, if there is one.
+    pub fn last(&self) -> Option<Lsn> {
+        (!self.places.is_empty()).then_some(self.last)
     }
 
-    /// The bytes of a record of this stretch.
+    /// Where the records are, in order.
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// The place of the record of this number, or one behind all records.
+    pub fn place(&self, number: u32) -> Place {
+        self.places.get(number as usize).copied().unwrap_or(Place::END)
+    }
+
+    /// The bytes of the record at a place of this stretch.
     #[inline]
-    pub fn bytes(&self, span: &Span) -> &[u8] {
-        &self.bodies[span.at as usize..][..span.len as usize]
+    pub fn bytes(&self, place: Place) -> &[u8] {
+        let bytes = &self.bodies[place.0 as usize..];
+        &bytes[..u32_at(bytes, 0) as usize]
     }
 
-    /// The place of a record.
-    pub fn place(&self, span: &Span) -> Place {
-        let from_start = |position: Lsn| (position.0 - self.start.0) as u32;
-        Place { lsn: from_start(span.lsn), end: from_start(span.end), at: span.at }
-    }
-
-    /// Position of the first byte behind the record at a place, where the next one may begin.
+    /// Where the record at a place is in the WAL.
     #[inline]
-    pub fn end_of(&self, place: Place) -> Lsn {
-        Lsn(self.start.0 + u64::from(place.end))
-    }
-
-    /// Position of the record at a place.
-    #[inline]
-    pub fn lsn_of(&self, place: Place) -> Lsn {
-        Lsn(self.start.0 + u64::from(place.lsn))
+    pub fn span(&self, place: Place) -> Span {
+        let bytes = self.bytes(place);
+        let len = maxalign(bytes.len());
+        let (lsn, room) = self.position_of(place.0 as usize);
+        let mut end = Lsn(lsn.0 + len as u64);
+        if len > room {
+            // Behind its last byte, even if that is the end of a page.
+            end = Lsn(self.position_of(place.0 as usize + len - 1).0.0 + 1);
+        }
+        if is_switch(bytes) {
+            end = self.segment_end(end);
+        }
+        Span { lsn, end }
     }
 
     /// Takes apart the record at a place.
@@ -355,20 +380,24 @@ impl Stretch {
     /// As [`Record::read`].
     #[inline]
     pub fn read<'a>(&'a self, place: Place, record: &mut Record<'a>) -> Result<(), InvalidRecord> {
-        let bytes = &self.bodies[place.at as usize..];
-        let len = u32_at(bytes, 0) as usize;
-        record.read(&bytes[..len], self.lsn_of(place), self.end_of(place))
+        let span = self.span(place);
+        record.read(self.bytes(place), span.lsn, span.end)
     }
 
     /// Has the processor fetch the first bytes of a record, which will be taken apart soon.
     #[inline]
     pub fn prefetch(&self, place: Place) {
-        let bytes = &self.bodies[place.at as usize..];
+        let bytes = &self.bodies[place.0 as usize..];
         for line in [0, 64] {
             if let Some(byte) = bytes.get(line) {
                 prefetch(byte);
             }
         }
+    }
+
+    /// Where the segment ends that `end`, the end of a record, is in.
+    fn segment_end(&self, end: Lsn) -> Lsn {
+        Lsn(end.0.next_multiple_of(self.segment_size.bytes()))
     }
 
     /// Whether the first record of this stretch may follow a record that begins at `last` (none known:
@@ -377,7 +406,7 @@ impl Stretch {
     /// # Errors
     /// [`Invalid::PrevLink`].
     pub fn follows(&self, last: Lsn) -> Result<(), Invalid> {
-        if !self.spans.is_empty() && last.is_valid() && self.first_prev != last {
+        if !self.places.is_empty() && last.is_valid() && self.first_prev != last {
             return Err(Invalid::PrevLink { found: self.first_prev, expected: last });
         }
         Ok(())
@@ -507,17 +536,16 @@ impl Stretch {
         if !crc_is_valid(bytes) {
             return Err((page, Invalid::Crc));
         }
-        let header = RecordHeader::parse(bytes).expect("the length was checked");
-        if header.rmgr == RmgrId::XLOG && header.rmgr_info() == XLOG_SWITCH {
-            let size = self.segment_size.bytes();
-            end = Lsn(end.0.div_ceil(size) * size);
+        if is_switch(bytes) {
+            end = self.segment_end(end);
         }
-        if self.spans.is_empty() {
-            self.first_prev = header.prev;
+        if self.places.is_empty() {
+            self.first_prev = RecordHeader::parse(bytes).expect("the length was checked").prev;
         }
-        let span = Span { lsn, end, at: at as u32, len: total_len };
-        each(&Found { number: self.spans.len() as u32, span, place: self.place(&span), bytes });
-        self.spans.push(span);
+        let place = Place(at as u32);
+        each(&Found { number: self.places.len() as u32, place, span: Span { lsn, end }, bytes });
+        self.places.push(place);
+        self.last = lsn;
         self.position = end;
         Ok(None)
     }
@@ -577,14 +605,16 @@ impl Stretch {
         if !header.rmgr.is_valid() {
             return Err(Invalid::Rmgr(header.rmgr.0));
         }
-        match self.spans.last() {
-            Some(last) if header.prev != last.lsn => Err(Invalid::PrevLink { found: header.prev, expected: last.lsn }),
-            // The first record of the stretch: at least it refers backwards.
-            None if header.prev >= self.position => {
-                Err(Invalid::PrevLink { found: header.prev, expected: self.position })
+        let expected = self.last;
+        if !self.places.is_empty() {
+            if header.prev != expected {
+                return Err(Invalid::PrevLink { found: header.prev, expected });
             }
-            _ => Ok(()),
+        } else if header.prev >= self.position {
+            // The first record of the stretch: at least it refers backwards.
+            return Err(Invalid::PrevLink { found: header.prev, expected: self.position });
         }
+        Ok(())
     }
 
     /// Reads and checks a page header (`XLogReaderValidatePageHeader`).
@@ -600,6 +630,12 @@ impl Stretch {
         check_page_header(&header, page, format, timeline).map_err(|why| (page, why))?;
         Ok(header)
     }
+}
+
+/// Whether a record is an `XLOG_SWITCH`: the rest of its segment is not used.
+#[inline]
+fn is_switch(bytes: &[u8]) -> bool {
+    RecordHeader::parse(bytes).is_some_and(|header| header.rmgr == RmgrId::XLOG && header.rmgr_info() == XLOG_SWITCH)
 }
 
 /// What became of a record that goes on behind its page.

@@ -45,8 +45,11 @@ fn decode(bytes: &[u8]) -> (Vec<Lsn>, Status) {
     let mut stretch = Stretch::new();
     stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64), size());
     append(&mut stretch, bytes);
-    let status = stretch.decode(&format(), TIMELINE);
-    (stretch.spans().iter().map(|span| span.lsn).collect(), status)
+    let mut spans = Vec::new();
+    let status = stretch.decode_each(&format(), TIMELINE, |found| spans.push(found.span));
+    // What is computed from where a record is in memory is what decoding saw.
+    assert_eq!(stretch.places().iter().map(|&place| stretch.span(place)).collect::<Vec<_>>(), spans);
+    (stretch.places().iter().map(|&place| stretch.span(place).lsn).collect(), status)
 }
 
 /// Decodes in stretches of `window` bytes, each with no more pages than it asks for.
@@ -56,18 +59,19 @@ fn decode_in_windows(bytes: &[u8], window: u64) -> Vec<Lsn> {
     for from in (START.0..end.0).step_by(window as usize) {
         let limit = Lsn(from + window).min(end);
         stretch.reset(Lsn(from), false, limit, size());
-        let mut upto = limit;
+        let (mut upto, mut spans) = (limit, Vec::new());
         loop {
             let have = stretch.filled();
             let more = &bytes[(have.0 - START.0) as usize..(upto.0.min(end.0) - START.0) as usize];
             append(&mut stretch, more);
-            match stretch.decode(&format(), TIMELINE) {
+            match stretch.decode_each(&format(), TIMELINE, |found| spans.push(found.span)) {
                 Status::NeedPages { upto: wanted } if wanted <= end => upto = wanted,
                 _ => break,
             }
         }
         assert_eq!(stretch.follows(last), Ok(()), "at {}", Lsn(from));
-        lsns.extend(stretch.spans().iter().map(|span| span.lsn));
+        assert_eq!(stretch.places().iter().map(|&place| stretch.span(place)).collect::<Vec<_>>(), spans);
+        lsns.extend(spans.iter().map(|span| span.lsn));
         last = lsns.last().copied().unwrap_or(last);
     }
     lsns
@@ -102,10 +106,11 @@ fn contents_survive_the_way_through_pages() {
     stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64), size());
     append(&mut stretch, &bytes);
     stretch.decode(&format(), TIMELINE);
-    let [long, short] = stretch.spans() else { panic!("two records") };
-    let parsed = walrider_wal::record::Record::parse(Major::V18, stretch.bytes(long), long.lsn, long.end).unwrap();
+    let &[long, short] = stretch.places() else { panic!("two records") };
+    let mut parsed = walrider_wal::record::Record::empty(Major::V18);
+    stretch.read(long, &mut parsed).unwrap();
     assert_eq!(parsed.main_data, vec![20_000_usize as u8; 20_000]);
-    assert_eq!(long.end, short.lsn);
+    assert_eq!(stretch.span(long).end, stretch.span(short).lsn);
 }
 
 #[test]
@@ -118,8 +123,9 @@ fn wal_that_is_cut_off_asks_for_more() {
         stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64), size());
         append(&mut stretch, cut);
         let status = stretch.decode(&format(), TIMELINE);
-        let whole = lsns.iter().filter(|lsn| stretch.spans().iter().any(|span| span.lsn == **lsn)).count();
-        assert_eq!(stretch.spans().len(), whole);
+        let whole =
+            lsns.iter().filter(|lsn| stretch.places().iter().any(|&place| stretch.span(place).lsn == **lsn)).count();
+        assert_eq!(stretch.places().len(), whole);
         if pages > 0 {
             let asked = matches!(status, Status::NeedPages { upto } if upto > stretch.filled());
             assert!(asked, "{pages} pages: {status:?}");

@@ -60,12 +60,13 @@ pub fn each_record(
         if let Err(why) = stretch.follows(last) {
             return Err(files.damaged(next, page_of(next), why));
         }
-        for span in stretch.spans() {
-            if range.end.is_some_and(|end| last_byte(files, &stretch, span) > end) {
+        for &place in stretch.places() {
+            let (span, bytes) = (stretch.span(place), stretch.bytes(place));
+            if range.end.is_some_and(|end| last_byte(files, span, bytes) > end) {
                 return Ok(Ended::Enough);
             }
             last = span.lsn;
-            let record = Record::parse(files.format().major, stretch.bytes(span), span.lsn, span.end)
+            let record = Record::parse(files.format().major, bytes, span.lsn, span.end)
                 .map_err(|why| WalError::InvalidRecord(files.describe(span.lsn), span.lsn, why))?;
             if span.lsn >= range.start && take(&record)?.is_break() {
                 return Ok(Ended::Enough);
@@ -73,7 +74,7 @@ pub fn each_record(
         }
         match status {
             Status::Complete { next: further } => {
-                exact |= !stretch.spans().is_empty();
+                exact |= !stretch.places().is_empty();
                 next = further;
                 if range.end.is_some_and(|end| next >= end) {
                     return Ok(Ended::Enough);
@@ -121,8 +122,7 @@ fn fill(files: &mut WalFiles, stretch: &mut Stretch) -> Result<Status, WalError>
 }
 
 /// One past the last byte of a record, before alignment. That is what `pg_waldump --end` goes by.
-fn last_byte(files: &WalFiles, stretch: &Stretch, span: &Span) -> Lsn {
-    let bytes = stretch.bytes(span);
+fn last_byte(files: &WalFiles, span: Span, bytes: &[u8]) -> Lsn {
     // After a switch the next record is in the next segment; the record itself is a bare header.
     if bytes[17] == RmgrId::XLOG.0 && bytes[16] & 0xF0 == XLOG_SWITCH {
         let page_end = page_of(span.lsn).0 + PAGE;

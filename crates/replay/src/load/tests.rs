@@ -59,7 +59,7 @@ fn load_all(loader: &mut Loader, wal: &Memory, count: usize) -> Vec<Lsn> {
         let loaded = loader.load(count, wal, &rels);
         let whole = loaded.len();
         for planned in loaded {
-            lsns.extend(planned.stretch.spans().iter().map(|span| span.lsn));
+            lsns.extend(planned.stretch.places().iter().map(|&place| planned.stretch.span(place).lsn));
             loader.recycle(planned);
         }
         if whole == 0
