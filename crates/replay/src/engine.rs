@@ -280,9 +280,23 @@ impl<'a> Engine<'a> {
         }
         let mut consistent_at = self.consistency_limit(planned, planned.done);
         let first = planned.plan.globals.partition_point(|global| global.number < planned.done);
-        for &Global { number: place, newest_xid } in &planned.plan.globals[first..] {
+        let goal = &self.settings.target.goal;
+        let commits_are_plain = !matches!(goal, Some(Goal::Xid(_) | Goal::Time(_) | Goal::Immediate));
+        for &Global { number: place, newest_xid, commit } in &planned.plan.globals[first..] {
             if place >= limit || consistent_at.is_some_and(|at| place >= at) {
                 break;
+            }
+            if let Some(commit) = commit.filter(|_| commits_are_plain) {
+                self.advance_next_xid(newest_xid);
+                if let Err(error) = self.globals.commit(&commit) {
+                    return Err(match self.record(planned, place) {
+                        Ok(record) => ReplayError::in_global(&record, error),
+                        Err(_) => error.into(),
+                    });
+                }
+                self.stats.transactions += 1;
+                self.flush_globals(planned, place)?;
+                continue;
             }
             let record = self
                 .record(planned, place)
@@ -301,11 +315,7 @@ impl<'a> Engine<'a> {
                 Err(error) => return Err(ReplayError::in_global(&record, error)),
             };
             self.stats.count_global(&record);
-            if self.globals.wants_flush() {
-                // Some of the changes may be written soon, to make room.
-                self.recovery.ensure_min_recovery_point(record.end)?;
-                self.globals.flush()?;
-            }
+            self.flush_globals(planned, place)?;
             let mut barrier = false;
             for action in actions {
                 barrier |= self.take_action(action, &record, batch)?;
@@ -329,6 +339,16 @@ impl<'a> Engine<'a> {
         let ends = stop.is_some();
         batch.stop = stop;
         Ok((limit, ends))
+    }
+
+    /// Writes what records changed, up to the one of this number, if some of it may be written soon to make room.
+    #[inline]
+    fn flush_globals(&mut self, planned: &Planned, number: u32) -> Result<(), ReplayError> {
+        if self.globals.wants_flush() {
+            self.recovery.ensure_min_recovery_point(planned.end_of(number))?;
+            self.globals.flush()?;
+        }
+        Ok(())
     }
 
     fn advance_next_xid(&mut self, newest_xid: TransactionId) {

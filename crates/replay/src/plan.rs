@@ -7,6 +7,7 @@ use walrider_wal::record::{BlockRef, Record, XLR_CHECK_CONSISTENCY};
 use walrider_wal::records::{heap, heap2, xlog};
 use walrider_wal::rmgr::RmgrId;
 
+use crate::globals::PlainCommit;
 use crate::rels::{PageKey, RelNumbers, RelTable};
 
 /// Pages are spread over this many partitions; each is worked on by one thread at a time. More than there are
@@ -59,6 +60,8 @@ pub struct Global {
     pub number: u32,
     /// The newest transaction id since the one before, 0 if there was none: every record advances the next one.
     pub newest_xid: TransactionId,
+    /// It is such a commit.
+    pub commit: Option<PlainCommit>,
 }
 
 /// What is to be done for the records of a stretch.
@@ -121,7 +124,7 @@ impl Plan {
             Class::Pages => {}
             Class::Global => {
                 let newest_xid = std::mem::take(&mut self.newest_xid);
-                self.globals.push(Global { number: found.number, newest_xid });
+                self.globals.push(Global { number: found.number, newest_xid, commit: PlainCommit::of(record) });
             }
         }
         if !record.blocks.is_empty() && redo_fn(rmgr).is_none() {

@@ -29,8 +29,9 @@ use crate::source::{FETCH_PREFIX, Place, Source};
 use crate::stats::Stats;
 use crate::target::RecoveryTarget;
 
-/// Most WAL in one batch: more than that does not make replay faster, and less delays it.
-const MAX_BATCH_BYTES: u64 = 32 << 20;
+/// Most WAL in one batch: the more, the more of a page's changes are done in one visit, while it is in the processor's
+/// cache. Four times as much gained nothing: the memory for it must be touched first, too.
+const MAX_BATCH_BYTES: u64 = 128 << 20;
 /// Most WAL in one stretch: small enough that two threads share a batch evenly.
 const MAX_WINDOW_BYTES: u64 = 2 << 20;
 /// Least WAL in one stretch.

@@ -28,6 +28,7 @@ pub use action::{Action, DatabaseDir, SeenCheckpoint};
 pub use clog::XidStatus;
 pub use prepared::{Prepared, State as PreparedState};
 pub use walrider_wal::records::xlog::ParameterChange;
+pub use xact::PlainCommit;
 pub use xid::NextXid;
 pub use xlog::BackupState;
 
@@ -162,21 +163,12 @@ impl Globals {
     ///
     /// # Errors
     /// What [`GlobalError`] lists. A record that could not be read has changed nothing but the next transaction id.
-    #[inline]
     pub fn redo(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
         self.next_xid.advance_past(record.xid());
-        if let Some(time) = xact::plain_commit(record) {
-            // Nearly every record here is this one.
-            self.clog.set(record.xid(), XidStatus::Committed)?;
-            if self.commit_ts.is_active() {
-                self.commit_ts.set(record.xid(), time, record.origin)?;
-            }
+        if let Some(commit) = PlainCommit::of(record) {
+            self.commit(&commit)?;
             return Ok(Vec::new());
         }
-        self.redo_other(record)
-    }
-
-    fn redo_other(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
         let info = record.info();
         let unknown = Err(GlobalError::UnknownType(record.header.info));
         match record.header.rmgr {

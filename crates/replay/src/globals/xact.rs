@@ -15,11 +15,29 @@ use super::clog::XidStatus;
 use super::xid::precedes;
 use super::{GlobalError, Globals};
 
-/// The time of a commit that says nothing else: `XLOG_XACT_COMMIT` without `XLOG_XACT_HAS_INFO`.
-#[inline]
-pub(super) fn plain_commit(record: &Record<'_>) -> Option<i64> {
-    let plain = record.header.rmgr == RmgrId::XACT && record.info() == xact::XLOG_XACT_COMMIT;
-    (plain && record.main_data.len() == 8 && record.xid() != 0).then(|| u64_at(record.main_data, 0) as i64)
+/// A commit that says nothing but its time: `XLOG_XACT_COMMIT` without `XLOG_XACT_HAS_INFO`. Nearly every record that is
+/// replayed in order is one, so that it is read where it is decoded, and redone from this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainCommit {
+    /// The transaction.
+    pub xid: TransactionId,
+    /// When it was committed.
+    pub time: i64,
+    /// Replication origin, 0 if none.
+    pub origin: u16,
+}
+
+impl PlainCommit {
+    /// What a record says, if it is one.
+    #[inline]
+    pub fn of(record: &Record<'_>) -> Option<PlainCommit> {
+        let plain = record.header.rmgr == RmgrId::XACT && record.info() == xact::XLOG_XACT_COMMIT;
+        (plain && record.main_data.len() == 8 && record.xid() != 0).then(|| PlainCommit {
+            xid: record.xid(),
+            time: u64_at(record.main_data, 0) as i64,
+            origin: record.origin,
+        })
+    }
 }
 
 /// The identifier in the state of a prepared transaction, of a record or a file.
@@ -29,6 +47,20 @@ pub(super) fn prepared_gid(major: Major, state: &[u8]) -> Result<Vec<u8>, Global
 }
 
 impl Globals {
+    /// Redoes a commit that says nothing but its time (`xact_redo_commit`).
+    ///
+    /// # Errors
+    /// As [`Globals::redo`].
+    #[inline]
+    pub fn commit(&mut self, commit: &PlainCommit) -> Result<(), GlobalError> {
+        self.next_xid.advance_past(commit.xid);
+        self.clog.set(commit.xid, XidStatus::Committed)?;
+        if self.commit_ts.is_active() {
+            self.commit_ts.set(commit.xid, commit.time, commit.origin)?;
+        }
+        Ok(())
+    }
+
     /// `xact_redo`.
     pub(super) fn redo_xact(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
         let info = record.header.info;
