@@ -3,7 +3,7 @@
     python3 -m bench.follow [--rates 200,1000,5000] [--seconds 20] [--save FILE] [-- OPTIONS OF walrider replay]
 
 pgbench commits at a given rate; we receive the WAL as pg_receivewal does, over the replication protocol into
-preallocated .partial segments, and note when each write has returned: that is the arrival of all commits in it.
+preallocated .partial segments, and note the time just before each write: that is the arrival of all commits in it.
 `walrider replay --follow --positions` replays that directory and says when it stood where.  Latency is from the
 arrival of a commit's last byte to the first position at or behind its end, each commit counted.  With --receiver
 pg_receivewal the real program writes, and the arrival is when this process, woken by inotify as well, has read the commit's

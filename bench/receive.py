@@ -63,7 +63,8 @@ class Connection:
 
 
 class Receiver:
-    """Writes WAL as pg_receivewal does. `arrived`: (end, time when the write up to there had returned)."""
+    """Writes WAL as pg_receivewal does. `arrived`: (end, time just before the write up to there): after the write this
+    process may have to wait for the processor that the follower was woken on."""
 
     def __init__(self, server, directory):
         self.directory = directory
@@ -97,9 +98,10 @@ class Receiver:
                 self.file = os.open(f"{path}.partial", os.O_CREAT | os.O_RDWR, 0o600)
                 os.pwrite(self.file, bytes(SEGMENT), 0)
             part = data[:SEGMENT - offset]
+            now = time.time()
             os.pwrite(self.file, part, offset)
             start, data = start + len(part), data[len(part):]
-            self.arrived.append((start, time.time()))
+            self.arrived.append((start, now))
             if start % SEGMENT == 0:
                 os.close(self.file)
                 self.file = None

@@ -11,7 +11,8 @@ from pathlib import Path
 from tests.harness import recovery
 from tests.harness.cluster import PgCluster, format_lsn, parse_lsn
 from tests.harness.install import program
-from tests.harness.walrider import compare, start
+from tests.harness.walrider import CORRUPT, compare, start
+from tests.test_bad_wal import damaged_archive, middle_segment, own
 
 SMALL = "wal_keep_size = 1GB\n"
 
@@ -186,3 +187,26 @@ def test_follow_a_promotion(small_primary, work):
     assert (result["timeline"], result["checkpoint_lsn"]) == (2, final)
     recovery.stock_replay(work / "backup", server.archive, work / "stock", final)
     compare(work / "ours", work / "stock")
+
+
+def test_follow_into_damage(plain, work):
+    """What is being written may look damaged for a moment; what stays so is."""
+    archive = damaged_archive(plain, work / "archive")
+    segment = own(archive / middle_segment(plain))
+    whole = segment.read_bytes()
+    half = len(whole) // 2 // 8192 * 8192
+    segment.write_bytes(whole[:half] + bytes(8192) + whole[half + 8192:])
+    with Follower(plain.copy(work / "ours"), archive) as follower:
+        _, said = follower.process.communicate(timeout=60)
+        assert follower.process.returncode == CORRUPT and segment.name in said
+    ours = plain.copy(work / "again")
+    with Follower(ours, archive, "--target-lsn", plain.info["final_checkpoint"]) as follower:
+        while not follower.said():
+            time.sleep(0.01)
+        with segment.open("r+b") as file:
+            file.seek(half)
+            file.write(whole[half:half + 8192])
+        _, said = follower.process.communicate(timeout=120)
+        assert follower.process.returncode == 0, said
+    recovery.pin_tablespaces(ours)
+    compare(ours, plain.stock)

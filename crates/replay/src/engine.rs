@@ -101,6 +101,7 @@ pub struct Engine<'a> {
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
     overwritten: Option<Lsn>,
+    looks_behind: bool,
     /// Counters.
     pub stats: Stats,
 }
@@ -146,6 +147,7 @@ impl<'a> Engine<'a> {
             batch: 0,
             replayed,
             overwritten: None,
+            looks_behind: true,
             stats: Stats::default(),
         }
     }
@@ -155,11 +157,9 @@ impl<'a> Engine<'a> {
         self.replayed
     }
 
-    /// Changes the size of stretches from the next one on.
-    pub fn set_window(&mut self, window_bytes: u64) {
-        self.settings.window_bytes = window_bytes;
-        self.settings.batch_bytes = self.settings.batch_bytes.min(window_bytes * 16);
-        self.loader.set_window(window_bytes);
+    /// Whether to look, at the end of valid WAL, if it goes on behind, and is damaged there. At first it is.
+    pub fn look_behind(&mut self, look: bool) {
+        self.looks_behind = look;
     }
 
     /// Follows these timelines from now on.
@@ -222,8 +222,8 @@ impl<'a> Engine<'a> {
                 // The file to look at is the one where the record should go on.
                 let file = self.source.describe(page.max(at));
                 // After a crash, pages behind the end may have got to the disk although ones before them did not.
-                let damaged = self.recovery.is_archive_recovery() && self.loader.goes_on_behind(page, self.source)?;
-                if damaged {
+                let looks = self.looks_behind && self.recovery.is_archive_recovery();
+                if looks && self.loader.goes_on_behind(page, self.source)? {
                     return Ok(Stop::Corrupt { lsn: at, why: format!("{file}: {why}") });
                 }
                 Ok(Stop::EndOfWal { why: format!("{file}: {why}") })
@@ -470,7 +470,10 @@ impl<'a> Engine<'a> {
             replayed: self.replayed,
         };
         let (loader, source, rels) = (&mut self.loader, self.source, &self.rels);
-        let (applied, loaded) = rayon::join(|| pages.apply(&parts, &dropped), || loader.load(missing, source, rels));
+        let (applied, loaded) = match is_small(&parts) {
+            true => (pages.apply(&parts, &dropped), Vec::new()),
+            false => rayon::join(|| pages.apply(&parts, &dropped), || loader.load(missing, source, rels)),
+        };
         drop(parts);
         self.queue = queue;
         applied?;
@@ -578,6 +581,21 @@ impl<'a> Engine<'a> {
     }
 }
 
+/// Most records in a batch that is applied by one thread: to wake others takes longer.
+const SMALL_BATCH: u32 = 64;
+
+fn is_small(parts: &[Part<'_>]) -> bool {
+    parts.iter().map(|part| part.upto - part.from).sum::<u32>() <= SMALL_BATCH
+}
+
+/// Does some work on each item: side by side, or right here if it is small.
+fn each<I: Send, T: Send>(items: Vec<I>, small: bool, work: impl Fn(I) -> T + Send + Sync) -> Vec<T> {
+    match small {
+        true => items.into_iter().map(work).collect(),
+        false => items.into_par_iter().map(work).collect(),
+    }
+}
+
 /// The pages' side of the engine, while a batch is applied.
 struct Pages<'e> {
     partitions: &'e mut [Partition],
@@ -596,12 +614,9 @@ impl Pages<'_> {
         let started = Instant::now();
         *self.batch += 1;
         let batch = *self.batch;
-        let missing: usize = self
-            .partitions
-            .par_iter_mut()
-            .enumerate()
-            .map(|(number, partition)| partition.gather(number, batch, parts, dropped))
-            .sum();
+        let small = is_small(parts);
+        let gather = |(number, partition): (usize, &mut Partition)| partition.gather(number, batch, parts, dropped);
+        let missing = each(self.partitions.iter_mut().enumerate().collect(), small, gather).iter().sum();
         self.stats.gather += started.elapsed();
         let records: u32 = parts.iter().map(|part| part.upto - part.from).sum();
         if !self.make_room(missing)? && records > 1 {
@@ -609,18 +624,14 @@ impl Pages<'_> {
         }
         let started = Instant::now();
         let shared = &self.shared;
-        let reports: Vec<Report> = self
-            .partitions
-            .par_iter_mut()
-            .map(|partition| {
-                let mut report = Report::default();
-                partition.load(parts, shared, &mut report);
-                if report.failure.is_none() {
-                    partition.apply(parts, shared, &mut report);
-                }
-                report
-            })
-            .collect();
+        let reports = each(self.partitions.iter_mut().collect(), small, |partition| {
+            let mut report = Report::default();
+            partition.load(parts, shared, &mut report);
+            if report.failure.is_none() {
+                partition.apply(parts, shared, &mut report);
+            }
+            report
+        });
         self.stats.apply += started.elapsed();
         let started = Instant::now();
         let mut fsm_ops: Vec<Vec<FsmOp>> = vec![Vec::new(); PARTITIONS];
@@ -628,18 +639,13 @@ impl Pages<'_> {
         self.take_reports(reports, &mut fsm_ops)?;
         let is_dropped = |key: PageKey| dropped.get(key.fork() as usize).copied().unwrap_or(false);
         let shared = &self.shared;
-        let reports: Vec<Report> = self
-            .partitions
-            .par_iter_mut()
-            .zip(fsm_ops.par_iter_mut())
-            .map(|(partition, ops)| {
-                let mut report = Report::default();
-                ops.retain(|op| !is_dropped(op.key));
-                ops.sort_unstable_by_key(|op| (op.key, op.lsn));
-                partition.apply_fsm(batch, ops, parts, shared, &mut report);
-                report
-            })
-            .collect();
+        let reports = each(self.partitions.iter_mut().zip(&mut fsm_ops).collect(), small, |(partition, ops)| {
+            let mut report = Report::default();
+            ops.retain(|op| !is_dropped(op.key));
+            ops.sort_unstable_by_key(|op| (op.key, op.lsn));
+            partition.apply_fsm(batch, ops, parts, shared, &mut report);
+            report
+        });
         self.take_reports(reports, &mut fsm_ops)?;
         self.stats.fsm += started.elapsed();
         Ok(())

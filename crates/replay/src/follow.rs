@@ -10,17 +10,17 @@ use crate::error::ReplayError;
 use crate::source::Source;
 use crate::stats::Stats;
 
-/// Stretches of WAL while following: it comes in small pieces.
-const WINDOW_BYTES: u64 = 128 << 10;
 /// How often to look for more where changes have shown by themselves: in case that one does not.
 const SAFETY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often to look where they have not: on a network file system, or through a link into another directory.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How often to run `restore_command` (`wal_retrieve_retry_interval`).
 const COMMAND_INTERVAL: Duration = Duration::from_secs(5);
-/// WAL that looks damaged is, if it still does after this time: what is written out of order, or moves while we read,
-/// looks so for a moment.
+/// Whether the WAL is damaged where it ends is looked at after this time, and must be so twice: what is being written, in
+/// whatever order, looks damaged for a moment.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
+/// Then it is looked at from time to time, less and less often, but at least this often.
+const LONGEST_SETTLE_TIME: Duration = Duration::from_secs(60);
 
 /// Replays until there is a reason to stop that waiting does not cure. `latest`: goes over to a new timeline when one
 /// branches off.
@@ -34,23 +34,28 @@ pub fn follow(
     progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
 ) -> Result<Stop, ReplayError> {
     let mut waiting = Waiting::new(source);
-    let mut damaged: Option<(Lsn, Instant)> = None;
+    // When the WAL's end was new, or last looked at, and how long to leave it alone from then on.
+    let (mut since, mut settle) = (Instant::now(), SETTLE_TIME);
+    let mut damaged = None;
     loop {
         let before = engine.replayed();
+        let looks = since.elapsed() >= settle;
+        engine.look_behind(looks);
         let stop = engine.run(progress)?;
-        waiting.note(engine.replayed() > before);
+        let more = engine.replayed() > before;
+        waiting.note(more);
         match &stop {
-            Stop::EndOfWal { .. } => damaged = None,
-            Stop::Corrupt { lsn, .. } => {
-                let since = damaged.filter(|(at, _)| at == lsn).map_or_else(Instant::now, |(_, since)| since);
-                if since.elapsed() >= SETTLE_TIME {
-                    return Ok(stop);
-                }
-                damaged = Some((*lsn, since));
+            Stop::EndOfWal { .. } if more => (since, settle, damaged) = (Instant::now(), SETTLE_TIME, None),
+            Stop::EndOfWal { .. } if looks => {
+                (since, settle, damaged) = (Instant::now(), LONGEST_SETTLE_TIME.min(2 * settle), None);
+            }
+            Stop::EndOfWal { .. } => {}
+            // Being written just now, perhaps.
+            Stop::Corrupt { lsn, .. } if damaged != Some(*lsn) => {
+                (since, settle, damaged) = (Instant::now(), SETTLE_TIME, Some(*lsn));
             }
             _ => return Ok(stop),
         }
-        engine.set_window(WINDOW_BYTES);
         if progress(&engine.stats, engine.replayed()) == Flow::Stop {
             return Ok(Stop::Interrupted);
         }

@@ -70,6 +70,8 @@ pub struct Loader {
     last: Lsn,
     /// The rest of the WAL is not to be had, and why.
     ended: Option<Ending>,
+    /// How many stretches are worth a try: one where the WAL has just ended, and again more while it does not.
+    width: usize,
     spare: Vec<Planned>,
     numbers: Vec<RelNumbers>,
 }
@@ -85,6 +87,7 @@ impl Loader {
             exact: true,
             last: Lsn::INVALID,
             ended: None,
+            width: usize::MAX,
             spare: Vec::new(),
             numbers: Vec::new(),
         }
@@ -100,23 +103,20 @@ impl Loader {
         self.next
     }
 
-    /// Changes the size of stretches from the next one on.
-    pub fn set_window(&mut self, window: u64) {
-        self.window = window.min(self.format.segment_size.bytes());
-    }
-
     /// Gives a stretch back for reuse.
     pub fn recycle(&mut self, planned: Planned) {
         self.spare.push(planned);
     }
 
-    /// Loads up to `count` more stretches. Those that come back are whole, in order, and follow one another; fewer
-    /// than asked for, once the WAL ends: [`Loader::take_ending`] says why.
+    /// Loads up to `count` more stretches. Those that come back are whole, in order, and follow one another; none, once
+    /// the WAL ends: [`Loader::take_ending`] says why.
     pub fn load(&mut self, count: usize, source: &dyn ReadWal, rels: &RelTable) -> Vec<Planned> {
         if self.ended.is_some() {
             return Vec::new();
         }
         source.release_before(self.next);
+        let count = count.min(self.width);
+        let first_piece = if self.width == 1 { XLOG_BLCKSZ as u64 } else { READ_BYTES };
         let mut work: Vec<(Planned, RelNumbers)> = Vec::with_capacity(count);
         let mut from = self.next;
         for nth in 0..count {
@@ -128,14 +128,16 @@ impl Loader {
             from = limit;
         }
         let format = &self.format;
-        let endings: Vec<Ending> = work
-            .par_iter_mut()
-            .map(|(planned, numbers)| {
-                let Planned { stretch, plan, .. } = planned;
-                plan.reset();
-                fill(stretch, source, format, |found| plan.take(format.major, found, rels, numbers))
-            })
-            .collect();
+        let load_one = |(planned, numbers): &mut (Planned, RelNumbers)| {
+            let Planned { stretch, plan, .. } = planned;
+            plan.reset();
+            fill(stretch, source, format, first_piece, |found| plan.take(format.major, found, rels, numbers))
+        };
+        // One is not worth waking a thread.
+        let endings: Vec<Ending> = match &mut work[..] {
+            [one] => vec![load_one(one)],
+            work => work.par_iter_mut().map(load_one).collect(),
+        };
         let mut loaded = Vec::with_capacity(count);
         for ((planned, numbers), ending) in work.into_iter().zip(endings) {
             self.numbers.push(numbers);
@@ -147,6 +149,7 @@ impl Loader {
                 loaded.push(planned);
             }
         }
+        self.width = if self.ended.is_some() { 1 } else { self.width.saturating_mul(2) };
         loaded
     }
 
@@ -235,7 +238,7 @@ impl Loader {
 pub fn read_record(source: &dyn ReadWal, format: &WalFormat, at: Lsn) -> Result<Stretch, Ending> {
     let mut stretch = Stretch::new();
     stretch.reset(at, true, Lsn(at.0 + 1), format.segment_size);
-    match fill(&mut stretch, source, format, |_| {}) {
+    match fill(&mut stretch, source, format, READ_BYTES, |_| {}) {
         Ending::Goes(_) => Ok(stretch),
         other => Err(other),
     }
@@ -244,11 +247,18 @@ pub fn read_record(source: &dyn ReadWal, format: &WalFormat, at: Lsn) -> Result<
 /// WAL is read in pieces that stay in the processor's cache until they are decoded and planned.
 const READ_BYTES: u64 = 256 << 10;
 
-/// Fills a stretch from the source, and decodes it on the way. `each` sees every record.
-fn fill(stretch: &mut Stretch, source: &dyn ReadWal, format: &WalFormat, mut each: impl FnMut(&Found<'_>)) -> Ending {
+/// Fills a stretch from the source, a piece of `piece` bytes first, then larger ones, and decodes it on the way. `each`
+/// sees every record.
+fn fill(
+    stretch: &mut Stretch,
+    source: &dyn ReadWal,
+    format: &WalFormat,
+    mut piece: u64,
+    mut each: impl FnMut(&Found<'_>),
+) -> Ending {
     let page = XLOG_BLCKSZ as u64;
     let limit = Lsn(stretch.limit().0.next_multiple_of(page));
-    let mut upto = limit.min(Lsn(stretch.start().0 + READ_BYTES));
+    let mut upto = limit.min(Lsn(stretch.start().0 + piece));
     let mut timeline = source.timeline_at(stretch.start());
     loop {
         while stretch.filled() < upto {
@@ -263,6 +273,7 @@ fn fill(stretch: &mut Stretch, source: &dyn ReadWal, format: &WalFormat, mut eac
         let short = stretch.filled() < upto;
         // A record that goes on in the next segment may do so on the next timeline.
         timeline = timeline.max(source.timeline_at(Lsn(stretch.filled().0.saturating_sub(1))));
+        piece = (2 * piece).min(READ_BYTES);
         match stretch.decode_each(format, timeline, &mut each) {
             Status::Complete { next } if next >= stretch.limit() => return Ending::Goes(next),
             Status::Invalid { at, page, why } => return Ending::Ends { at, page, why },
@@ -273,8 +284,8 @@ fn fill(stretch: &mut Stretch, source: &dyn ReadWal, format: &WalFormat, mut eac
                 return Ending::Ends { at: stretch.position(), page: stretch.filled(), why: Invalid::Incomplete };
             }
             // What one record needs, or one piece more.
-            Status::NeedPages { upto: more } => upto = more.max(limit.min(Lsn(upto.0 + READ_BYTES))),
-            Status::Complete { .. } => upto = limit.min(Lsn(upto.0 + READ_BYTES)),
+            Status::NeedPages { upto: more } => upto = more.max(limit.min(Lsn(upto.0 + piece))),
+            Status::Complete { .. } => upto = limit.min(Lsn(upto.0 + piece)),
         }
     }
 }
