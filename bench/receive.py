@@ -13,6 +13,7 @@ from tests.harness.cluster import parse_lsn
 from tests.harness.install import program
 
 SEGMENT = 16 << 20
+PAGE = 8192
 
 
 def file_name(timeline, number):
@@ -144,23 +145,26 @@ class Observer:
                     self.position = end
                     self.arrived.append((end, now))
 
+    def rest_of_page(self, position):
+        """What stands from there to the end of the page, without the zeros behind it."""
+        name = self.directory / file_name(self.timeline, position // SEGMENT)
+        for path in (f"{name}.partial", name):
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    return os.pread(file.fileno(), PAGE - position % PAGE, position % SEGMENT).rstrip(b"\0")
+            except FileNotFoundError:
+                pass
+        return b""
+
     def end(self):
         """Where zeros begin: the last eight bytes of pgbench's commit records are never all zeros."""
         position = self.position
         while True:
-            number, offset = divmod(position, SEGMENT)
-            name = self.directory / file_name(self.timeline, number)
-            path = next((path for path in (f"{name}.partial", name) if os.path.exists(path)), None)
-            if path is None:
-                return position
-            with open(path, "rb", buffering=0) as file:
-                page = os.pread(file.fileno(), 8192 - offset % 8192, offset)
-            used = len(page.rstrip(b"\0"))
-            if used == 0:
-                return position
-            position += (used + 7) // 8 * 8
-            if position % 8192:
-                return position
+            next_page = (position // PAGE + 1) * PAGE
+            if self.rest_of_page(next_page):
+                position = next_page
+            else:
+                return position + (len(self.rest_of_page(position)) + 7) // 8 * 8
 
     def stop(self):
         """End both."""
