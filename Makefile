@@ -35,6 +35,7 @@ test: test-rust fuzz-smoke test-datadir test-e2e test-17-smoke
 
 test-rust:
 	cargo test --workspace --quiet
+	cargo test --workspace --quiet --bench '*'
 
 test-datadir: fetch
 	$(PYTHON) -m tests.real_server

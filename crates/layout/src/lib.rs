@@ -125,6 +125,7 @@ impl ForkNumber {
         [ForkNumber::Main, ForkNumber::FreeSpaceMap, ForkNumber::VisibilityMap, ForkNumber::Init];
 
     /// The fork of this number, if there is one.
+    #[inline]
     pub fn from_number(number: u8) -> Option<ForkNumber> {
         ForkNumber::ALL.get(usize::from(number)).copied()
     }

@@ -56,6 +56,8 @@ impl ItemId {
         ItemId::new(usize::from(to) & 0x7FFF, ItemState::Redirect, 0)
     }
 
+    /// The bits that hold the state.
+    pub const STATE_MASK: u32 = 3 << 15;
     /// `ItemIdSetDead`: dead without storage.
     pub const DEAD: ItemId = ItemId((ItemState::Dead as u32) << 15);
     /// `ItemIdSetUnused`.

@@ -1,13 +1,12 @@
 //! Redo of the heap (`access/heap/heapam_xlog.c`, PostgreSQL 18.6).
 
 use walrider_layout::page::{PD_ALL_VISIBLE, PageMut};
-use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, OffsetNumber, TransactionId};
+use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, TransactionId};
 use walrider_wal::record::BlockRef;
 use walrider_wal::records::heap::*;
 
 use crate::heap_tuple::{self, HeaderMut, MOVED_PARTITIONS, NewTuple, TUPLE_HEADER_SIZE, header_mut};
-use crate::items::{self, AtExisting, ItemsOf};
-use crate::{BlockRedo, FreeSpace, Outcome, RedoError, vm};
+use crate::{BlockRedo, FreeSpace, Outcome, RedoError, items, vm};
 
 /// Below this, the free space of a page that was inserted into is passed on to the free space map: a fifth of a page.
 const LOW_FREE_SPACE: usize = BLCKSZ / 5;
@@ -95,16 +94,6 @@ fn precedes(a: TransactionId, b: TransactionId) -> bool {
     if a < FIRST_NORMAL || b < FIRST_NORMAL { a < b } else { (a.wrapping_sub(b) as i32) < 0 }
 }
 
-/// Adds a tuple to the page, at this line pointer.
-#[inline]
-pub(crate) fn add_tuple(page: &mut PageMut<'_>, tuple: &NewTuple, number: OffsetNumber) -> Result<(), RedoError> {
-    if number == 0 {
-        return Err(RedoError::LinePointer(number));
-    }
-    items::add_item(page, tuple.bytes(), number, AtExisting::Overwrite, ItemsOf::Heap)?;
-    Ok(())
-}
-
 /// Passes the page's free space on if it became low.
 #[inline]
 pub(crate) fn report_low_free_space(redo: &mut BlockRedo<'_, '_>) {
@@ -147,10 +136,9 @@ fn insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         return Ok(());
     }
     let (carried, data) = HeapHeader::split(redo.block.data).ok_or(RedoError::DataLength("inserted tuple"))?;
-    let mut tuple = NewTuple::empty();
-    tuple.begin(&carried, record.xid(), 0, (redo.block.block, insert.number));
+    let mut tuple = NewTuple::add(&mut redo.page, insert.number, TUPLE_HEADER_SIZE + data.len())?;
+    tuple.header(&carried, record.xid(), 0, (redo.block.block, insert.number))?;
     tuple.push(data)?;
-    add_tuple(&mut redo.page, &tuple, insert.number)?;
     if insert.flags & XLH_INSERT_ALL_VISIBLE_CLEARED != 0 {
         clear_all_visible(&mut redo.page);
     }
@@ -200,9 +188,7 @@ fn update_new_page(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if same_page {
         update_old_tuple(redo, &update, redo.block.block)?;
     }
-    let mut tuple = NewTuple::empty();
-    updated_tuple(redo, &update, same_page, &mut tuple)?;
-    add_tuple(&mut redo.page, &tuple, update.new_number)?;
+    add_updated_tuple(redo, &update, same_page)?;
     if update.flags & XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED != 0 {
         clear_all_visible(&mut redo.page);
     }
@@ -244,16 +230,12 @@ fn update_old_tuple(redo: &mut BlockRedo<'_, '_>, update: &Update, new_block: Bl
     Ok(())
 }
 
-/// Puts the new tuple together from the record and, where both are on one page, from the beginning and the end of the
-/// old tuple's data.
+/// Adds the new tuple, from the record and, where both are on one page, from the beginning and the end of the old
+/// tuple's data.
 #[inline]
-fn updated_tuple(
-    redo: &mut BlockRedo<'_, '_>,
-    update: &Update,
-    same_page: bool,
-    tuple: &mut NewTuple,
-) -> Result<(), RedoError> {
+fn add_updated_tuple(redo: &mut BlockRedo<'_, '_>, update: &Update, same_page: bool) -> Result<(), RedoError> {
     const SHORT: RedoError = RedoError::DataLength("updated tuple");
+    const BEYOND_OLD: RedoError = RedoError::CorruptRecord("new tuple needs more bytes than the old one has");
     let mut data = redo.block.data;
     let mut take_len = |flag: u8| -> Result<usize, RedoError> {
         if update.flags & flag == 0 {
@@ -266,29 +248,36 @@ fn updated_tuple(
     let prefix_len = take_len(XLH_UPDATE_PREFIX_FROM_OLD)?;
     let suffix_len = take_len(XLH_UPDATE_SUFFIX_FROM_OLD)?;
     let (carried, data) = HeapHeader::split(data).ok_or(SHORT)?;
+    let (mut prefix_at, mut suffix_at) = (0, 0);
+    if prefix_len > 0 || suffix_len > 0 {
+        if !same_page {
+            return Err(RedoError::CorruptRecord("new tuple needs bytes of an old one on another page"));
+        }
+        let old = heap_tuple::tuple_at(redo.page.get(), update.old_number)?;
+        prefix_at = old.start + heap_tuple::hoff(&redo.page.0[old.clone()]);
+        suffix_at = old.end.checked_sub(suffix_len).filter(|at| *at >= old.start).ok_or(BEYOND_OLD)?;
+        if prefix_len > 0 && prefix_at + prefix_len > old.end {
+            return Err(BEYOND_OLD);
+        }
+    }
+    let len = TUPLE_HEADER_SIZE + prefix_len + data.len() + suffix_len;
+    let mut tuple = NewTuple::add(&mut redo.page, update.new_number, len)?;
     let ctid = (redo.block.block, update.new_number);
-    tuple.begin(&carried, redo.record.xid(), update.new_xmax, ctid);
-    if prefix_len == 0 && suffix_len == 0 {
-        return tuple.push(data);
-    }
-    if !same_page {
-        return Err(RedoError::CorruptRecord("new tuple needs bytes of an old one on another page"));
-    }
-    let old = &*heap_tuple::tuple_mut(&mut redo.page, update.old_number)?;
-    const BEYOND_OLD: RedoError = RedoError::CorruptRecord("new tuple needs more bytes than the old one has");
-    let suffix_at = old.len().checked_sub(suffix_len).ok_or(BEYOND_OLD)?;
+    tuple.header(&carried, redo.record.xid(), update.new_xmax, ctid)?;
+    let mut data = data;
     if prefix_len > 0 {
         // The null bitmap and its padding are before the prefix, and always in the record.
         let bitmap_len = usize::from(carried.hoff).checked_sub(TUPLE_HEADER_SIZE).ok_or(SHORT)?;
-        let (bitmap, data) = data.split_at_checked(bitmap_len).ok_or(SHORT)?;
-        let old_data = heap_tuple::hoff(old);
+        let (bitmap, rest) = data.split_at_checked(bitmap_len).ok_or(SHORT)?;
         tuple.push(bitmap)?;
-        tuple.push(old.get(old_data..old_data + prefix_len).ok_or(BEYOND_OLD)?)?;
-        tuple.push(data)?;
-    } else {
-        tuple.push(data)?;
+        tuple.push_from_page(prefix_at, prefix_len)?;
+        data = rest;
     }
-    tuple.push(&old[suffix_at..])
+    tuple.push(data)?;
+    if suffix_len > 0 {
+        tuple.push_from_page(suffix_at, suffix_len)?;
+    }
+    Ok(())
 }
 
 /// The visibility map page of the new tuple's page; where the old one's bits are on it too, it stands for both

@@ -9,10 +9,8 @@ use walrider_wal::records::heap::{
 };
 use walrider_wal::records::heap2::*;
 
-use crate::heap::{
-    add_tuple, clear_all_visible, clear_vm, init_page, report_free_space, report_low_free_space, set_all_visible,
-};
-use crate::heap_tuple::{NewTuple, header_mut};
+use crate::heap::{clear_all_visible, clear_vm, init_page, report_free_space, report_low_free_space, set_all_visible};
+use crate::heap_tuple::{NewTuple, TUPLE_HEADER_SIZE, header_mut};
 use crate::{BlockRedo, Outcome, RedoError, items, vm};
 
 /// Redoes one block (`heap2_redo`).
@@ -172,7 +170,6 @@ fn multi_insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     }
     let data = redo.block.data;
     let mut at = 0;
-    let mut tuple = NewTuple::empty();
     for i in 0..insert.tuples {
         let number = match insert.numbers.get(usize::from(i)) {
             Some(number) => u16::from_le_bytes(*number),
@@ -182,9 +179,9 @@ fn multi_insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         let (inserted, end) = MultiInsertTuple::read(data, at).ok_or(LENGTH)?;
         at = end;
         let carried = HeapHeader { infomask2: inserted.infomask2, infomask: inserted.infomask, hoff: inserted.hoff };
-        tuple.begin(&carried, record.xid(), 0, (redo.block.block, number));
+        let mut tuple = NewTuple::add(&mut redo.page, number, TUPLE_HEADER_SIZE + inserted.data.len())?;
+        tuple.header(&carried, record.xid(), 0, (redo.block.block, number))?;
         tuple.push(inserted.data)?;
-        add_tuple(&mut redo.page, &tuple, number)?;
     }
     if at != data.len() {
         return Err(LENGTH);

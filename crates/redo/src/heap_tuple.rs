@@ -1,15 +1,17 @@
 //! The header of a heap tuple (`HeapTupleHeaderData`, `access/htup_details.h`, PostgreSQL 18), and building tuples
 //! from what records carry of them.
 
-use arrayvec::ArrayVec;
+use std::ops::Range;
+
 use walrider_layout::bytes::{put_u16, put_u32, u16_at};
-use walrider_layout::page::{ITEM_ID_SIZE, ItemState, PAGE_HEADER_SIZE, PageMut};
-use walrider_layout::{BLCKSZ, BlockNumber, OffsetNumber, TransactionId, maxalign};
+use walrider_layout::page::{ITEM_ID_SIZE, ItemState, PAGE_HEADER_SIZE, Page, PageMut};
+use walrider_layout::{BLCKSZ, BlockNumber, OffsetNumber, PageBytes, TransactionId, maxalign};
 use walrider_wal::records::heap::{
     HeapHeader, XLHL_KEYS_UPDATED, XLHL_XMAX_EXCL_LOCK, XLHL_XMAX_IS_MULTI, XLHL_XMAX_KEYSHR_LOCK, XLHL_XMAX_LOCK_ONLY,
 };
 
 use crate::RedoError;
+use crate::items::{self, AtExisting, ItemsOf};
 
 /// Bytes of the fixed header (`SizeofHeapTupleHeader`).
 pub const TUPLE_HEADER_SIZE: usize = 23;
@@ -41,21 +43,37 @@ const HEAP_XMAX_BITS: u16 =
 const HEAP_KEYS_UPDATED: u16 = 0x2000;
 const HEAP_HOT_UPDATED: u16 = 0x4000;
 
+const TOO_LONG: RedoError = RedoError::CorruptRecord("parts of a tuple are longer than the tuple");
+
 /// `t_ctid` of a row that moved to another partition (`MovedPartitionsBlockNumber`, `MovedPartitionsOffsetNumber`).
 pub const MOVED_PARTITIONS: (BlockNumber, OffsetNumber) = (BlockNumber::MAX, 0xFFFD);
 
-/// The tuple that a line pointer leads to, header and data.
+/// Where the tuple lies that a line pointer leads to, header and data: on the page, and not in its header.
 ///
 /// # Errors
 /// When there is no such line pointer, or it is not one to a tuple, or to one without room for a header.
 #[inline]
-pub fn tuple_mut<'p>(page: &'p mut PageMut<'_>, number: OffsetNumber) -> Result<&'p mut [u8], RedoError> {
-    match page.get().item_id(number) {
+pub fn tuple_at(page: Page<'_>, number: OffsetNumber) -> Result<Range<usize>, RedoError> {
+    match page.item_id(number) {
         Some(id) if id.state() == ItemState::Normal && id.len() >= TUPLE_HEADER_SIZE => {
-            page.item_mut(id).ok_or(RedoError::CorruptPage("tuple leads outside the page"))
+            let at = id.offset()..id.offset() + id.len();
+            if at.start >= PAGE_HEADER_SIZE && at.end <= BLCKSZ {
+                return Ok(at);
+            }
+            Err(RedoError::CorruptPage("tuple leads outside the page"))
         }
         _ => Err(RedoError::LinePointer(number)),
     }
+}
+
+/// The tuple that a line pointer leads to.
+///
+/// # Errors
+/// As [`tuple_at`].
+#[inline]
+pub fn tuple_mut<'p>(page: &'p mut PageMut<'_>, number: OffsetNumber) -> Result<&'p mut [u8], RedoError> {
+    let at = tuple_at(page.get(), number)?;
+    Ok(&mut page.0[at])
 }
 
 /// The header of the tuple that a line pointer leads to.
@@ -163,25 +181,39 @@ fn put_ctid(header: &mut [u8; TUPLE_HEADER_SIZE], block: BlockNumber, number: Of
     put_u16(header, T_CTID + 4, number);
 }
 
-/// A tuple being put together, to be added to a page. It is handed on by reference only: moving it would copy a page.
-pub struct NewTuple(ArrayVec<u8, MAX_TUPLE_SIZE>);
+/// A tuple just added to a page, which is filled from the front.
+pub struct NewTuple<'p> {
+    page: &'p mut PageBytes,
+    at: usize,
+    end: usize,
+}
 
-impl NewTuple {
-    /// Room for a tuple.
+impl<'p> NewTuple<'p> {
+    /// Adds a tuple of this length, header included, to the page.
+    ///
+    /// # Errors
+    /// When the line pointer is not free or there is no room.
     #[inline]
-    pub fn empty() -> NewTuple {
-        NewTuple(ArrayVec::new())
+    pub fn add(page: &'p mut PageMut<'_>, number: OffsetNumber, len: usize) -> Result<NewTuple<'p>, RedoError> {
+        if number == 0 {
+            return Err(RedoError::LinePointer(number));
+        }
+        let (_, at) = items::make_item(page, len, number, AtExisting::Overwrite, ItemsOf::Heap)?;
+        Ok(NewTuple { page: page.0, at, end: at + len })
     }
 
-    /// Begins a tuple with its header: what the record carries of it, and what follows from elsewhere in the record.
+    /// Stores the header: what the record carries of it, and what follows from elsewhere in the record.
+    ///
+    /// # Errors
+    /// When the tuple is shorter than a header.
     #[inline]
-    pub fn begin(
+    pub fn header(
         &mut self,
         carried: &HeapHeader,
         xmin: TransactionId,
         xmax: TransactionId,
         ctid: (BlockNumber, OffsetNumber),
-    ) {
+    ) -> Result<(), RedoError> {
         let mut header = [0; TUPLE_HEADER_SIZE];
         put_u32(&mut header, T_XMIN, xmin);
         put_u32(&mut header, T_XMAX, xmax);
@@ -189,23 +221,41 @@ impl NewTuple {
         put_u16(&mut header, T_INFOMASK2, carried.infomask2);
         put_u16(&mut header, T_INFOMASK, carried.infomask & !HEAP_COMBOCID);
         header[T_HOFF] = carried.hoff;
-        self.0.clear();
-        // Cannot fail: a tuple has room for its header.
-        let _ = self.0.try_extend_from_slice(&header);
+        self.push(&header)
     }
 
-    /// Appends bytes of the null bitmap, its padding, or data.
+    /// Stores the next bytes: of the null bitmap, its padding, or data.
     ///
     /// # Errors
-    /// When the tuple becomes too long for a page.
+    /// When they are more than the tuple has.
     #[inline]
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), RedoError> {
-        self.0.try_extend_from_slice(bytes).map_err(|_| RedoError::NoRoom(self.0.len() + bytes.len()))
+        self.next(bytes.len())?.copy_from_slice(bytes);
+        Ok(())
     }
 
-    /// The tuple so far.
+    /// As [`NewTuple::push`], of bytes of the page.
+    ///
+    /// # Errors
+    /// Also when they do not lie on the page.
     #[inline]
-    pub fn bytes(&self) -> &[u8] {
-        &self.0
+    pub fn push_from_page(&mut self, at: usize, len: usize) -> Result<(), RedoError> {
+        let to = self.at;
+        self.next(len)?;
+        if at + len > BLCKSZ {
+            return Err(TOO_LONG);
+        }
+        self.page.copy_within(at..at + len, to);
+        Ok(())
+    }
+
+    #[inline]
+    fn next(&mut self, len: usize) -> Result<&mut [u8], RedoError> {
+        let at = self.at;
+        if len > self.end - at {
+            return Err(TOO_LONG);
+        }
+        self.at += len;
+        self.page.get_mut(at..at + len).ok_or(TOO_LONG)
     }
 }

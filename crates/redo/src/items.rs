@@ -4,12 +4,13 @@
 //! alignment padding behind a newly added item. Compaction never writes below the new `pd_upper`, so its result
 //! depends only on the order in which tuples end up, which is that of their line pointers, last one lowest.
 
-use arrayvec::ArrayVec;
-use walrider_layout::bytes::u32_at;
+mod compaction;
+
 use walrider_layout::page::{ITEM_ID_SIZE, ItemId, ItemState, PAGE_HEADER_SIZE, PD_HAS_FREE_LINES, Page, PageMut};
 use walrider_layout::{BLCKSZ, OffsetNumber, maxalign};
 
 use crate::{RedoError, index_tuple};
+use compaction::Compaction;
 
 /// Most line pointers that a heap page may have (`MaxHeapTuplesPerPage`, `access/htup_details.h`): what fits if
 /// every tuple is a bare header of 23 bytes.
@@ -36,7 +37,6 @@ pub enum AtExisting {
 
 const HEADER: RedoError = RedoError::CorruptPage("header offsets make no sense");
 const LINE_POINTER: RedoError = RedoError::CorruptPage("line pointer leads outside the page's items");
-const ITEM_LENGTHS: RedoError = RedoError::CorruptPage("items are longer than the page");
 
 /// Where the line pointer of this number is.
 #[inline]
@@ -62,10 +62,30 @@ pub fn add_item(
     at_existing: AtExisting,
     of: ItemsOf,
 ) -> Result<OffsetNumber, RedoError> {
-    if !page.get().is_sane() {
+    let (number, at) = make_item(page, item.len(), number, at_existing, of)?;
+    page.0[at..at + item.len()].copy_from_slice(item);
+    Ok(number)
+}
+
+/// As [`add_item`], for an item of this length that the caller then stores. Returns its number and where it lies;
+/// there are so many bytes from there on.
+///
+/// # Errors
+/// As [`add_item`].
+#[inline]
+pub(crate) fn make_item(
+    page: &mut PageMut<'_>,
+    len: usize,
+    number: OffsetNumber,
+    at_existing: AtExisting,
+    of: ItemsOf,
+) -> Result<(OffsetNumber, usize), RedoError> {
+    let header = page.get();
+    if !header.is_sane() {
         return Err(HEADER);
     }
-    let limit = page.get().max_offset() + 1;
+    let (lower, upper) = (header.lower(), header.upper());
+    let limit = header.max_offset() + 1;
     let mut shift = false;
     let number = match number {
         0 => choose_free(page, limit),
@@ -75,7 +95,7 @@ pub fn add_item(
             number
         }
         _ => {
-            if page.get().item_id(number).is_some_and(is_taken) {
+            if header.item_id(number).is_some_and(is_taken) {
                 return Err(RedoError::CorruptPage("line pointer to be filled is in use"));
             }
             number
@@ -84,19 +104,18 @@ pub fn add_item(
     if of == ItemsOf::Heap && number > MAX_HEAP_TUPLES_PER_PAGE {
         return Err(RedoError::OffsetBeyondEnd(number));
     }
-    let lower = page.get().lower() + if number == limit || shift { ITEM_ID_SIZE } else { 0 };
-    let upper = match page.get().upper().checked_sub(maxalign(item.len())) {
+    let lower = lower + if number == limit || shift { ITEM_ID_SIZE } else { 0 };
+    let upper = match upper.checked_sub(maxalign(len)) {
         Some(upper) if lower <= upper => upper,
-        _ => return Err(RedoError::NoRoom(item.len())),
+        _ => return Err(RedoError::NoRoom(len)),
     };
     if shift {
         page.0.copy_within(slot(number)..slot(limit), slot(number + 1));
     }
-    page.set_item_id(number, ItemId::normal(upper, item.len()));
-    page.0[upper..upper + item.len()].copy_from_slice(item);
+    page.set_item_id(number, ItemId::normal(upper, len));
     page.set_lower(lower);
     page.set_upper(upper);
-    Ok(number)
+    Ok((number, upper))
 }
 
 #[inline]
@@ -117,46 +136,6 @@ fn choose_free(page: &mut PageMut<'_>, limit: OffsetNumber) -> OffsetNumber {
     })
 }
 
-/// What a look at all line pointers tells about a compaction to come.
-struct Survey {
-    /// Every item lies below the one before it, so that items can be moved one after the other in place.
-    descending: bool,
-    /// Bytes of all items, each rounded up.
-    total_len: usize,
-    /// The end of the lowest item offset seen.
-    last_offset: usize,
-    /// How many line pointers at the front have their items in place already.
-    in_place: usize,
-    /// Where the item after those would end.
-    upper: usize,
-}
-
-impl Survey {
-    fn new(special: usize) -> Survey {
-        Survey { descending: true, total_len: 0, last_offset: special, in_place: 0, upper: special }
-    }
-
-    /// Takes note of an item, whose line pointer has this index.
-    #[inline]
-    fn item(&mut self, index: usize, offset: usize, aligned_len: usize) {
-        self.descending &= offset < self.last_offset;
-        self.last_offset = offset;
-        self.total_len += aligned_len;
-        if self.in_place == index && offset + aligned_len == self.upper {
-            self.in_place = index + 1;
-            self.upper = offset;
-        }
-    }
-
-    /// Takes note of a line pointer without storage.
-    #[inline]
-    fn no_item(&mut self, index: usize) {
-        if self.in_place == index {
-            self.in_place = index + 1;
-        }
-    }
-}
-
 /// Moves all tuples together at the end of the page, and drops unused line pointers at the end of the array
 /// (`PageRepairFragmentation`).
 ///
@@ -169,32 +148,22 @@ pub fn repair_fragmentation(page: &mut PageMut<'_>) -> Result<(), RedoError> {
     }
     let (lower, upper, special) = (header.lower(), header.upper(), header.special());
     let count = header.max_offset();
-    let mut survey = Survey::new(special);
+    let mut compaction = Compaction::new(upper, special);
     let mut unused = 0;
     let mut last_used = 0;
+    // No branch depends on what a line pointer is: those without tuples lie about at random.
     for (index, bytes) in line_pointers(page, count).iter_mut().enumerate() {
-        let id = ItemId(u32::from_le_bytes(*bytes));
-        if id.state() == ItemState::Unused {
-            *bytes = [0; ITEM_ID_SIZE];
-            unused += 1;
-            survey.no_item(index);
-            continue;
-        }
-        last_used = index + 1;
-        if id.is_empty() {
-            survey.no_item(index);
-            continue;
-        }
-        let aligned_len = maxalign(id.len());
-        if id.offset() < upper || id.offset() + aligned_len > special {
-            return Err(LINE_POINTER);
-        }
-        survey.item(index, id.offset(), aligned_len);
+        let id = u32::from_le_bytes(*bytes);
+        let is_used = id & ItemId::STATE_MASK != 0;
+        unused += usize::from(!is_used);
+        last_used = if is_used { index + 1 } else { last_used };
+        let id = ItemId(if is_used { id } else { 0 });
+        let offset = if id.is_empty() { compaction.head() } else { id.offset() as u32 };
+        let to = compaction.item(offset, maxalign(id.len()) as u32);
+        let id = if id.is_empty() { id } else { moved(id, to as usize) };
+        *bytes = id.0.to_le_bytes();
     }
-    if survey.total_len > special - lower {
-        return Err(ITEM_LENGTHS);
-    }
-    compact(page, count, &survey);
+    compaction.finish(page, lower)?;
     let unused_at_end = usize::from(count) - last_used;
     if unused_at_end > 0 {
         page.set_lower(lower - ITEM_ID_SIZE * unused_at_end);
@@ -212,79 +181,6 @@ fn set_has_free_lines(page: &mut PageMut<'_>, has: bool) {
 #[inline]
 fn line_pointers<'p>(page: &'p mut PageMut<'_>, count: OffsetNumber) -> &'p mut [[u8; ITEM_ID_SIZE]] {
     page.0[PAGE_HEADER_SIZE..][..ITEM_ID_SIZE * usize::from(count)].as_chunks_mut().0
-}
-
-/// Moves the items of all line pointers together at the end of the page, in their order (`compactify_tuples`).
-/// The survey has found all of them within the page, and with room for all of them.
-fn compact(page: &mut PageMut<'_>, count: OffsetNumber, survey: &Survey) {
-    let special = page.get().special();
-    let upper = if survey.descending {
-        compact_descending(page, count, survey)
-    } else {
-        // Items may end up where others still are. Copied without being cleared first: that would take as long
-        // as the copy.
-        let mut scratch: ArrayVec<u8, BLCKSZ> = ArrayVec::new();
-        let begin = page.get().upper();
-        // Cannot fail: a part of a page is not longer than a page.
-        let _ = scratch.try_extend_from_slice(&page.0[begin..special]);
-        compact_any_order(page, count, survey, &scratch, begin)
-    };
-    page.set_upper(upper);
-}
-
-/// Every item moves up, or stays, and those below it have not been moved yet.
-fn compact_descending(page: &mut PageMut<'_>, count: OffsetNumber, survey: &Survey) -> usize {
-    let mut upper = survey.upper;
-    // Items that lie without a gap between them, still to be moved: `head..tail`, to `upper`.
-    let (mut head, mut tail) = (0, 0);
-    for index in survey.in_place..usize::from(count) {
-        let at = PAGE_HEADER_SIZE + ITEM_ID_SIZE * index;
-        let id = ItemId(u32_at(page.0, at));
-        if id.is_empty() {
-            continue;
-        }
-        let aligned_len = maxalign(id.len());
-        let end = id.offset() + aligned_len;
-        if head != end {
-            page.0.copy_within(head..tail, upper);
-            tail = end;
-        }
-        upper -= aligned_len;
-        head = id.offset();
-        page.0[at..at + ITEM_ID_SIZE].copy_from_slice(&moved(id, upper).0.to_le_bytes());
-    }
-    page.0.copy_within(head..tail, upper);
-    upper
-}
-
-/// As above, out of a copy of the page's items, which begin at `begin` of the page.
-fn compact_any_order(
-    page: &mut PageMut<'_>,
-    count: OffsetNumber,
-    survey: &Survey,
-    scratch: &[u8],
-    begin: usize,
-) -> usize {
-    let mut upper = survey.upper;
-    let (mut head, mut tail) = (begin, begin);
-    for index in survey.in_place..usize::from(count) {
-        let at = PAGE_HEADER_SIZE + ITEM_ID_SIZE * index;
-        let id = ItemId(u32_at(page.0, at));
-        if id.is_empty() {
-            continue;
-        }
-        let aligned_len = maxalign(id.len());
-        let end = id.offset() + aligned_len;
-        if head != end {
-            page.0[upper..upper + (tail - head)].copy_from_slice(&scratch[head - begin..tail - begin]);
-            tail = end;
-        }
-        upper -= aligned_len;
-        head = id.offset();
-        page.0[at..at + ITEM_ID_SIZE].copy_from_slice(&moved(id, upper).0.to_le_bytes());
-    }
-    page.0[upper..upper + (tail - head)].copy_from_slice(&scratch[head - begin..tail - begin]);
-    upper
 }
 
 /// Drops unused line pointers at the end of the array, but never the first one (`PageTruncateLinePointerArray`).
@@ -432,8 +328,9 @@ where
     }
     let (lower, upper, special) = (header.lower(), header.upper(), header.special());
     let count = header.max_offset();
-    let mut survey = Survey::new(special);
-    let mut numbers = numbers.peekable();
+    let mut compaction = Compaction::new(upper, special);
+    let mut numbers = numbers;
+    let mut next = numbers.next();
     let mut kept = 0;
     let ids = line_pointers(page, count);
     for index in 0..ids.len() {
@@ -441,22 +338,19 @@ where
         if id.offset() < upper || id.offset() + id.len() > special || !id.offset().is_multiple_of(8) {
             return Err(LINE_POINTER);
         }
-        if numbers.next_if_eq(&(index as OffsetNumber + 1)).is_some() {
+        if next == Some(index as OffsetNumber + 1) {
+            next = numbers.next();
             continue;
         }
-        ids[kept] = ids[index];
-        survey.item(kept, id.offset(), maxalign(id.len()));
+        let to = compaction.item(id.offset() as u32, maxalign(id.len()) as u32);
+        ids[kept] = moved(id, to as usize).0.to_le_bytes();
         kept += 1;
     }
-    if numbers.next().is_some() {
+    if next.is_some() {
         return Err(RedoError::CorruptRecord("index items to be deleted do not exist or are out of order"));
     }
-    if survey.total_len > special - lower {
-        return Err(ITEM_LENGTHS);
-    }
     page.set_lower(PAGE_HEADER_SIZE + ITEM_ID_SIZE * kept);
-    compact(page, kept as OffsetNumber, &survey);
-    Ok(())
+    compaction.finish(page, lower)
 }
 
 /// Replaces an index item where it lies; items below it move if the length changes (`PageIndexTupleOverwrite`).

@@ -2,7 +2,7 @@
 
 use walrider_layout::bytes::{put_u32, u16_at, u32_at};
 use walrider_layout::page::Page;
-use walrider_layout::{Lsn, Major, PageBytes};
+use walrider_layout::{Lsn, Major, OffsetNumber, PageBytes};
 use walrider_wal::records::heap2::*;
 use walrider_wal::rmgr::RmgrId;
 use walrider_wal::testing::{RecordBuilder, TEST_REL};

@@ -33,8 +33,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// Redoes every block of the record, each on the page as it was.
-    pub fn run(&self) -> Vec<(u8, Result<Outcome, RedoError>)> {
+    /// The record's bytes.
+    pub fn record(&self) -> Vec<u8> {
         let mut builder = RecordBuilder::new(self.rmgr, self.info).xid(740).main_data(&self.main);
         for block in &self.blocks {
             builder = builder.block(block.id, TEST_REL, block.fork, block.number).data(&block.data);
@@ -42,7 +42,12 @@ impl Case {
                 builder = builder.will_init();
             }
         }
-        let bytes = builder.build();
+        builder.build()
+    }
+
+    /// Redoes every block of the record, each on the page as it was.
+    pub fn run(&self) -> Vec<(u8, Result<Outcome, RedoError>)> {
+        let bytes = self.record();
         match Record::parse(Major::V18, &bytes, Lsn(0x0100_0028), Lsn(0x0200_0000)) {
             Ok(record) => redo_all(&record, &self.page),
             Err(_) => Vec::new(),
