@@ -21,6 +21,9 @@ BLOCK = 8192
 # Whatever helps stock: no fsync, no hot standby (REPLAY_SETTINGS), a quiet log, no process that redo does not need.
 STOCK_SETTINGS = dict(log_min_messages="log", autovacuum="off", max_wal_senders="0", huge_pages="try")
 
+# Where the buffers do not hold all pages: reads ahead, and another process that writes, so that redo need not.
+STOCK_SETTINGS_LIMITED = dict(maintenance_io_concurrency="64", bgwriter_lru_maxpages="1000", bgwriter_delay="10ms")
+
 
 def memory(bytes_at_full_size, size):
     """The memory for pages that goes with a load of this size; 0 is no limit."""
@@ -98,8 +101,10 @@ class Stock:
     to stop at the last record.
     """
 
-    def __init__(self, data_dir, buffers, durable):
-        self.data_dir, self.buffers, self.durable = data_dir, buffers, durable
+    def __init__(self, data_dir, buffers, limited, durable):
+        self.data_dir = data_dir
+        self.settings = dict(STOCK_SETTINGS, **(STOCK_SETTINGS_LIMITED if limited else {}),
+                             shared_buffers=f"{buffers // MB}MB", fsync="on" if durable else "off")
 
     def prepare(self, fixture, info):
         """The directory, ready to start."""
@@ -111,11 +116,10 @@ class Stock:
 
     def run(self, group):
         """The recovery; what it took."""
-        settings = dict(STOCK_SETTINGS, shared_buffers=f"{self.buffers // MB}MB", fsync="on" if self.durable else "off")
         found, peak = {}, PeakMemory(self.server)
         with usage(found), group.entered(found):
             began = datetime.now(timezone.utc)
-            redo = recovery.finish_stock(self.server, self.final_checkpoint, peak, **settings)
+            redo = recovery.finish_stock(self.server, self.final_checkpoint, peak, **self.settings)
         ended = re.findall(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) UTC \[\d+\] LOG:  database system is shut down",
                            self.server.log.read_text(errors="replace"))[-1]
         total = datetime.strptime(ended, "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=timezone.utc) - began

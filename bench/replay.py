@@ -68,7 +68,7 @@ class Bench:
     def sides(self):
         """{name: side} in the order in which they take turns: what is compared runs side by side."""
         def stock(name, durable):
-            return measure.Stock(self.scratch / name, self.buffers, durable)
+            return measure.Stock(self.scratch / name, self.buffers, bool(self.memory), durable)
 
         def ours(jobs):
             return measure.Ours(self.scratch / f"walrider-{jobs}", jobs, self.memory, self.args.options)
@@ -84,7 +84,7 @@ class Bench:
             for side in sides.values():
                 side.prepare(self.fixture, self.info)
             os.sync()
-        with self.lock.exclusive():
+        with self.lock.exclusive() as take_turns:
             self.floors["waldump_seconds"].append(measure.timed(self.decode))
             self.floors["write_bytes_per_second"].append(measure.write_rate(self.scratch, int(self.size * (1 << 30))))
             if self.memory:
@@ -93,6 +93,7 @@ class Bench:
                 # What the one before left to write is not this one's.
                 os.sync()
                 if self.memory:
+                    take_turns()
                     measure.drop_cache(side.data_dir)
                 found = side.run(self.group)
                 self.runs.setdefault(name, []).append(found)
