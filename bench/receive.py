@@ -160,11 +160,12 @@ class Observer:
         """Where zeros begin: the last eight bytes of pgbench's commit records are never all zeros."""
         position = self.position
         while True:
-            next_page = (position // PAGE + 1) * PAGE
-            if self.rest_of_page(next_page):
-                position = next_page
-            else:
+            # The next page, or, behind a switch, the next segment.
+            ahead = [(position // size + 1) * size for size in (PAGE, SEGMENT)]
+            used = [start for start in ahead if self.rest_of_page(start)]
+            if not used:
                 return position + (len(self.rest_of_page(position)) + 7) // 8 * 8
+            position = used[0]
 
     def stop(self):
         """End both."""
