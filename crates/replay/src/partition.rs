@@ -370,9 +370,9 @@ impl Partition {
         let mut current: Option<(u32, Arc<RelFork>)> = None;
         let mut record = Record::empty(shared.settings.env.major);
         for (nth, &(_, number)) in self.touched.iter().enumerate() {
-            if let Some(frame) = self.touched.get(nth + 3).and_then(|&(_, later)| self.slots[later as usize].frame) {
-                // Header and line pointers: every change looks at them.
-                self.frames.page(frame).iter().step_by(64).take(4).for_each(prefetch);
+            if let Some(frame) = self.touched.get(nth + 2).and_then(|&(_, later)| self.slots[later as usize].frame) {
+                // All of it: most changes look at the header and at line pointers, and many move tuples.
+                self.frames.page(frame).iter().step_by(64).for_each(prefetch);
             }
             let slot = &mut self.slots[number as usize];
             let (_, fork) = match &mut current {
