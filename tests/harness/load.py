@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from . import load_brin, load_generic, load_gin, load_gist, load_hash, load_server, load_spgist, load_steps
-from .cluster import PgCluster, parse_lsn
+from .cluster import PgCluster
 from .progress import Progress
 
 HASH_QUERY = """
@@ -176,31 +176,6 @@ def write_info(directory, server, options, **more):
     return info
 
 
-def pgbench_fixture(directory, scale=50, clients=8, seconds=60, seed=1, settings="", checksums=True, quiet=False):
-    """backup, archive, primary of a plain pgbench run: no checkpoint but the backup's and the last."""
-    directory = Path(directory)
-    server = PgCluster.init(directory / "primary", directory / "archive", checksums=checksums,
-                            conf=load_server.PGBENCH_SETTINGS + settings)
-    progress = Progress("pgbench", quiet=quiet)
-    try:
-        server.start()
-        progress.update(0, 100, f"filling scale {scale}")
-        server.pgbench("-i", "-q", "-s", str(scale), "--no-vacuum")
-        server.psql("VACUUM (ANALYZE)")
-        server.basebackup(directory / "backup")
-        start = server.lsn()
-        run_for(server, progress, scale, clients, seconds, seed)
-        wal_bytes = parse_lsn(server.lsn()) - parse_lsn(start)
-        expected = contents(server)
-        server.stop("fast")
-        server.complete_archive()
-    finally:
-        server.kill()
-    progress.done()
-    options = dict(scale=scale, clients=clients, seconds=seconds, seed=seed, settings=settings, checksums=checksums)
-    return write_info(directory, server, options, expected=expected, targets=[], left_open=[], wal_bytes=wal_bytes)
-
-
 def run_for(server, progress, scale, clients, seconds, seed):
     """pgbench for some seconds, with progress."""
     bench = server.pgbench_start("-n", "-c", clients, "-j", 2, "-T", seconds, f"--random-seed={seed}", "-s", scale)
@@ -219,11 +194,8 @@ def main():
     parser = argparse.ArgumentParser(prog="python3 -m tests.harness.load", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="fixture directory to make (replaced if it exists)")
-    parser.add_argument("--kind", choices=["mixed", "pgbench"], default="mixed")
     parser.add_argument("--rows", type=int, default=20000, help="scale of the mixed load")
-    parser.add_argument("--seconds", type=int, help="length of the concurrent part, or of pgbench")
-    parser.add_argument("--scale", type=int, default=50, help="pgbench scale")
-    parser.add_argument("--clients", type=int, default=8, help="pgbench clients")
+    parser.add_argument("--seconds", type=int, default=4, help="length of the concurrent part")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-checksums", action="store_true")
     parser.add_argument("--wal-segsize", type=int, default=16, metavar="MB")
@@ -237,12 +209,8 @@ def main():
         shutil.rmtree(out)
     out.mkdir(parents=True)
     settings = "".join("{} = '{}'\n".format(*setting.split("=", 1)) for setting in args.setting)
-    if args.kind == "pgbench":
-        info = pgbench_fixture(out, args.scale, args.clients, args.seconds or 60, args.seed, settings,
-                               not args.no_checksums)
-    else:
-        info = MixedLoad(out, args.rows, args.seconds or 4, args.seed, settings, not args.no_checksums,
-                         args.wal_segsize, not args.no_timeline_switch, not args.no_crash).run()
+    info = MixedLoad(out, args.rows, args.seconds, args.seed, settings, not args.no_checksums, args.wal_segsize,
+                     not args.no_timeline_switch, not args.no_crash).run()
     print(f"{out}: seed {args.seed}, ends with the checkpoint at {info['final_checkpoint']}", file=sys.stderr)
 
 
