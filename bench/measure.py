@@ -8,7 +8,6 @@ import random
 import re
 import resource
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -172,19 +171,22 @@ def write_rate(directory, size):
         path.unlink()
 
 
-def read_rate(directory, count, depth=32):
-    """Blocks per second that the device gives: single blocks of uncached files, at random, `depth` at a time."""
+def read_rate(directory, count, ahead=128):
+    """Blocks per second that the device gives: single blocks of uncached files, at random, so many asked for ahead."""
     drop_cache(directory)
     big = [path for path in directory.rglob("*") if path.is_file() and path.stat().st_size >= MB]
     files = [(os.open(path, os.O_RDONLY), path.stat().st_size // BLOCK) for path in big]
     for file, _ in files:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     seeded = random.Random(1)
-    chosen = [(file, seeded.randrange(blocks)) for file, blocks in seeded.choices(files, k=count)]
+    chosen = [(file, seeded.randrange(blocks) * BLOCK)
+              for file, blocks in seeded.choices(files, [blocks for _, blocks in files], k=count)]
     try:
         begun = time.monotonic()
-        with ThreadPoolExecutor(depth) as pool:
-            list(pool.map(lambda place: os.pread(place[0], BLOCK, place[1] * BLOCK), chosen, chunksize=64))
+        for number, (file, offset) in enumerate(chosen):
+            for wanted, place in chosen[number + ahead:number + ahead + 1] if number else chosen[:ahead + 1]:
+                os.posix_fadvise(wanted, place, BLOCK, os.POSIX_FADV_WILLNEED)
+            os.pread(file, BLOCK, offset)
         return count / (time.monotonic() - begun)
     finally:
         for file, _ in files:
