@@ -28,13 +28,16 @@ use crate::target::{Goal, RecoveryTarget};
 /// Fewest pages that the cache may be limited to: a record has at most 33 blocks and as many maps.
 const MIN_PAGES: usize = 512;
 
+/// Most WAL in the first batch.
+const FIRST_BATCH_BYTES: u64 = 16 << 20;
+
 /// What the engine works with.
 pub struct Settings {
     /// What the work on pages depends on.
     pub pages: PageSettings,
     /// Bytes of memory for pages.
     pub page_bytes: u64,
-    /// Bytes of WAL in one batch.
+    /// Most bytes of WAL in one batch.
     pub batch_bytes: u64,
     /// Bytes of WAL in one stretch.
     pub window_bytes: u64,
@@ -98,6 +101,8 @@ pub struct Engine<'a> {
     /// Pages that a record expected and that were not there; dropped or truncated later, or the WAL is at fault.
     invalid: BTreeSet<PageKey>,
     batch: u64,
+    /// How many stretches there are to a batch.
+    stretches: usize,
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
     overwritten: Option<Lsn>,
@@ -132,6 +137,7 @@ impl<'a> Engine<'a> {
         let replayed = loader.position();
         // Slabs of up to 4 MB, so that two huge pages fit, but small where memory is.
         let slab_pages = (settings.page_bytes as usize / BLCKSZ / PARTITIONS / 8).clamp(8, 512);
+        let stretches = (settings.batch_bytes.min(FIRST_BATCH_BYTES) / settings.window_bytes).max(1) as usize;
         Engine {
             settings,
             source,
@@ -145,6 +151,7 @@ impl<'a> Engine<'a> {
             queue: VecDeque::new(),
             invalid: BTreeSet::new(),
             batch: 0,
+            stretches,
             replayed,
             overwritten: None,
             looks_behind: true,
@@ -183,8 +190,8 @@ impl<'a> Engine<'a> {
     /// What [`ReplayError`] lists. No page of the batch that failed has been written, unless memory was short; files may
     /// have been made, or made longer.
     pub fn run(&mut self, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Stop, ReplayError> {
-        let stretches = self.settings.batch_bytes.div_ceil(self.settings.window_bytes).max(1) as usize;
         loop {
+            let stretches = self.stretches;
             if self.queue.is_empty() {
                 let started = Instant::now();
                 self.queue.extend(self.loader.load(stretches, self.source, &self.rels));
@@ -197,6 +204,9 @@ impl<'a> Engine<'a> {
             let missing = stretches.saturating_sub(self.queue.len() - batch.upto.len());
             let loaded = self.apply(&batch, missing)?;
             self.finish(&mut batch)?;
+            if batch.upto.len() == stretches {
+                self.size_batches();
+            }
             self.retire(&batch.upto);
             self.globals.passed(self.replayed);
             self.queue.extend(loaded);
@@ -212,6 +222,16 @@ impl<'a> Engine<'a> {
                 self.restartpoint(false)?;
                 self.source.note_restartpoint(self.recovery.control().checkpoint_copy.redo);
             }
+        }
+    }
+
+    /// Larger batches visit each page less often, but need memory of their own: they grow as long as one visits more bytes of
+    /// pages than it has of WAL.
+    fn size_batches(&mut self) {
+        let most = (self.settings.batch_bytes / self.settings.window_bytes).max(1) as usize;
+        let visited: usize = self.partitions.iter().map(Partition::visited).sum();
+        if (visited * BLCKSZ) as u64 > self.stretches as u64 * self.settings.window_bytes {
+            self.stretches = (2 * self.stretches).min(most);
         }
     }
 

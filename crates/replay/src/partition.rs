@@ -185,6 +185,7 @@ pub struct Partition {
     batch: u64,
     /// Pages of this batch and their slots.
     touched: Vec<(PageKey, u32)>,
+    visited: usize,
     slot_of_op: Vec<u32>,
     runs: Vec<RunOp>,
     /// Pages on their way from a file to their frames.
@@ -202,6 +203,7 @@ impl Partition {
             resident: 0,
             batch: 0,
             touched: Vec::new(),
+            visited: 0,
             slot_of_op: Vec::new(),
             runs: Vec::new(),
             read_buffer: Vec::new(),
@@ -211,6 +213,11 @@ impl Partition {
     /// Pages that are held in memory.
     pub fn resident(&self) -> usize {
         self.resident
+    }
+
+    /// Pages that the last batch had something to do for.
+    pub fn visited(&self) -> usize {
+        self.visited
     }
 
     fn slot_for(&mut self, key: PageKey) -> u32 {
@@ -271,6 +278,7 @@ impl Partition {
             first += slot.count;
             slot.count = 0;
         }
+        self.visited = self.touched.len();
         self.runs.clear();
         self.runs.resize(first as usize, RunOp { part: 0, place: Place::default(), change: Change::Block(0) });
         let mut slots = self.slot_of_op.iter();
