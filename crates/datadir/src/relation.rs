@@ -6,10 +6,12 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, IoSlice};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use rustix::fs::{Advice, fadvise};
 use walrider_layout::{
     BLCKSZ, BlockNumber, DEFAULT_TABLESPACE_OID, ForkNumber, GLOBAL_TABLESPACE_OID, Oid, RELSEG_SIZE, RelFileLocator,
 };
@@ -175,6 +177,17 @@ impl RelationFiles {
             }
             _ => self.error("read", file, error),
         })
+    }
+
+    /// Has the system read pages from `block` on, of one segment file, while other work is done.
+    pub fn read_ahead(&self, rel: RelFileLocator, fork: ForkNumber, block: BlockNumber, count: BlockNumber) {
+        let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
+        if let Ok(Some(open)) = self.open(file, false) {
+            let offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
+            let len = NonZeroU64::new(u64::from(count) * BLCKSZ as u64);
+            // A hint: whoever reads will meet what goes wrong.
+            let _ = fadvise(&open, offset, len, Advice::WillNeed);
+        }
     }
 
     /// Writes pages from `block` on, all in one segment file, at most [`MAX_RUN`].

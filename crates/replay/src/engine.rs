@@ -18,8 +18,9 @@ use crate::actions;
 use crate::error::{ReplayError, page_name, type_name};
 use crate::globals::{Action, GlobalError, Globals, SeenCheckpoint};
 use crate::load::{Ending, Loader, ReadWal};
-use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
-use crate::plan::{Change, Global, Obstacle, PARTITIONS, Planned, partition_of};
+use crate::pages::{Pages, is_small};
+use crate::partition::{PageSettings, Part, Partition, Shared};
+use crate::plan::{Global, Obstacle, PARTITIONS, Planned};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
 use crate::stats::Stats;
@@ -31,14 +32,23 @@ const MIN_PAGES: usize = 512;
 /// Most WAL in the first batch.
 const FIRST_BATCH_BYTES: u64 = 16 << 20;
 
+/// How memory is shared.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryShares {
+    /// Bytes for pages.
+    pub page_bytes: u64,
+    /// Most bytes of WAL in one batch.
+    pub batch_bytes: u64,
+}
+
 /// What the engine works with.
 pub struct Settings {
     /// What the work on pages depends on.
     pub pages: PageSettings,
-    /// Bytes of memory for pages.
-    pub page_bytes: u64,
-    /// Most bytes of WAL in one batch.
-    pub batch_bytes: u64,
+    /// How memory is shared while all pages fit.
+    pub ample: MemoryShares,
+    /// And once they did not.
+    pub short: MemoryShares,
     /// Bytes of WAL in one stretch.
     pub window_bytes: u64,
     /// Where to stop.
@@ -103,6 +113,8 @@ pub struct Engine<'a> {
     batch: u64,
     /// How many stretches there are to a batch.
     stretches: usize,
+    /// The pages of some batch did not fit into memory.
+    is_short: bool,
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
     overwritten: Option<Lsn>,
@@ -136,8 +148,8 @@ impl<'a> Engine<'a> {
     ) -> Engine<'a> {
         let replayed = loader.position();
         // Slabs of up to 4 MB, so that two huge pages fit, but small where memory is.
-        let slab_pages = (settings.page_bytes as usize / BLCKSZ / PARTITIONS / 8).clamp(8, 512);
-        let stretches = (settings.batch_bytes.min(FIRST_BATCH_BYTES) / settings.window_bytes).max(1) as usize;
+        let slab_pages = (settings.ample.page_bytes as usize / BLCKSZ / PARTITIONS / 32).clamp(8, 512);
+        let stretches = (settings.ample.batch_bytes.min(FIRST_BATCH_BYTES) / settings.window_bytes).max(1) as usize;
         Engine {
             settings,
             source,
@@ -152,6 +164,7 @@ impl<'a> Engine<'a> {
             invalid: BTreeSet::new(),
             batch: 0,
             stretches,
+            is_short: false,
             replayed,
             overwritten: None,
             looks_behind: true,
@@ -201,8 +214,14 @@ impl<'a> Engine<'a> {
                 return self.ending();
             }
             let mut batch = self.sequence()?;
-            let missing = stretches.saturating_sub(self.queue.len() - batch.upto.len());
+            // Where memory is short, it is the records of one batch that need it most.
+            let ahead = if self.is_short { 0 } else { stretches };
+            let missing = ahead.saturating_sub(self.queue.len() - batch.upto.len());
+            let was_short = self.is_short;
             let loaded = self.apply(&batch, missing)?;
+            if self.is_short && !was_short {
+                self.empty_partitions()?;
+            }
             self.finish(&mut batch)?;
             if batch.upto.len() == stretches {
                 self.size_batches();
@@ -225,10 +244,22 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// Gives the memory for pages back: from now on there is less for them.
+    fn empty_partitions(&mut self) -> Result<(), ReplayError> {
+        let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings.pages };
+        let emptied = self.partitions.par_iter_mut().map(|partition| partition.empty(&shared));
+        self.stats.pages_evicted += emptied.try_reduce(|| 0, |a, b| Ok(a + b))?;
+        Ok(())
+    }
+
+    fn shares(&self) -> &MemoryShares {
+        if self.is_short { &self.settings.short } else { &self.settings.ample }
+    }
+
     /// Larger batches visit each page less often, but need memory of their own: they grow as long as one visits more bytes of
     /// pages than it has of WAL.
     fn size_batches(&mut self) {
-        let most = (self.settings.batch_bytes / self.settings.window_bytes).max(1) as usize;
+        let most = (self.shares().batch_bytes / self.settings.window_bytes).max(1) as usize;
         let visited: usize = self.partitions.iter().map(Partition::visited).sum();
         if (visited * BLCKSZ) as u64 > self.stretches as u64 * self.settings.window_bytes {
             self.stretches = (2 * self.stretches).min(most);
@@ -478,26 +509,34 @@ impl<'a> Engine<'a> {
                 }
             }
         }
+        let budget = ((self.shares().page_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES);
+        let end = self.batch_end(batch, &queue);
         // Both sides are borrowed apart, so that they can run side by side.
         let mut pages = Pages {
             partitions: &mut self.partitions,
             shared: Shared { rels: &self.rels, files: self.files, settings: self.settings.pages },
-            budget: ((self.settings.page_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES),
+            budget,
+            is_short: &mut self.is_short,
             batch: &mut self.batch,
             invalid: &mut self.invalid,
             stats: &mut self.stats,
             recovery: &mut self.recovery,
-            replayed: self.replayed,
         };
         let (loader, source, rels) = (&mut self.loader, self.source, &self.rels);
         let (applied, loaded) = match is_small(&parts) {
-            true => (pages.apply(&parts, &dropped), Vec::new()),
-            false => rayon::join(|| pages.apply(&parts, &dropped), || loader.load(missing, source, rels)),
+            true => (pages.apply(&parts, &dropped, end), Vec::new()),
+            false => rayon::join(|| pages.apply(&parts, &dropped, end), || loader.load(missing, source, rels)),
         };
         drop(parts);
         self.queue = queue;
         applied?;
         Ok(loaded)
+    }
+
+    /// Where the last record of the batch ends.
+    fn batch_end(&self, batch: &Batch, queue: &VecDeque<Planned>) -> Lsn {
+        let ends = queue.iter().zip(&batch.upto).filter(|(_, upto)| **upto > 0);
+        ends.map(|(planned, &upto)| planned.end_of(upto - 1)).max().unwrap_or(self.replayed)
     }
 
     /// Does the batch's file actions. They cannot be taken back, so `minRecoveryPoint` covers them first.
@@ -506,10 +545,7 @@ impl<'a> Engine<'a> {
             return Ok(());
         }
         let started = Instant::now();
-        let ends = self.queue.iter().zip(&batch.upto).rev();
-        let end = ends.filter(|(_, upto)| **upto > 0).map(|(planned, &upto)| planned.end_of(upto - 1));
-        let end = end.max().unwrap_or(self.replayed);
-        self.recovery.ensure_min_recovery_point(end)?;
+        self.recovery.ensure_min_recovery_point(self.batch_end(batch, &self.queue))?;
         // A directory that is not there must come into being later in the WAL, and can only while the directory is not
         // consistent (recovery_create_dbdir).
         let in_place = self.settings.allow_in_place_tablespaces || !self.is_consistent();
@@ -598,164 +634,5 @@ impl<'a> Engine<'a> {
     /// The latest checkpoint record that was replayed.
     pub fn last_checkpoint(&self) -> Option<SeenCheckpoint> {
         self.recovery.last_checkpoint()
-    }
-}
-
-/// Most records in a batch that is applied by one thread: to wake others takes longer.
-const SMALL_BATCH: u32 = 64;
-
-fn is_small(parts: &[Part<'_>]) -> bool {
-    parts.iter().map(|part| part.upto - part.from).sum::<u32>() <= SMALL_BATCH
-}
-
-/// Does some work on each item: side by side, or right here if it is small.
-fn each<I: Send, T: Send>(items: Vec<I>, small: bool, work: impl Fn(I) -> T + Send + Sync) -> Vec<T> {
-    match small {
-        true => items.into_iter().map(work).collect(),
-        false => items.into_par_iter().map(work).collect(),
-    }
-}
-
-/// The pages' side of the engine, while a batch is applied.
-struct Pages<'e> {
-    partitions: &'e mut [Partition],
-    shared: Shared<'e>,
-    /// Most pages in memory.
-    budget: usize,
-    batch: &'e mut u64,
-    invalid: &'e mut BTreeSet<PageKey>,
-    stats: &'e mut Stats,
-    recovery: &'e mut Recovery,
-    replayed: Lsn,
-}
-
-impl Pages<'_> {
-    fn apply(&mut self, parts: &[Part<'_>], dropped: &[bool]) -> Result<(), ReplayError> {
-        let started = Instant::now();
-        *self.batch += 1;
-        let batch = *self.batch;
-        let small = is_small(parts);
-        let gather = |(number, partition): (usize, &mut Partition)| partition.gather(number, batch, parts, dropped);
-        let missing = each(self.partitions.iter_mut().enumerate().collect(), small, gather).iter().sum();
-        self.stats.gather += started.elapsed();
-        let records: u32 = parts.iter().map(|part| part.upto - part.from).sum();
-        if !self.make_room(missing)? && records > 1 {
-            return self.apply_halves(parts, dropped, records / 2);
-        }
-        let started = Instant::now();
-        let shared = &self.shared;
-        let reports = each(self.partitions.iter_mut().collect(), small, |partition| {
-            let mut report = Report::default();
-            partition.load(parts, shared, &mut report);
-            if report.failure.is_none() {
-                partition.apply(parts, shared, &mut report);
-            }
-            report
-        });
-        self.stats.apply += started.elapsed();
-        let started = Instant::now();
-        let mut fsm_ops: Vec<Vec<FsmOp>> = vec![Vec::new(); PARTITIONS];
-        self.registered_fsm_ops(parts, &mut fsm_ops);
-        self.take_reports(reports, &mut fsm_ops)?;
-        let is_dropped = |key: PageKey| dropped.get(key.fork() as usize).copied().unwrap_or(false);
-        let shared = &self.shared;
-        let reports = each(self.partitions.iter_mut().zip(&mut fsm_ops).collect(), small, |(partition, ops)| {
-            let mut report = Report::default();
-            ops.retain(|op| !is_dropped(op.key));
-            ops.sort_unstable_by_key(|op| (op.key, op.lsn));
-            partition.apply_fsm(batch, ops, parts, shared, &mut report);
-            report
-        });
-        self.take_reports(reports, &mut fsm_ops)?;
-        self.stats.fsm += started.elapsed();
-        Ok(())
-    }
-
-    /// Applies the first `half` records, then the rest: together they need more pages than there may be.
-    fn apply_halves(&mut self, parts: &[Part<'_>], dropped: &[bool], half: u32) -> Result<(), ReplayError> {
-        let (mut first, mut second) = (Vec::new(), Vec::new());
-        let mut left = half;
-        for part in parts {
-            let cut = part.from + left.min(part.upto - part.from);
-            left -= cut - part.from;
-            first.push(Part::new(part.planned, part.from, cut));
-            second.push(Part::new(part.planned, cut, part.upto));
-        }
-        self.apply(&first, dropped)?;
-        if let Some(end) = first.iter().rev().find(|part| part.upto > part.from) {
-            self.replayed = end.planned.end_of(end.upto - 1);
-        }
-        self.apply(&second, dropped)
-    }
-
-    /// Evicts pages so that `missing` more fit. False: the pages of this batch alone are too many.
-    fn make_room(&mut self, missing: usize) -> Result<bool, ReplayError> {
-        let resident: usize = self.partitions.iter().map(Partition::resident).sum();
-        let over = (resident + missing).saturating_sub(self.budget);
-        if over == 0 {
-            return Ok(true);
-        }
-        let started = Instant::now();
-        self.recovery.ensure_min_recovery_point(self.replayed)?;
-        let batch = *self.batch;
-        // Some more than needed, so that this does not come with every batch.
-        let wanted = over + self.budget / 8;
-        let shared = &self.shared;
-        let evicted = self
-            .partitions
-            .par_iter_mut()
-            .map(|partition| {
-                let share = (wanted * partition.resident()).div_ceil(resident.max(1));
-                partition.evict(share, batch, shared)
-            })
-            .try_reduce(|| 0, |a, b| Ok(a + b))?;
-        self.stats.pages_evicted += evicted as u64;
-        self.stats.write += started.elapsed();
-        Ok(evicted >= over)
-    }
-
-    fn registered_fsm_ops(&self, parts: &[Part<'_>], fsm_ops: &mut [Vec<FsmOp>]) {
-        for (number, part) in (0..).zip(parts) {
-            for op in part.cut(&part.planned.plan.fsm_ops) {
-                let (Change::Block(block) | Change::Overwrite(block)) = op.change else { continue };
-                let lsn = part.planned.stretch.span(op.place).end;
-                let change = FsmChange::Redo { part: number, place: op.place, block };
-                fsm_ops[partition_of(op.key)].push(FsmOp { key: op.key, lsn, change });
-            }
-        }
-    }
-
-    fn take_reports(&mut self, reports: Vec<Report>, fsm_ops: &mut [Vec<FsmOp>]) -> Result<(), ReplayError> {
-        let mut failure: Option<(Lsn, ReplayError)> = None;
-        let mut grown = Vec::new();
-        for report in reports {
-            for op in report.fsm {
-                fsm_ops[partition_of(op.key)].push(op);
-            }
-            self.invalid.extend(report.invalid);
-            grown.extend(report.grown);
-            self.stats.pages_read += report.pages_read;
-            self.stats.images_verified += report.images_verified;
-            self.stats.image_difference_count += report.image_difference_count;
-            self.stats.image_differences.extend(report.image_differences);
-            if let Some((lsn, error)) = report.failure
-                && failure.as_ref().is_none_or(|(first, _)| lsn < *first)
-            {
-                failure = Some((lsn, error));
-            }
-        }
-        if let Some((_, error)) = failure {
-            return Err(error);
-        }
-        grown.sort_unstable();
-        grown.dedup();
-        for number in grown {
-            let fork = self.shared.rels.fork(number);
-            if let Some(blocks) = fork.wanted_blocks() {
-                self.shared.files.extend(fork.rel, fork.fork, blocks)?;
-                fork.set_blocks(blocks);
-            }
-        }
-        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Slabs come from the system as zeros that cost nothing until they are touched; a box for each page would make the
 //! allocator grow its heap in small steps, under a lock. Huge pages were tried: they win where the system has them ready,
-//! and lose more where it must first make them. Frames are given back for reuse, never to the system.
+//! and lose more where it must first make them. A frame is given back for reuse; to the system they all go at once.
 
 use walrider_layout::{BLCKSZ, PageBytes};
 
@@ -33,6 +33,12 @@ impl Frames {
     /// Gives a frame back.
     pub fn give_back(&mut self, frame: u32) {
         self.free.push(frame);
+    }
+
+    /// Gives all memory back to the system. No frame may be in use.
+    pub fn clear(&mut self) {
+        self.slabs.clear();
+        self.free.clear();
     }
 
     fn place(&self, frame: u32) -> (usize, usize) {

@@ -10,6 +10,7 @@ mod follow;
 mod frames;
 pub mod globals;
 pub mod load;
+mod pages;
 mod partition;
 mod plan;
 mod rels;

@@ -4,15 +4,16 @@
 //! steps: [`Partition::gather`] groups the batch's operations by page, [`Partition::load`] reads what is missing,
 //! [`Partition::apply`] redoes each page's operations in LSN order while the page is in the processor's cache.
 
-use std::io::IoSlice;
+mod cache;
+
+use std::ops::Range;
 use std::sync::Arc;
 
+pub use cache::known_blocks;
 use rustc_hash::FxHashMap;
-use walrider_datadir::relation::{MAX_RUN, RelationFiles};
+use walrider_datadir::relation::RelationFiles;
+use walrider_layout::Lsn;
 use walrider_layout::bytes::prefetch;
-use walrider_layout::checksum::page_checksum;
-use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
-use walrider_layout::{BLCKSZ, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
 use walrider_redo::{Effects, Env, FreeSpace, Outcome, RedoError, Target, fsm, mask, redo_block, vm};
 use walrider_wal::decode::Place;
 use walrider_wal::record::Record;
@@ -128,6 +129,8 @@ pub struct Report {
     pub image_difference_count: u64,
     /// Pages read from files.
     pub pages_read: u64,
+    /// Pages taken out of memory to make room.
+    pub pages_evicted: u64,
     /// The error with the smallest LSN.
     pub failure: Option<(Lsn, ReplayError)>,
 }
@@ -150,6 +153,9 @@ impl Report {
 
 /// At most this many differing images are told one by one.
 const DIFFERENCES_TOLD: usize = 20;
+
+/// Pages that are read, and then worked on, in one go, while the next ones are on their way.
+const CHUNK: usize = 256;
 
 /// How many operations ahead records are fetched into the processor's cache.
 const PREFETCH: usize = 6;
@@ -296,88 +302,36 @@ impl Partition {
         self.touched.iter().filter(|&&(_, slot)| self.slots[slot as usize].frame.is_none()).count()
     }
 
-    /// Gives every page of the batch memory, and reads those whose contents matter.
-    pub fn load(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
-        let slots = self.touched.iter().map(|&(_, slot)| slot);
-        let needed: Vec<u32> = slots.filter(|&slot| self.slots[slot as usize].frame.is_none()).collect();
-        let wants_bytes = |slot: &Slot| !matches!(self.runs[slot.first as usize].change, Change::Overwrite(_));
-        let reading: Vec<bool> = needed.iter().map(|&slot| wants_bytes(&self.slots[slot as usize])).collect();
-        let first_lsn = |slot: &Slot| {
-            let first = &self.runs[slot.first as usize];
-            parts[first.part as usize].planned.stretch.span(first.place).lsn
-        };
-        let lsns: Vec<Lsn> = needed.iter().map(|&slot| first_lsn(&self.slots[slot as usize])).collect();
-        self.bring_in(&needed, &reading, &lsns, shared, report);
-    }
-
-    /// Gives the slots in `needed`, which are in file order, memory, and reads those that `reading` says.
-    fn bring_in(&mut self, needed: &[u32], reading: &[bool], lsns: &[Lsn], shared: &Shared<'_>, report: &mut Report) {
-        let mut at = 0;
-        while at < needed.len() {
-            let key = self.slots[needed[at] as usize].key;
-            let fork = shared.rels.fork(key.fork());
-            let blocks = match known_blocks(&fork, shared.files) {
-                Ok(blocks) => blocks,
-                Err(error) => {
-                    report.fail(lsns[at], error);
-                    return;
-                }
-            };
-            let exists = key.block() < blocks;
-            let mut run = 1;
-            if exists && reading[at] {
-                let room = (RELSEG_SIZE - key.block() % RELSEG_SIZE).min(blocks - key.block()) as usize;
-                let follows = |run: usize| {
-                    needed.get(at + run).is_some_and(|&slot| {
-                        let next = self.slots[slot as usize].key;
-                        next == PageKey::new(key.fork(), key.block().wrapping_add(run as u32)) && reading[at + run]
-                    })
-                };
-                while run < MAX_RUN.min(room) && follows(run) {
-                    run += 1;
+    /// Redoes the batch's operations, page by page. At most `quota` pages are in memory at a time, if there is one.
+    pub fn work(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, quota: Option<usize>, report: &mut Report) {
+        let step = quota.map_or(CHUNK, |quota| (quota / 2).clamp(1, CHUNK));
+        let chunk_at = |from: usize, count: usize| from.min(count)..(from + step).min(count);
+        let count = self.touched.len();
+        let mut chunk = chunk_at(0, count);
+        self.read_ahead(chunk.clone(), shared);
+        while !chunk.is_empty() && report.failure.is_none() {
+            let next = chunk_at(chunk.end, count);
+            self.read_ahead(next.clone(), shared);
+            if let Some(quota) = quota {
+                match self.make_room(chunk.clone(), quota, shared) {
+                    Ok(evicted) => report.pages_evicted += evicted as u64,
+                    Err(error) => return report.fail(Lsn::INVALID, error),
                 }
             }
-            let reads = exists && reading[at];
-            if reads {
-                self.read_buffer.resize(run * BLCKSZ, 0);
-                if let Err(error) = shared.files.read(fork.rel, fork.fork, key.block(), &mut self.read_buffer) {
-                    report.fail(lsns[at], error.into());
-                    return;
-                }
-                report.pages_read += run as u64;
+            self.load(chunk.clone(), parts, shared, report);
+            if report.failure.is_none() {
+                self.apply(chunk, parts, shared, report);
             }
-            for nth in 0..run {
-                let frame = self.frames.take();
-                let page = self.frames.page_mut(frame);
-                let slot = &mut self.slots[needed[at + nth] as usize];
-                if reads {
-                    page.copy_from_slice(&self.read_buffer[nth * BLCKSZ..][..BLCKSZ]);
-                    if let Err(problem) = verify_page(page, slot.key.block(), shared.settings.checksums) {
-                        // The maps can be made anew; all else cannot (RBM_ZERO_ON_ERROR).
-                        if matches!(fork.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap) {
-                            page.fill(0);
-                        } else {
-                            report.fail(lsns[at + nth], ReplayError::bad_page(&fork, slot.key.block(), problem));
-                        }
-                    }
-                } else if reading[at] {
-                    page.fill(0);
-                }
-                // Else the first operation stores every byte of the page, whatever was in the frame.
-                slot.frame = Some(frame);
-                slot.exists = exists;
-                slot.dirty = false;
-                self.resident += 1;
-            }
-            at += run;
+            chunk = next;
         }
     }
 
-    /// Redoes the batch's operations, page by page.
-    pub fn apply(&mut self, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
+    /// Redoes the operations on the pages of `chunk`, places in `touched`.
+    fn apply(&mut self, chunk: Range<usize>, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
         let mut current: Option<(u32, Arc<RelFork>)> = None;
         let mut record = Record::empty(shared.settings.env.major);
-        for (nth, &(_, number)) in self.touched.iter().enumerate() {
+        for nth in chunk {
+            let number = self.touched[nth].1;
             if let Some(frame) = self.touched.get(nth + 2).and_then(|&(_, later)| self.slots[later as usize].frame) {
                 // All of it: most changes look at the header and at line pointers, and many move tuples.
                 self.frames.page(frame).iter().step_by(64).for_each(prefetch);
@@ -465,174 +419,12 @@ impl Partition {
             }
         }
     }
-
-    /// Writes dirty pages that `which` picks to their files, in file order. Returns how many.
-    pub fn write_back(&mut self, shared: &Shared<'_>, which: impl Fn(PageKey) -> bool) -> Result<u64, ReplayError> {
-        let mut dirty: Vec<u32> = (0..self.slots.len() as u32)
-            .filter(|&number| {
-                let slot = &self.slots[number as usize];
-                slot.dirty && slot.frame.is_some() && which(slot.key)
-            })
-            .collect();
-        dirty.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
-        self.write_slots(&dirty, shared)?;
-        Ok(dirty.len() as u64)
-    }
-
-    /// Writes pages, given in file order.
-    fn write_slots(&mut self, numbers: &[u32], shared: &Shared<'_>) -> Result<(), ReplayError> {
-        if shared.settings.checksums {
-            for &number in numbers {
-                let slot = &mut self.slots[number as usize];
-                let block = slot.key.block();
-                let page = self.frames.page_mut(slot.frame.expect("only resident pages are written"));
-                if !Page(page).is_new() {
-                    let checksum = page_checksum(page, block);
-                    PageMut(page).set_checksum(checksum);
-                }
-            }
-        }
-        let mut at = 0;
-        while at < numbers.len() {
-            let key = self.slots[numbers[at] as usize].key;
-            let room = (RELSEG_SIZE - key.block() % RELSEG_SIZE) as usize;
-            let follows = |run: usize| {
-                numbers.get(at + run).is_some_and(|&slot| {
-                    self.slots[slot as usize].key == PageKey::new(key.fork(), key.block().wrapping_add(run as u32))
-                })
-            };
-            let mut run = 1;
-            while run < MAX_RUN.min(room) && follows(run) {
-                run += 1;
-            }
-            let fork = shared.rels.fork(key.fork());
-            let page = |&number: &u32| {
-                let frame = self.slots[number as usize].frame.expect("only resident pages are written");
-                IoSlice::new(self.frames.page(frame))
-            };
-            let mut buffers: Vec<_> = numbers[at..at + run].iter().map(page).collect();
-            shared.files.write(fork.rel, fork.fork, key.block(), &mut buffers)?;
-            for &number in &numbers[at..at + run] {
-                self.slots[number as usize].dirty = false;
-            }
-            at += run;
-        }
-        Ok(())
-    }
-
-    /// Takes pages out of memory that this batch does not touch, least recently used first, until `wanted` are
-    /// gone or there are no more; writes them back where need be. Returns how many went.
-    pub fn evict(&mut self, wanted: usize, batch: u64, shared: &Shared<'_>) -> Result<usize, ReplayError> {
-        let mut old: Vec<u32> = (0..self.slots.len() as u32)
-            .filter(|&number| {
-                let slot = &self.slots[number as usize];
-                slot.frame.is_some() && slot.batch != batch
-            })
-            .collect();
-        if old.len() > wanted {
-            old.select_nth_unstable_by_key(wanted, |&slot| self.slots[slot as usize].batch);
-            old.truncate(wanted);
-        }
-        let mut dirty: Vec<u32> = old.iter().copied().filter(|&slot| self.slots[slot as usize].dirty).collect();
-        dirty.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
-        self.write_slots(&dirty, shared)?;
-        for &number in &old {
-            self.release(number);
-        }
-        Ok(old.len())
-    }
-
-    fn release(&mut self, number: u32) {
-        let slot = &mut self.slots[number as usize];
-        if let Some(frame) = slot.frame.take() {
-            self.resident -= 1;
-            self.frames.give_back(frame);
-        }
-        slot.dirty = false;
-        self.index.remove(&slot.key);
-        slot.batch = 0;
-        self.free_slots.push(number);
-    }
-
-    /// Forgets pages that `which` picks without writing them: their files were cut or removed.
-    pub fn discard(&mut self, which: impl Fn(PageKey) -> bool) {
-        for number in 0..self.slots.len() as u32 {
-            let slot = &self.slots[number as usize];
-            // A free slot's key may have been given to another slot.
-            if self.index.get(&slot.key) == Some(&number) && which(slot.key) {
-                self.release(number);
-            }
-        }
-        self.touched.clear();
-    }
-
-    /// Lets `change` have a page that lies within its file, outside a batch; read from there if need be.
-    pub fn with_page<R>(
-        &mut self,
-        key: PageKey,
-        shared: &Shared<'_>,
-        change: impl FnOnce(&mut Target<'_>) -> R,
-    ) -> Result<R, ReplayError> {
-        let number = self.slot_for(key);
-        if self.slots[number as usize].frame.is_none() {
-            let mut report = Report::default();
-            self.bring_in(&[number], &[true], &[Lsn::INVALID], shared, &mut report);
-            if let Some((_, error)) = report.failure {
-                return Err(error);
-            }
-        }
-        let slot = &mut self.slots[number as usize];
-        let bytes = self.frames.page_mut(slot.frame.expect("just brought in"));
-        let mut target = Target { bytes, exists: true, dirty: slot.dirty };
-        let result = change(&mut target);
-        (slot.exists, slot.dirty) = (true, target.dirty);
-        Ok(result)
-    }
-}
-
-/// Length of a fork, asked of its file the first time.
-pub fn known_blocks(fork: &RelFork, files: &RelationFiles) -> Result<u32, ReplayError> {
-    if let Some(blocks) = fork.file_blocks() {
-        return Ok(blocks);
-    }
-    let blocks = match files.blocks(fork.rel, fork.fork)? {
-        Some(blocks) => blocks,
-        None => {
-            // PostgreSQL creates what a record refers to (XLogReadBufferExtended).
-            files.create(fork.rel, fork.fork)?;
-            0
-        }
-    };
-    fork.learn_blocks(blocks);
-    Ok(blocks)
 }
 
 /// The record at a place of a part; it was parsed once when it was planned.
 #[inline]
 fn read_record<'a>(record: &mut Record<'a>, part: &Part<'a>, place: Place) {
     part.planned.stretch.read(place, record).expect("parsed when it was planned");
-}
-
-/// Checks a page that was read (`PageIsVerified`, `storage/page/bufpage.c`).
-fn verify_page(page: &PageBytes, block: u32, checksums: bool) -> Result<(), String> {
-    let header = Page(page);
-    if header.is_new() {
-        return if page[..PAGE_HEADER_SIZE].iter().chain(&page[PAGE_HEADER_SIZE..]).all(|&byte| byte == 0) {
-            Ok(())
-        } else {
-            Err("it looks new but is not all zeros".into())
-        };
-    }
-    if checksums {
-        let expected = page_checksum(page, block);
-        if expected != header.checksum() {
-            return Err(format!("checksum {:04X} is stored, {expected:04X} was computed", header.checksum()));
-        }
-    }
-    if !header.is_sane() {
-        return Err("its header makes no sense".into());
-    }
-    Ok(())
 }
 
 /// One change of one page.

@@ -18,7 +18,7 @@ use walrider_wal::record::Record;
 use walrider_wal::records::xlog;
 use walrider_wal::rmgr::RmgrId;
 
-use crate::engine::{Engine, Flow, Settings, Stop};
+use crate::engine::{Engine, Flow, MemoryShares, Settings, Stop};
 use crate::error::ReplayError;
 use crate::follow::follow;
 use crate::globals::Globals;
@@ -32,6 +32,8 @@ use crate::target::RecoveryTarget;
 /// Most WAL in one batch: the more, the more of a page's changes are done in one visit, while it is in the processor's
 /// cache. Four times as much gained nothing: the memory for it must be touched first, too.
 const MAX_BATCH_BYTES: u64 = 128 << 20;
+/// Most WAL in one batch where pages do not fit into memory.
+const MAX_SHORT_BATCH_BYTES: u64 = 512 << 20;
 /// Most WAL in one stretch: small enough that two threads share a batch evenly.
 const MAX_WINDOW_BYTES: u64 = 2 << 20;
 /// Least WAL in one stretch.
@@ -130,15 +132,15 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         .map_err(|error| ReplayError::Refused(format!("could not begin at {}: {error}", begin.start)))?;
     let files = data_dir.relation_files();
     let control = data_dir.control();
-    let (window_bytes, batch_bytes) = batch_sizes(options.memory_bytes);
+    let (window_bytes, ample, short) = share_memory(options.memory_bytes);
     let engine_settings = Settings {
         pages: PageSettings {
             env: Env { major: control.major, hint_bits_are_logged: control.data_checksums() || settings.wal_log_hints },
             checksums: control.data_checksums(),
             verify_images: options.verify_images,
         },
-        page_bytes: options.memory_bytes.saturating_sub(8 * batch_bytes + OTHER_BYTES),
-        batch_bytes,
+        ample,
+        short,
         window_bytes,
         target: RecoveryTarget { goal: settings.target.clone(), inclusive: settings.target_inclusive },
         allow_in_place_tablespaces: settings.allow_in_place_tablespaces,
@@ -170,12 +172,18 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     })
 }
 
-/// Stretches and batches that fit into the memory that there is: while one batch is applied, the next is decoded, and each
-/// takes up to four times its WAL, with the operations that it is made into.
-fn batch_sizes(memory_bytes: u64) -> (u64, u64) {
-    let batch = (memory_bytes / 32).clamp(2 * MIN_WINDOW_BYTES, MAX_BATCH_BYTES);
-    let window = (batch / 4).clamp(MIN_WINDOW_BYTES, MAX_WINDOW_BYTES);
-    (1 << window.ilog2(), batch)
+/// Bytes of WAL in one stretch, and how memory is shared between pages and batches. A batch takes up to four times its WAL,
+/// with the operations that it is made into, and while one is applied, the next is decoded.
+///
+/// Where pages do not fit, what counts is how seldom each is visited. Then most of the memory is for one batch, of less than
+/// twice its WAL, and pages pass through the rest of it in file order.
+fn share_memory(memory_bytes: u64) -> (u64, MemoryShares, MemoryShares) {
+    let batch_bytes = (memory_bytes / 32).clamp(2 * MIN_WINDOW_BYTES, MAX_BATCH_BYTES);
+    let window_bytes = 1 << (batch_bytes / 4).clamp(MIN_WINDOW_BYTES, MAX_WINDOW_BYTES).ilog2();
+    let ample = MemoryShares { page_bytes: memory_bytes.saturating_sub(8 * batch_bytes + OTHER_BYTES), batch_bytes };
+    let batch_bytes = (memory_bytes.saturating_sub(2 * OTHER_BYTES) / 16 * 7).clamp(2 * MIN_WINDOW_BYTES, MAX_SHORT_BATCH_BYTES);
+    let page_bytes = memory_bytes.saturating_sub(batch_bytes / 4 * 7 + OTHER_BYTES);
+    (window_bytes, ample, MemoryShares { page_bytes, batch_bytes })
 }
 
 /// Whether the command line asks for recovery from an archive: the `pg_wal` of a directory that is no base backup is not

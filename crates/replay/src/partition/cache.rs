@@ -1,0 +1,333 @@
+//! Pages of a partition between their files and memory: read, written back, and taken out where memory is short.
+
+use std::io::IoSlice;
+use std::ops::Range;
+
+use walrider_datadir::relation::{MAX_RUN, RelationFiles};
+use walrider_layout::checksum::page_checksum;
+use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
+use walrider_layout::{BLCKSZ, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
+use walrider_redo::Target;
+
+use super::{Part, Partition, Report, Shared, Slot};
+use crate::error::ReplayError;
+use crate::plan::Change;
+use crate::rels::{PageKey, RelFork};
+
+impl Partition {
+    /// Has the system read what [`Partition::load`] will read of `chunk`, places in `touched`, while other work is done.
+    pub(super) fn read_ahead(&self, chunk: Range<usize>, shared: &Shared<'_>) {
+        let mut run: Option<(PageKey, u32)> = None;
+        let ask = |(first, count): (PageKey, u32)| {
+            let fork = shared.rels.fork(first.fork());
+            let blocks = fork.file_blocks().unwrap_or(0).saturating_sub(first.block()).min(count);
+            if blocks > 0 {
+                shared.files.read_ahead(fork.rel, fork.fork, first.block(), blocks);
+            }
+        };
+        for &(key, number) in &self.touched[chunk] {
+            let slot = &self.slots[number as usize];
+            if slot.frame.is_some() || !self.wants_bytes(slot) {
+                continue;
+            }
+            match &mut run {
+                Some((first, count)) if PageKey::new(first.fork(), first.block().wrapping_add(*count)) == key => {
+                    *count += 1
+                }
+                other => {
+                    if let Some(run) = other.replace((key, 1)) {
+                        ask(run);
+                    }
+                }
+            }
+        }
+        run.into_iter().for_each(ask);
+    }
+
+    /// Whether what a page of the batch holds matters to its first operation.
+    fn wants_bytes(&self, slot: &Slot) -> bool {
+        !matches!(self.runs[slot.first as usize].change, Change::Overwrite(_))
+    }
+
+    /// Gives the pages of `chunk`, places in `touched`, memory, and reads those whose contents matter.
+    pub(super) fn load(&mut self, chunk: Range<usize>, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
+        let slots = self.touched[chunk].iter().map(|&(_, slot)| slot);
+        let needed: Vec<u32> = slots.filter(|&slot| self.slots[slot as usize].frame.is_none()).collect();
+        let reading: Vec<bool> = needed.iter().map(|&slot| self.wants_bytes(&self.slots[slot as usize])).collect();
+        let first_lsn = |slot: &Slot| {
+            let first = &self.runs[slot.first as usize];
+            parts[first.part as usize].planned.stretch.span(first.place).lsn
+        };
+        let lsns: Vec<Lsn> = needed.iter().map(|&slot| first_lsn(&self.slots[slot as usize])).collect();
+        self.bring_in(&needed, &reading, &lsns, shared, report);
+    }
+
+    /// Gives the slots in `needed`, which are in file order, memory, and reads those that `reading` says.
+    pub(super) fn bring_in(
+        &mut self,
+        needed: &[u32],
+        reading: &[bool],
+        lsns: &[Lsn],
+        shared: &Shared<'_>,
+        report: &mut Report,
+    ) {
+        let mut at = 0;
+        while at < needed.len() {
+            let key = self.slots[needed[at] as usize].key;
+            let fork = shared.rels.fork(key.fork());
+            let blocks = match known_blocks(&fork, shared.files) {
+                Ok(blocks) => blocks,
+                Err(error) => {
+                    report.fail(lsns[at], error);
+                    return;
+                }
+            };
+            let exists = key.block() < blocks;
+            let mut run = 1;
+            if exists && reading[at] {
+                let room = (RELSEG_SIZE - key.block() % RELSEG_SIZE).min(blocks - key.block()) as usize;
+                let follows = |run: usize| {
+                    needed.get(at + run).is_some_and(|&slot| {
+                        let next = self.slots[slot as usize].key;
+                        next == PageKey::new(key.fork(), key.block().wrapping_add(run as u32)) && reading[at + run]
+                    })
+                };
+                while run < MAX_RUN.min(room) && follows(run) {
+                    run += 1;
+                }
+            }
+            let reads = exists && reading[at];
+            if reads {
+                self.read_buffer.resize(run * BLCKSZ, 0);
+                if let Err(error) = shared.files.read(fork.rel, fork.fork, key.block(), &mut self.read_buffer) {
+                    report.fail(lsns[at], error.into());
+                    return;
+                }
+                report.pages_read += run as u64;
+            }
+            for nth in 0..run {
+                let frame = self.frames.take();
+                let page = self.frames.page_mut(frame);
+                let slot = &mut self.slots[needed[at + nth] as usize];
+                if reads {
+                    page.copy_from_slice(&self.read_buffer[nth * BLCKSZ..][..BLCKSZ]);
+                    if let Err(problem) = verify_page(page, slot.key.block(), shared.settings.checksums) {
+                        // The maps can be made anew; all else cannot (RBM_ZERO_ON_ERROR).
+                        if matches!(fork.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap) {
+                            page.fill(0);
+                        } else {
+                            report.fail(lsns[at + nth], ReplayError::bad_page(&fork, slot.key.block(), problem));
+                        }
+                    }
+                } else if reading[at] {
+                    page.fill(0);
+                }
+                // Else the first operation stores every byte of the page, whatever was in the frame.
+                slot.frame = Some(frame);
+                slot.exists = exists;
+                slot.dirty = false;
+                self.resident += 1;
+            }
+            at += run;
+        }
+    }
+
+    /// Writes dirty pages that `which` picks to their files, in file order. Returns how many.
+    pub fn write_back(&mut self, shared: &Shared<'_>, which: impl Fn(PageKey) -> bool) -> Result<u64, ReplayError> {
+        let mut dirty: Vec<u32> = (0..self.slots.len() as u32)
+            .filter(|&number| {
+                let slot = &self.slots[number as usize];
+                slot.dirty && slot.frame.is_some() && which(slot.key)
+            })
+            .collect();
+        dirty.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
+        self.write_slots(&dirty, shared)?;
+        Ok(dirty.len() as u64)
+    }
+
+    /// Writes what was changed, and gives all memory back. Returns how many pages went.
+    pub fn empty(&mut self, shared: &Shared<'_>) -> Result<u64, ReplayError> {
+        self.write_back(shared, |_| true)?;
+        let resident = self.resident as u64;
+        for number in 0..self.slots.len() as u32 {
+            if self.slots[number as usize].frame.is_some() {
+                self.release(number);
+            }
+        }
+        self.frames.clear();
+        Ok(resident)
+    }
+
+    /// Writes pages, given in file order.
+    fn write_slots(&mut self, numbers: &[u32], shared: &Shared<'_>) -> Result<(), ReplayError> {
+        if shared.settings.checksums {
+            for &number in numbers {
+                let slot = &mut self.slots[number as usize];
+                let block = slot.key.block();
+                let page = self.frames.page_mut(slot.frame.expect("only resident pages are written"));
+                if !Page(page).is_new() {
+                    let checksum = page_checksum(page, block);
+                    PageMut(page).set_checksum(checksum);
+                }
+            }
+        }
+        let mut at = 0;
+        while at < numbers.len() {
+            let key = self.slots[numbers[at] as usize].key;
+            let room = (RELSEG_SIZE - key.block() % RELSEG_SIZE) as usize;
+            let follows = |run: usize| {
+                numbers.get(at + run).is_some_and(|&slot| {
+                    self.slots[slot as usize].key == PageKey::new(key.fork(), key.block().wrapping_add(run as u32))
+                })
+            };
+            let mut run = 1;
+            while run < MAX_RUN.min(room) && follows(run) {
+                run += 1;
+            }
+            let fork = shared.rels.fork(key.fork());
+            let page = |&number: &u32| {
+                let frame = self.slots[number as usize].frame.expect("only resident pages are written");
+                IoSlice::new(self.frames.page(frame))
+            };
+            let mut buffers: Vec<_> = numbers[at..at + run].iter().map(page).collect();
+            shared.files.write(fork.rel, fork.fork, key.block(), &mut buffers)?;
+            for &number in &numbers[at..at + run] {
+                self.slots[number as usize].dirty = false;
+            }
+            at += run;
+        }
+        Ok(())
+    }
+
+    /// Takes pages out of memory, least recently used first, until those of `chunk`, places in `touched`, fit into `quota`.
+    /// What was changed is written. Returns how many went.
+    pub(super) fn make_room(
+        &mut self,
+        chunk: Range<usize>,
+        quota: usize,
+        shared: &Shared<'_>,
+    ) -> Result<usize, ReplayError> {
+        let missing =
+            self.touched[chunk.clone()].iter().filter(|&&(_, slot)| self.slots[slot as usize].frame.is_none());
+        let over = (self.resident + missing.count()).saturating_sub(quota);
+        if over == 0 {
+            return Ok(0);
+        }
+        let keys = self.touched[chunk.start].0..=self.touched[chunk.end - 1].0;
+        let batch = self.batch;
+        // Those of the batch that are done are older than those that are to come.
+        let age = |slot: &Slot| if slot.batch == batch && slot.key > *keys.end() { batch + 1 } else { slot.batch };
+        let is_free = |slot: &Slot| slot.frame.is_some() && !(slot.batch == batch && keys.contains(&slot.key));
+        let numbers = 0..self.slots.len() as u32;
+        let mut old: Vec<u32> = numbers.filter(|&number| is_free(&self.slots[number as usize])).collect();
+        // Some more than needed, so that this does not come with every chunk.
+        let wanted = over + quota / 8;
+        if old.len() > wanted {
+            old.select_nth_unstable_by_key(wanted, |&number| age(&self.slots[number as usize]));
+            old.truncate(wanted);
+        }
+        let mut dirty: Vec<u32> = old.iter().copied().filter(|&slot| self.slots[slot as usize].dirty).collect();
+        dirty.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
+        self.write_slots(&dirty, shared)?;
+        for &number in &old {
+            if age(&self.slots[number as usize]) > batch {
+                self.release_frame(number);
+            } else {
+                self.release(number);
+            }
+        }
+        Ok(old.len())
+    }
+
+    /// Gives back the memory of a page that the batch will come to.
+    fn release_frame(&mut self, number: u32) {
+        let slot = &mut self.slots[number as usize];
+        if let Some(frame) = slot.frame.take() {
+            self.resident -= 1;
+            self.frames.give_back(frame);
+        }
+        slot.dirty = false;
+    }
+
+    fn release(&mut self, number: u32) {
+        self.release_frame(number);
+        let slot = &mut self.slots[number as usize];
+        self.index.remove(&slot.key);
+        slot.batch = 0;
+        self.free_slots.push(number);
+    }
+
+    /// Forgets pages that `which` picks without writing them: their files were cut or removed.
+    pub fn discard(&mut self, which: impl Fn(PageKey) -> bool) {
+        for number in 0..self.slots.len() as u32 {
+            let slot = &self.slots[number as usize];
+            // A free slot's key may have been given to another slot.
+            if self.index.get(&slot.key) == Some(&number) && which(slot.key) {
+                self.release(number);
+            }
+        }
+        self.touched.clear();
+    }
+
+    /// Lets `change` have a page that lies within its file, outside a batch; read from there if need be.
+    pub fn with_page<R>(
+        &mut self,
+        key: PageKey,
+        shared: &Shared<'_>,
+        change: impl FnOnce(&mut Target<'_>) -> R,
+    ) -> Result<R, ReplayError> {
+        let number = self.slot_for(key);
+        if self.slots[number as usize].frame.is_none() {
+            let mut report = Report::default();
+            self.bring_in(&[number], &[true], &[Lsn::INVALID], shared, &mut report);
+            if let Some((_, error)) = report.failure {
+                return Err(error);
+            }
+        }
+        let slot = &mut self.slots[number as usize];
+        let bytes = self.frames.page_mut(slot.frame.expect("just brought in"));
+        let mut target = Target { bytes, exists: true, dirty: slot.dirty };
+        let result = change(&mut target);
+        (slot.exists, slot.dirty) = (true, target.dirty);
+        Ok(result)
+    }
+}
+
+/// Length of a fork, asked of its file the first time.
+pub fn known_blocks(fork: &RelFork, files: &RelationFiles) -> Result<u32, ReplayError> {
+    if let Some(blocks) = fork.file_blocks() {
+        return Ok(blocks);
+    }
+    let blocks = match files.blocks(fork.rel, fork.fork)? {
+        Some(blocks) => blocks,
+        None => {
+            // PostgreSQL creates what a record refers to (XLogReadBufferExtended).
+            files.create(fork.rel, fork.fork)?;
+            0
+        }
+    };
+    fork.learn_blocks(blocks);
+    Ok(blocks)
+}
+
+/// Checks a page that was read (`PageIsVerified`, `storage/page/bufpage.c`).
+fn verify_page(page: &PageBytes, block: u32, checksums: bool) -> Result<(), String> {
+    let header = Page(page);
+    if header.is_new() {
+        return if page[..PAGE_HEADER_SIZE].iter().chain(&page[PAGE_HEADER_SIZE..]).all(|&byte| byte == 0) {
+            Ok(())
+        } else {
+            Err("it looks new but is not all zeros".into())
+        };
+    }
+    if checksums {
+        let expected = page_checksum(page, block);
+        if expected != header.checksum() {
+            return Err(format!("checksum {:04X} is stored, {expected:04X} was computed", header.checksum()));
+        }
+    }
+    if !header.is_sane() {
+        return Err("its header makes no sense".into());
+    }
+    Ok(())
+}
