@@ -272,6 +272,7 @@ fn to_json(summary: &Summary) -> Value {
         "redo_seconds": summary.redo.as_secs_f64(),
         "total_seconds": summary.total.as_secs_f64(),
         "stages": stages,
+        "apply_longest_seconds": stats.apply_longest.as_secs_f64(),
         "pages_read": stats.pages_read,
         "pages_written": stats.pages_written,
         "pages_evicted": stats.pages_evicted,

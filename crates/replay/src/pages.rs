@@ -72,11 +72,13 @@ impl Pages<'_> {
         }
         let shared = &self.shared;
         let reports = each(self.partitions.iter_mut().collect(), small, |partition| {
-            let mut report = Report::default();
+            let (started, mut report) = (Instant::now(), Report::default());
             partition.work(parts, shared, quota, &mut report);
+            report.took = started.elapsed();
             report
         });
         self.stats.apply += started.elapsed();
+        self.stats.apply_longest += reports.iter().map(|report| report.took).max().unwrap_or_default();
         let started = Instant::now();
         let mut fsm_ops: Vec<Vec<FsmOp>> = vec![Vec::new(); PARTITIONS];
         self.registered_fsm_ops(parts, &mut fsm_ops);

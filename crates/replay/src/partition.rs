@@ -8,6 +8,7 @@ mod cache;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use cache::known_blocks;
 use rustc_hash::FxHashMap;
@@ -131,6 +132,8 @@ pub struct Report {
     pub pages_read: u64,
     /// Pages taken out of memory to make room.
     pub pages_evicted: u64,
+    /// How long the work took.
+    pub took: Duration,
     /// The error with the smallest LSN.
     pub failure: Option<(Lsn, ReplayError)>,
 }

@@ -175,14 +175,15 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
 /// Bytes of WAL in one stretch, and how memory is shared between pages and batches. A batch takes up to four times its WAL,
 /// with the operations that it is made into, and while one is applied, the next is decoded.
 ///
-/// Where pages do not fit, what counts is how seldom each is visited. Then most of the memory is for one batch, of less than
+/// Where pages do not fit, what counts is how seldom each is visited. Then most of the memory is for one batch, of about
 /// twice its WAL, and pages pass through the rest of it in file order.
 fn share_memory(memory_bytes: u64) -> (u64, MemoryShares, MemoryShares) {
     let batch_bytes = (memory_bytes / 32).clamp(2 * MIN_WINDOW_BYTES, MAX_BATCH_BYTES);
     let window_bytes = 1 << (batch_bytes / 4).clamp(MIN_WINDOW_BYTES, MAX_WINDOW_BYTES).ilog2();
     let ample = MemoryShares { page_bytes: memory_bytes.saturating_sub(8 * batch_bytes + OTHER_BYTES), batch_bytes };
-    let batch_bytes = (memory_bytes.saturating_sub(2 * OTHER_BYTES) / 16 * 7).clamp(2 * MIN_WINDOW_BYTES, MAX_SHORT_BATCH_BYTES);
-    let page_bytes = memory_bytes.saturating_sub(batch_bytes / 4 * 7 + OTHER_BYTES);
+    let batch_bytes =
+        (memory_bytes.saturating_sub(2 * OTHER_BYTES) / 8 * 3).clamp(2 * MIN_WINDOW_BYTES, MAX_SHORT_BATCH_BYTES);
+    let page_bytes = memory_bytes.saturating_sub(batch_bytes / 4 * 9 + OTHER_BYTES);
     (window_bytes, ample, MemoryShares { page_bytes, batch_bytes })
 }
 

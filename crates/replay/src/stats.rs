@@ -39,6 +39,8 @@ pub struct Stats {
     pub gather: Duration,
     /// Reading and redoing pages (the next WAL is decoded meanwhile).
     pub apply: Duration,
+    /// Of `apply`, what the longest partition of each batch took: more threads than it leaves work for do not help.
+    pub apply_longest: Duration,
     /// Free space maps.
     pub fsm: Duration,
     /// File actions: drops, truncations, databases.

@@ -253,6 +253,9 @@ impl Stretch {
         let end = self.body_at(Lsn(from.0 + pages as u64 * PAGE));
         // Bytes from an earlier use are about to be overwritten: no need to clear them.
         if self.bodies.len() < end {
+            // All that the stretch is expected to need at once, with a page for the end of its last record.
+            let expected = self.body_at(Lsn(self.limit.0.next_multiple_of(PAGE) + PAGE)).max(end);
+            self.bodies.reserve_exact(expected - self.bodies.len());
             self.bodies.resize(end, 0);
         }
         if self.headers.len() < self.filled_pages + pages {
