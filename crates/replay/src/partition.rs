@@ -154,6 +154,21 @@ impl Report {
     }
 }
 
+/// A page's free space as the batch's records said last, and the end of the record that said so.
+///
+/// What earlier ones said is overwritten: each entry of the map tells of one page, and those above it are made from these.
+/// But a page of the map comes into being with the first entry that is not zero, and stays, even if that becomes zero.
+#[derive(Default)]
+struct LastFreeSpace(Option<(Lsn, FreeSpace)>);
+
+impl LastFreeSpace {
+    /// Takes what a record says. Returns what the map must be told before.
+    fn say(&mut self, lsn: Lsn, free: FreeSpace) -> Option<(Lsn, FreeSpace)> {
+        let before = self.0.replace((lsn, free));
+        before.filter(|(_, before)| fsm::category(free.free_bytes) == 0 && fsm::category(before.free_bytes) != 0)
+    }
+}
+
 /// At most this many differing images are told one by one.
 const DIFFERENCES_TOLD: usize = 20;
 
@@ -348,7 +363,7 @@ impl Partition {
             let existed = slot.exists;
             let bytes = self.frames.page_mut(frame);
             let mut target = Target { bytes, exists: slot.exists, dirty: slot.dirty };
-            let mut free_space = None;
+            let mut free_space = LastFreeSpace::default();
             for at in slot.first as usize..(slot.first + slot.count) as usize {
                 // Records of a page lie far apart in the batch: have the next ones on their way.
                 if let Some(next) = self.runs.get(at + PREFETCH) {
@@ -369,7 +384,7 @@ impl Partition {
                 fork.grow_to(slot.key.block() + 1);
                 report.grown.push(slot.key.fork());
             }
-            if let Some((lsn, free)) = free_space {
+            if let Some((lsn, free)) = free_space.0 {
                 report.note_free_space(fork.free_space_map(shared.rels), lsn, free);
             }
         }
@@ -405,7 +420,7 @@ impl Partition {
                     FsmChange::Redo { part, place, block } => {
                         let mut record = Record::empty(shared.settings.env.major);
                         read_record(&mut record, &parts[part as usize], place);
-                        let (fork, key, free_space) = (&*fork, slot.key, &mut None);
+                        let (fork, key, free_space) = (&*fork, slot.key, &mut LastFreeSpace::default());
                         let mut work = PageWork { record: &record, fork, key, shared, report, free_space };
                         if let Err(error) = work.change(Change::Block(block), &mut target) {
                             let failure = RedoFailure::new(&record, fork, slot.key.block(), error);
@@ -437,8 +452,7 @@ struct PageWork<'r, 'a> {
     key: PageKey,
     shared: &'r Shared<'a>,
     report: &'r mut Report,
-    /// The page's free space as the free space map is to know it, and the end of the record that said so.
-    free_space: &'r mut Option<(Lsn, FreeSpace)>,
+    free_space: &'r mut LastFreeSpace,
 }
 
 impl PageWork<'_, '_> {
@@ -459,9 +473,9 @@ impl PageWork<'_, '_> {
             self.report.invalid.push(self.key);
         }
         if let Some(free) = effects.free_space {
-            // What earlier records of the batch said of this page is overwritten: each entry of the map tells of one page,
-            // and those above it are made from these.
-            *self.free_space = Some((self.record.end, free));
+            if let Some((lsn, before)) = self.free_space.say(self.record.end, free) {
+                self.report.note_free_space(self.fork.free_space_map(self.shared.rels), lsn, before);
+            }
         }
         if self.shared.settings.verify_images && has_check_images(self.record) && target.exists && block.image.is_some()
         {
@@ -486,5 +500,27 @@ impl PageWork<'_, '_> {
             self.report.image_differences.push(ImageDifference { lsn: self.record.lsn, what, at: difference });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use walrider_layout::RelFileLocator;
+
+    use super::*;
+
+    /// A table was filled within one batch. PostgreSQL made pages of its free space map, with entries that became zero
+    /// again; ours stayed empty, as only the zeros were told.
+    #[test]
+    fn free_space_that_went_to_zero_is_told_twice() {
+        let rel = RelFileLocator { tablespace: 1663, database: 5, relation: 16384 };
+        let free = |free_bytes| FreeSpace { rel, block: 7, free_bytes };
+        let mut last = LastFreeSpace::default();
+        assert_eq!(last.say(Lsn(8), free(0)), None);
+        assert_eq!(last.say(Lsn(16), free(4000)), None);
+        assert_eq!(last.say(Lsn(24), free(2000)), None);
+        assert_eq!(last.say(Lsn(32), free(0)), Some((Lsn(24), free(2000))));
+        assert_eq!(last.say(Lsn(40), free(0)), None);
+        assert_eq!(last.0, Some((Lsn(40), free(0))));
     }
 }
