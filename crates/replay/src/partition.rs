@@ -472,10 +472,10 @@ impl PageWork<'_, '_> {
         if outcome == Outcome::NotFound {
             self.report.invalid.push(self.key);
         }
-        if let Some(free) = effects.free_space {
-            if let Some((lsn, before)) = self.free_space.say(self.record.end, free) {
-                self.report.note_free_space(self.fork.free_space_map(self.shared.rels), lsn, before);
-            }
+        if let Some(free) = effects.free_space
+            && let Some((lsn, before)) = self.free_space.say(self.record.end, free)
+        {
+            self.report.note_free_space(self.fork.free_space_map(self.shared.rels), lsn, before);
         }
         if self.shared.settings.verify_images && has_check_images(self.record) && target.exists && block.image.is_some()
         {

@@ -181,7 +181,7 @@ impl RelNumbers {
     /// The number of a fork in `table`; always the same table.
     #[inline]
     pub fn number(&mut self, table: &RelTable, rel: RelFileLocator, fork: ForkNumber) -> u32 {
-        let recent = &mut self.recent[rel.relation as usize % RECENT];
+        let recent = &mut self.recent[(4 * rel.relation as usize + fork as usize) % RECENT];
         match *recent {
             Some((known_rel, known_fork, number)) if known_rel == rel && known_fork == fork => number,
             _ => {
