@@ -10,9 +10,9 @@ from tests.harness.walrider import compare, replay, start
 ROUNDS = int(os.environ.get("WALRIDER_CRASH_ROUNDS", "20"))
 
 
-def kill_after(fixture, data_dir, seconds):
+def kill_after(fixture, data_dir, seconds, options=()):
     """SIGKILL a replay after some seconds; True if it was still at work."""
-    process = start("replay", "--data-dir", data_dir, "--wal", fixture.archive)
+    process = start("replay", "--data-dir", data_dir, "--wal", fixture.archive, *options)
     time.sleep(seconds)
     alive = process.poll() is None
     process.kill()
@@ -35,7 +35,10 @@ def finish_with_stock(fixture, data_dir):
 
 
 def test_killed_and_continued(plain, work, rng):
-    """Rounds of one to three kills at random moments; every fourth round is finished by stock."""
+    """Rounds of one to three kills at random moments; every fourth round is finished by stock.
+
+    Half of the time memory is short, so that pages are written all the time.
+    """
     whole = plain.copy(work / "whole")
     begun = time.monotonic()
     replay(whole, plain.archive).expect()
@@ -45,7 +48,8 @@ def test_killed_and_continued(plain, work, rng):
     for number in range(ROUNDS):
         ours = plain.copy(work / f"round{number}")
         moments = [rng.uniform(0, full_seconds) for _ in range(rng.choice([1, 1, 2, 3]))]
-        killed = [kill_after(plain, ours, moment) for moment in moments]
+        options = [rng.choice([(), ("--memory", "16MB")]) for _ in moments]
+        killed = [kill_after(plain, ours, *kill) for kill in zip(moments, options)]
         at_work += sum(killed)
         if not killed[0]:       # the machine was busier when we measured
             full_seconds *= 0.8
@@ -57,7 +61,7 @@ def test_killed_and_continued(plain, work, rng):
                 recovery.pin_tablespaces(ours)
             compare(ours, plain.stock)
         except Exception as error:
-            raise AssertionError(f"round {number}, killed after {moments} s of {full_seconds:.3f}: {error}") from error
+            raise AssertionError(f"round {number}, killed after {moments} s of {full_seconds:.3f}, {options}: {error}") from error
         recovery.discard(ours)
     print(f"{ROUNDS} rounds, {at_work} kills at work, a whole run takes {full_seconds:.2f} s")
     assert at_work >= ROUNDS // 2
@@ -66,6 +70,6 @@ def test_killed_and_continued(plain, work, rng):
 def test_a_killed_run_keeps_stock_away_or_consistent(plain, work):
     """Straight after a kill, without our help: stock PostgreSQL reaches the end by itself."""
     ours = plain.copy(work / "ours")
-    kill_after(plain, ours, 0.2)
+    kill_after(plain, ours, 0.2, ("--memory", "16MB"))
     finish_with_stock(plain, ours)
     compare(ours, plain.stock)
