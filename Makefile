@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE = 1
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
 
-# Every load and the latency of following, or the loads named: LOADS="pgbench hot"; an hour or so. Fixtures stay in BENCH_FIXTURES, made when missing.
+# Every load and the latency of following, or the loads named: LOADS="pgbench hot"; about 15 minutes, and as long to make the fixtures. They stay in BENCH_FIXTURES, made when missing.
 BENCH_FIXTURES ?= /var/tmp/walrider-bench
 BENCH_ROUNDS ?= 5
 BENCH = $(PYTHON) -m bench.cgroup -- $(UNPRIVILEGED)

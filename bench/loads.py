@@ -1,6 +1,6 @@
 """The loads whose WAL is replayed, each kept as a fixture: backup/, archive/, info.json, as tests.harness.load has them.
 
-    python3 -m bench.loads --fixtures DIR [--size SHARE] [--lock FILE] LOAD...     make what is missing
+    python3 -m bench.loads --fixtures DIR [--size SHARE] LOAD...     make what is missing
 
 Between the base backup and the end there is no checkpoint: only the first change of a page leaves an image.
 """
@@ -16,7 +16,6 @@ from tests.harness import load, load_server
 from tests.harness.cluster import PgCluster, parse_lsn
 
 from . import index_loads
-from .lock import MachineLock
 
 MB = 1 << 20
 CLIENTS = 8
@@ -99,7 +98,7 @@ LOADS = {
 } | {name: Load(about, (sql(before),), tuple(map(sql, rounds))) for name, (about, before, rounds) in index_loads.LOADS.items()}
 
 
-def make(directory, name, size=1.0, lock=MachineLock(None)):
+def make(directory, name, size=1.0):
     """Make a load's fixture in a directory, unless it is there in this size; returns its info."""
     known = directory / "info.json"
     if known.exists():
@@ -115,21 +114,17 @@ def make(directory, name, size=1.0, lock=MachineLock(None)):
     try:
         server.start()
         for number, step in enumerate(chosen.before):
-            with lock.shared():
-                step(server, size, number)
-        with lock.shared():
-            server.basebackup(directory / "backup")
+            step(server, size, number)
+        server.basebackup(directory / "backup")
         start = parse_lsn(server.lsn())
         begun = time.monotonic()
         for number, step in enumerate(chosen.after):
-            with lock.shared():
-                step(server, size, number)
+            step(server, size, number)
         seconds = time.monotonic() - begun
         wal_bytes = parse_lsn(server.lsn()) - start
         data_bytes = int(server.value("SELECT sum(pg_database_size(oid)) FROM pg_database"))
-        with lock.shared():
-            server.stop("fast")
-            server.complete_archive()
+        server.stop("fast")
+        server.complete_archive()
     finally:
         server.kill()
     info = load.write_info(directory, server, dict(load=name, size=size, about=chosen.about, settings=chosen.settings),
@@ -146,10 +141,9 @@ def main():
     parser.add_argument("loads", nargs="+", choices=list(LOADS), metavar="LOAD", help=", ".join(LOADS))
     parser.add_argument("--fixtures", type=Path, required=True)
     parser.add_argument("--size", type=float, default=1.0, help="share of the full size")
-    parser.add_argument("--lock", type=Path, help="file locked against others who measure on this machine")
     args = parser.parse_args()
     for name in args.loads:
-        make(args.fixtures.absolute() / name, name, args.size, MachineLock(args.lock))
+        make(args.fixtures.absolute() / name, name, args.size)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,6 @@ from tests.harness.records import timelines, waldump
 from . import measure
 from .cgroup import Group
 from .loads import LOADS, make
-from .lock import MachineLock
 from .table import summarize, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,12 +50,16 @@ def commit():
     return done.stdout.strip() or "unknown"
 
 
+def nameless(word):
+    """A word of the command line, without the directories of this machine."""
+    return re.sub(r"/[^=]*/", "", word)
+
+
 class Bench:
     """One load, measured."""
 
     def __init__(self, name, fixture, info, scratch, args):
         self.name, self.fixture, self.info, self.scratch, self.args = name, fixture, info, scratch, args
-        self.lock = MachineLock(args.lock)
         self.size = info["options"].get("size", 1.0)
         self.memory = measure.memory(LOADS[name].memory, self.size)
         self.group = Group(self.memory + BESIDE_PAGES if self.memory else 0)
@@ -80,25 +84,22 @@ class Bench:
     def round(self, number):
         """The device and the floor, then every side once; all in one go, so that they met the same machine."""
         sides = self.sides()
-        with self.lock.shared():
-            for side in sides.values():
-                side.prepare(self.fixture, self.info)
+        for side in sides.values():
+            side.prepare(self.fixture, self.info)
+        os.sync()
+        self.floors["waldump_seconds"].append(measure.timed(self.decode))
+        self.floors["write_bytes_per_second"].append(measure.write_rate(self.scratch, int(self.size * (1 << 30))))
+        if self.memory:
+            self.floors["reads_per_second"].append(measure.read_rate(self.scratch / "stock", int(self.size * 20000)))
+        for name, side in sides.items():
+            # What the one before left to write is not this one's.
             os.sync()
-        with self.lock.exclusive() as take_turns:
-            self.floors["waldump_seconds"].append(measure.timed(self.decode))
-            self.floors["write_bytes_per_second"].append(measure.write_rate(self.scratch, int(self.size * (1 << 30))))
             if self.memory:
-                self.floors["reads_per_second"].append(measure.read_rate(self.scratch / "stock", int(self.size * 20000)))
-            for name, side in sides.items():
-                # What the one before left to write is not this one's.
-                os.sync()
-                if self.memory:
-                    take_turns()
-                    measure.drop_cache(side.data_dir)
-                found = side.run(self.group)
-                self.runs.setdefault(name, []).append(found)
-                print(f"{self.name} {number + 1}: {name:<13} {found['redo_seconds']:6.2f} s redo, "
-                      f"{found['total_seconds']:6.2f} s in all", flush=True)
+                measure.drop_cache(side.data_dir)
+            found = side.run(self.group)
+            self.runs.setdefault(name, []).append(found)
+            print(f"{self.name} {number + 1}: {name:<13} {found['redo_seconds']:6.2f} s redo, "
+                  f"{found['total_seconds']:6.2f} s in all", flush=True)
         if number == 0:
             self.compare()
         recovery.discard(*(side.data_dir for side in sides.values()))
@@ -106,8 +107,7 @@ class Bench:
     def compare(self):
         """Our directories with stock's, page by page."""
         for jobs in self.args.jobs:
-            with self.lock.shared():
-                found = walrider.compare(self.scratch / f"walrider-{jobs}", self.scratch / "stock")
+            found = walrider.compare(self.scratch / f"walrider-{jobs}", self.scratch / "stock")
             print(f"{self.name}: --jobs {jobs} gives the {found['pages']} pages that stock has", flush=True)
 
     def decode(self):
@@ -138,7 +138,6 @@ def main(argv):
     parser.add_argument("--jobs", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2])
     parser.add_argument("--smoke", action="store_true", help="one round of small fixtures")
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-replay.json")
-    parser.add_argument("--lock", type=Path, help="file locked against others who measure on this machine")
     parser.add_argument("options", nargs="*", help="options of walrider replay, after --")
     args = parser.parse_args(argv)
     if args.smoke:
@@ -147,11 +146,11 @@ def main(argv):
     args.fixtures.mkdir(parents=True, exist_ok=True)
     when = datetime.now(timezone.utc)
     result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
-                  command=" ".join(["python3 -m bench.replay", *argv]), loads={})
+                  command=" ".join(["python3 -m bench.replay", *map(nameless, argv)]), loads={})
     for name in args.loads:
         fixture = elsewhere.get(name, args.fixtures / name)
         info = (json.loads((fixture / "info.json").read_text()) if name in elsewhere
-                else make(fixture, name, SMOKE_SIZE if args.smoke else 1.0, MachineLock(args.lock)))
+                else make(fixture, name, SMOKE_SIZE if args.smoke else 1.0))
         # Beside the fixtures, not in TMPDIR: the WAL is linked, and both must be on one file system.
         with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
             result["loads"][name] = Bench(name, fixture, info, Path(scratch), args).run()

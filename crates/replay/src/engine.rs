@@ -147,7 +147,7 @@ impl<'a> Engine<'a> {
         loader: Loader,
     ) -> Engine<'a> {
         let replayed = loader.position();
-        // Slabs of up to 4 MB, so that two huge pages fit, but small where memory is.
+        // Slabs of up to 4 MB, but small where memory is: each partition has one that is not full.
         let slab_pages = (settings.ample.page_bytes as usize / BLCKSZ / PARTITIONS / 32).clamp(8, 512);
         let stretches = (settings.ample.batch_bytes.min(FIRST_BATCH_BYTES) / settings.window_bytes).max(1) as usize;
         Engine {
@@ -318,9 +318,9 @@ impl<'a> Engine<'a> {
         let places = planned.stretch.places();
         let mut limit = places.len() as u32;
         let mut stop = None;
-        if let Some((place, obstacle)) = &planned.plan.obstacle {
-            limit = *place;
-            stop = Some(self.obstacle(planned, *place, obstacle));
+        if let Some((number, obstacle)) = &planned.plan.obstacle {
+            limit = *number;
+            stop = Some(self.obstacle(planned, *number, obstacle));
         }
         if let Some((lsn, inclusive)) = self.settings.target.lsn_limit() {
             let at = places.partition_point(|&place| planned.stretch.span(place).lsn < lsn) as u32;
@@ -333,53 +333,53 @@ impl<'a> Engine<'a> {
         let first = planned.plan.globals.partition_point(|global| global.number < planned.done);
         let goal = &self.settings.target.goal;
         let commits_are_plain = !matches!(goal, Some(Goal::Xid(_) | Goal::Time(_) | Goal::Immediate));
-        for &Global { number: place, newest_xid, commit } in &planned.plan.globals[first..] {
-            if place >= limit || consistent_at.is_some_and(|at| place >= at) {
+        for &Global { number, newest_xid, commit } in &planned.plan.globals[first..] {
+            if number >= limit || consistent_at.is_some_and(|at| number >= at) {
                 break;
             }
             if let Some(commit) = commit.filter(|_| commits_are_plain) {
                 self.advance_next_xid(newest_xid);
                 if let Err(error) = self.globals.commit(&commit) {
-                    return Err(match self.record(planned, place) {
+                    return Err(match self.record(planned, number) {
                         Ok(record) => ReplayError::in_global(&record, error),
                         Err(_) => error.into(),
                     });
                 }
                 self.stats.transactions += 1;
-                self.flush_globals(planned, place)?;
+                self.flush_globals(planned, number)?;
                 continue;
             }
             let record = self
-                .record(planned, place)
+                .record(planned, number)
                 .map_err(|(lsn, error)| ReplayError::CorruptWal(format!("record at {lsn}: {error}")))?;
             if self.settings.target.stops_before(&record) {
                 batch.stop = Some(Stop::Target);
-                return Ok((place, true));
+                return Ok((number, true));
             }
             self.advance_next_xid(newest_xid);
             let actions = match self.globals.redo(&record) {
                 Ok(actions) => actions,
                 Err(GlobalError::UnknownType(_)) => {
-                    batch.stop = Some(self.obstacle(planned, place, &Obstacle::Unsupported));
-                    return Ok((place, true));
+                    batch.stop = Some(self.obstacle(planned, number, &Obstacle::Unsupported));
+                    return Ok((number, true));
                 }
                 Err(error) => return Err(ReplayError::in_global(&record, error)),
             };
             self.stats.count_global(&record);
-            self.flush_globals(planned, place)?;
+            self.flush_globals(planned, number)?;
             let mut barrier = false;
             for action in actions {
                 barrier |= self.take_action(action, &record, batch)?;
             }
             if self.settings.target.stops_after(&record) {
                 batch.stop = Some(Stop::Target);
-                return Ok((place + 1, true));
+                return Ok((number + 1, true));
             }
             if barrier {
-                return Ok((place + 1, true));
+                return Ok((number + 1, true));
             }
             if self.settings.target.goal == Some(Goal::Immediate) {
-                consistent_at = self.consistency_limit(planned, place + 1);
+                consistent_at = self.consistency_limit(planned, number + 1);
             }
         }
         if let Some(at) = consistent_at.filter(|&at| at <= limit) {
@@ -430,9 +430,9 @@ impl<'a> Engine<'a> {
         Ok(record)
     }
 
-    fn obstacle(&self, planned: &Planned, place: u32, obstacle: &Obstacle) -> Stop {
-        let lsn = planned.stretch.span(planned.stretch.place(place)).lsn;
-        let record = self.record(planned, place);
+    fn obstacle(&self, planned: &Planned, number: u32, obstacle: &Obstacle) -> Stop {
+        let lsn = planned.stretch.span(planned.stretch.place(number)).lsn;
+        let record = self.record(planned, number);
         match obstacle {
             Obstacle::Unsupported => Stop::Unsupported {
                 lsn,

@@ -144,9 +144,7 @@ impl Report {
             self.failure = Some((lsn, error));
         }
     }
-}
 
-impl Report {
     fn note_free_space(&mut self, map: u32, lsn: Lsn, free: FreeSpace) {
         let (block, slot) = fsm::location(free.block);
         let change = FsmChange::Set { slot, category: fsm::category(free.free_bytes) };
@@ -280,8 +278,7 @@ impl Partition {
         self.batch = batch;
         self.touched.clear();
         self.slot_of_op.clear();
-        let is_dropped =
-            |key: PageKey| !dropped.is_empty() && dropped.get(key.fork() as usize).copied().unwrap_or(false);
+        let is_dropped = |key: PageKey| dropped.get(key.fork() as usize).copied().unwrap_or(false);
         let ops_of = |part: &Part<'_>| part.planned.plan.ops[number].len();
         self.slot_of_op.reserve(parts.iter().map(ops_of).sum());
         for part in parts {

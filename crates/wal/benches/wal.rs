@@ -1,9 +1,7 @@
 //! Records taken apart, and full-page images restored.
 
-use std::hint::black_box;
-use std::time::Duration;
-
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use std::hint::black_box;
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, Major, PageBytes};
 use walrider_wal::image::restore;
 use walrider_wal::record::{
@@ -115,13 +113,5 @@ fn images(criterion: &mut Criterion) {
     }
 }
 
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(100))
-        .measurement_time(Duration::from_millis(400))
-        .without_plots();
-    targets = parse, images
-}
+criterion_group!(benches, parse, images);
 criterion_main!(benches);

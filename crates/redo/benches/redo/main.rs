@@ -11,10 +11,8 @@ mod indexes;
 #[path = "../../tests/hostile/valid.rs"]
 mod valid;
 
-use std::hint::black_box;
-use std::time::Duration;
-
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use std::hint::black_box;
 use walrider_layout::{Lsn, Major};
 use walrider_redo::{Effects, Env, Outcome, Target, redo_block};
 use walrider_wal::record::Record;
@@ -59,13 +57,5 @@ fn all(criterion: &mut Criterion) {
     }
 }
 
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(100))
-        .measurement_time(Duration::from_millis(400))
-        .without_plots();
-    targets = all
-}
+criterion_group!(benches, all);
 criterion_main!(benches);
