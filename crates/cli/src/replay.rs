@@ -15,6 +15,7 @@ use walrider_datadir::timestamp::{TimestampTz, parse_timestamptz};
 use walrider_layout::{Lsn, TimelineId};
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::error::ReplayError;
+use walrider_replay::restartpoint::RestartpointPolicy;
 use walrider_replay::startup::{Options, Summary, replay};
 use walrider_replay::stats::Stats;
 
@@ -165,6 +166,9 @@ fn options(args: ReplayArgs) -> Options {
         memory_bytes: args.memory.unwrap_or_else(|| total_memory() / 4),
         verify_images: args.verify_images,
         follow: args.follow,
+        restore_command: None,
+        restartpoints: RestartpointPolicy::default(),
+        upstream: None,
     }
 }
 
@@ -248,7 +252,8 @@ fn end_reason(stop: Option<&Stop>) -> &'static str {
         Some(Stop::Target) => "target",
         Some(Stop::EndOfWal { .. }) => "end_of_wal",
         Some(Stop::Unsupported { .. }) => "unsupported",
-        Some(Stop::Interrupted) => "interrupted",
+        // Only whoever delays commits stops before one.
+        Some(Stop::Interrupted | Stop::Early { .. }) => "interrupted",
         Some(Stop::Corrupt { .. }) => "corrupt",
     }
 }

@@ -482,7 +482,16 @@ impl SignalFiles {
 
 /// Creates `recovery.signal`, durably, unless it is there.
 pub fn write_recovery_signal(data_dir: &Path) -> Result<()> {
-    let path = data_dir.join("recovery.signal");
+    write_signal(data_dir, "recovery.signal")
+}
+
+/// Creates `standby.signal`, durably, unless it is there.
+pub fn write_standby_signal(data_dir: &Path) -> Result<()> {
+    write_signal(data_dir, "standby.signal")
+}
+
+fn write_signal(data_dir: &Path, name: &str) -> Result<()> {
+    let path = data_dir.join(name);
     match fs::File::create_new(&path) {
         Ok(file) => file.sync_all().context("fsync file", &path)?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),

@@ -13,6 +13,17 @@ const EPOCH_MICROSECONDS: i64 = 946_684_800_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TimestampTz(pub i64);
 
+impl From<std::time::SystemTime> for TimestampTz {
+    /// Times out of range are the last, or the first, that there is.
+    fn from(time: std::time::SystemTime) -> TimestampTz {
+        let since_1970 = match time.duration_since(std::time::UNIX_EPOCH) {
+            Ok(since) => i64::try_from(since.as_micros()).unwrap_or(i64::MAX),
+            Err(before) => i64::try_from(before.duration().as_micros()).map_or(i64::MIN, |micros| -micros),
+        };
+        TimestampTz(since_1970.saturating_sub(EPOCH_MICROSECONDS))
+    }
+}
+
 impl std::fmt::Display for TimestampTz {
     /// As PostgreSQL prints it in UTC.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

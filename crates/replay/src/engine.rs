@@ -10,9 +10,12 @@ use std::time::Instant;
 use rayon::prelude::*;
 use walrider_datadir::directories::{Directories, Missing};
 use walrider_datadir::relation::RelationFiles;
+use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId, TransactionId};
 use walrider_wal::record::{InvalidRecord, Record};
+use walrider_wal::records::xact;
+use walrider_wal::rmgr::RmgrId;
 
 use crate::actions;
 use crate::error::{ReplayError, page_name, type_name};
@@ -87,6 +90,11 @@ pub enum Stop {
     },
     /// Somebody asked to stop.
     Interrupted,
+    /// The next record is a commit that is not to be replayed yet ([`Engine::commits_wait_from`]).
+    Early {
+        /// When it was made.
+        committed: TimestampTz,
+    },
     /// The next record, or the WAL there, is damaged although more follows.
     Corrupt {
         /// Where.
@@ -119,6 +127,8 @@ pub struct Engine<'a> {
     replayed: Lsn,
     overwritten: Option<Lsn>,
     looks_behind: bool,
+    /// Commits made later than this are not replayed yet.
+    commits_until: Option<TimestampTz>,
     /// Counters.
     pub stats: Stats,
 }
@@ -168,6 +178,7 @@ impl<'a> Engine<'a> {
             replayed,
             overwritten: None,
             looks_behind: true,
+            commits_until: None,
             stats: Stats::default(),
         }
     }
@@ -180,6 +191,11 @@ impl<'a> Engine<'a> {
     /// Whether to look, at the end of valid WAL, if it goes on behind, and is damaged there. At first it is.
     pub fn look_behind(&mut self, look: bool) {
         self.looks_behind = look;
+    }
+
+    /// Lets transactions that were committed later than this wait (`recoveryApplyDelay`); [`Engine::run`] stops before them.
+    pub fn commits_wait_from(&mut self, time: Option<TimestampTz>) {
+        self.commits_until = time;
     }
 
     /// Follows these timelines from now on.
@@ -237,7 +253,7 @@ impl<'a> Engine<'a> {
             if flow == Flow::Stop {
                 return Ok(Stop::Interrupted);
             }
-            if self.invalid.is_empty() && self.recovery.restartpoint_is_due() {
+            if self.invalid.is_empty() && self.recovery.restartpoint_is_due(self.replayed) {
                 self.restartpoint(false)?;
                 self.source.note_restartpoint(self.recovery.control().checkpoint_copy.redo);
             }
@@ -332,7 +348,8 @@ impl<'a> Engine<'a> {
         let mut consistent_at = self.consistency_limit(planned, planned.done);
         let first = planned.plan.globals.partition_point(|global| global.number < planned.done);
         let goal = &self.settings.target.goal;
-        let commits_are_plain = !matches!(goal, Some(Goal::Xid(_) | Goal::Time(_) | Goal::Immediate));
+        let commits_are_plain =
+            self.commits_until.is_none() && !matches!(goal, Some(Goal::Xid(_) | Goal::Time(_) | Goal::Immediate));
         for &Global { number, newest_xid, commit } in &planned.plan.globals[first..] {
             if number >= limit || consistent_at.is_some_and(|at| number >= at) {
                 break;
@@ -354,6 +371,10 @@ impl<'a> Engine<'a> {
                 .map_err(|(lsn, error)| ReplayError::CorruptWal(format!("record at {lsn}: {error}")))?;
             if self.settings.target.stops_before(&record) {
                 batch.stop = Some(Stop::Target);
+                return Ok((number, true));
+            }
+            if let Some(committed) = self.waits(&record) {
+                batch.stop = Some(Stop::Early { committed });
                 return Ok((number, true));
             }
             self.advance_next_xid(newest_xid);
@@ -400,6 +421,13 @@ impl<'a> Engine<'a> {
             self.globals.flush()?;
         }
         Ok(())
+    }
+
+    /// When the transaction was committed whose commit this is, if it must wait. An inconsistent directory lets nobody in,
+    /// and so nothing waits there.
+    fn waits(&self, record: &Record<'_>) -> Option<TimestampTz> {
+        let until = self.commits_until.filter(|_| record.header.rmgr == RmgrId::XACT && self.is_consistent())?;
+        xact::commit_time(record).map(TimestampTz).filter(|committed| committed.0 > until.0)
     }
 
     fn advance_next_xid(&mut self, newest_xid: TransactionId) {

@@ -1,14 +1,17 @@
 //! Following WAL that is still being written: replays what there is, and waits for more.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
+use walrider_datadir::timestamp::TimestampTz;
 use walrider_datadir::watch::{Watch, Woken};
-use walrider_layout::Lsn;
+use walrider_layout::{Lsn, XLOG_BLCKSZ};
 
 use crate::engine::{Engine, Flow, Stop};
 use crate::error::ReplayError;
 use crate::source::Source;
 use crate::stats::Stats;
+use crate::upstream::{News, Upstream, Wanted};
 
 /// How often to look for more where changes have shown by themselves: in case that one does not.
 const SAFETY_INTERVAL: Duration = Duration::from_secs(1);
@@ -23,11 +26,90 @@ const SETTLE_TIME: Duration = Duration::from_secs(1);
 const LONGEST_SETTLE_TIME: Duration = Duration::from_secs(60);
 
 /// Replays until there is a reason to stop that waiting does not cure. `latest`: goes over to a new timeline when one
-/// branches off.
+/// branches off. `upstream`: who brings the WAL; without, it comes into the source's directories by itself.
 ///
 /// # Errors
 /// As [`Engine::run`].
 pub fn follow(
+    engine: &mut Engine<'_>,
+    source: &Source,
+    latest: bool,
+    upstream: Option<Arc<dyn Upstream>>,
+    progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
+) -> Result<Stop, ReplayError> {
+    match upstream {
+        Some(upstream) => follow_upstream(engine, source, latest, &*upstream, progress),
+        None => follow_directories(engine, source, latest, progress),
+    }
+}
+
+/// Follows whoever brings WAL, as it is wanted.
+fn follow_upstream(
+    engine: &mut Engine<'_>,
+    source: &Source,
+    latest: bool,
+    upstream: &dyn Upstream,
+    progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
+) -> Result<Stop, ReplayError> {
+    let mut news = News::Perhaps;
+    // When replay last got on.
+    let mut since = Instant::now();
+    let mut damaged = None;
+    loop {
+        let wanted = upstream.wanted();
+        match wanted {
+            Wanted::Stop => return Ok(Stop::Interrupted),
+            Wanted::Pause => {
+                upstream.sleep(SAFETY_INTERVAL);
+                continue;
+            }
+            Wanted::Follow | Wanted::Promote => {}
+        }
+        match news {
+            News::More => source.forget_missing(),
+            News::Perhaps => source.close_all(),
+        }
+        let delay = Some(upstream.min_apply_delay()).filter(|delay| !delay.is_zero() && wanted == Wanted::Follow);
+        engine.commits_wait_from(delay.map(|delay| TimestampTz::from(SystemTime::now() - delay)));
+        let before = engine.replayed();
+        // What streams in has no gaps: where it is not valid for long, it is damaged. What lies there from before may have
+        // some, and is streamed again.
+        let more = upstream.visible() > Lsn(before.0 + 2 * XLOG_BLCKSZ as u64);
+        engine.look_behind(!upstream.uses_archives() && more && since.elapsed() >= SETTLE_TIME);
+        let stop = engine.run(progress)?;
+        if engine.replayed() > before {
+            (since, damaged) = (Instant::now(), None);
+        }
+        match stop {
+            // Promoted in the middle of something, the whole of what there is counts.
+            Stop::EndOfWal { why } if wanted == Wanted::Promote && news == News::Perhaps => {
+                if engine.replayed() == before {
+                    return Ok(Stop::EndOfWal { why });
+                }
+            }
+            Stop::EndOfWal { .. } if wanted == Wanted::Promote => news = News::Perhaps,
+            Stop::EndOfWal { why } => {
+                news = upstream.wait(engine.replayed(), source.history().timeline_at(engine.replayed()), &why);
+                if news == News::Perhaps && latest {
+                    look_for_timeline(engine, source)?;
+                }
+            }
+            // Being written just now, perhaps.
+            Stop::Corrupt { lsn, .. } if damaged != Some(lsn) => (since, damaged) = (Instant::now(), Some(lsn)),
+            Stop::Early { committed } => {
+                let due = SystemTime::now() - delay.unwrap_or_default();
+                let micros = committed.0.saturating_sub(TimestampTz::from(due).0);
+                upstream.sleep(Duration::from_micros(micros.max(0) as u64).min(SAFETY_INTERVAL));
+                news = News::More;
+            }
+            Stop::Interrupted => {}
+            stop => return Ok(stop),
+        }
+    }
+}
+
+/// Follows what is written into the source's directories.
+fn follow_directories(
     engine: &mut Engine<'_>,
     source: &Source,
     latest: bool,

@@ -19,3 +19,4 @@ pub mod source;
 pub mod startup;
 pub mod stats;
 pub mod target;
+pub mod upstream;

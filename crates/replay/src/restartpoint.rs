@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
@@ -16,10 +17,23 @@ use walrider_wal::record::Record;
 
 use crate::error::ReplayError;
 use crate::globals::{BackupState, Globals, SeenCheckpoint};
+use crate::upstream::Upstream;
 
-/// Time after which a restartpoint is made at the next checkpoint record: bounds what a crash costs, like
-/// `checkpoint_timeout`.
-const RESTARTPOINT_INTERVAL: Duration = Duration::from_secs(300);
+/// When a restartpoint is made, if a newer checkpoint record was replayed: bounds what a crash costs.
+#[derive(Clone, Copy, Debug)]
+pub struct RestartpointPolicy {
+    /// So long after the last one, like `checkpoint_timeout`.
+    pub interval: Duration,
+    /// So much WAL behind where recovery would begin, in bytes, like `max_wal_size`.
+    pub wal_bytes: u64,
+}
+
+impl Default for RestartpointPolicy {
+    /// Every five minutes; volume does not matter to a replay that goes on to an end.
+    fn default() -> RestartpointPolicy {
+        RestartpointPolicy { interval: Duration::from_secs(300), wal_bytes: u64::MAX }
+    }
+}
 
 /// The control file as it is on disk, and what leads to the next one.
 pub struct Recovery {
@@ -38,7 +52,9 @@ pub struct Recovery {
     /// End of the last record that copied a database, until a restartpoint behind it.
     copied_until: Option<Lsn>,
     last_restartpoint: Instant,
-    interval: Duration,
+    policy: RestartpointPolicy,
+    /// Who makes WAL durable; without, it is.
+    upstream: Option<Arc<dyn Upstream>>,
 }
 
 impl Recovery {
@@ -56,8 +72,21 @@ impl Recovery {
             last_checkpoint: None,
             copied_until: None,
             last_restartpoint: Instant::now(),
-            interval: RESTARTPOINT_INTERVAL,
+            policy: RestartpointPolicy::default(),
+            upstream: None,
         }
+    }
+
+    /// Makes restartpoints when this says so.
+    pub fn with_restartpoints(mut self, policy: RestartpointPolicy) -> Recovery {
+        self.policy = policy;
+        self
+    }
+
+    /// Before anything gets into the directory's files, makes sure that the WAL that says so is durable.
+    pub fn durable_by(mut self, upstream: Option<Arc<dyn Upstream>>) -> Recovery {
+        self.upstream = upstream;
+        self
     }
 
     /// The control file as it is on disk.
@@ -104,10 +133,12 @@ impl Recovery {
         self.copied_until = Some(end);
     }
 
-    /// Whether a restartpoint should be made.
-    pub fn restartpoint_is_due(&self) -> bool {
+    /// Whether a restartpoint should be made, with replay at `replayed`.
+    pub fn restartpoint_is_due(&self, replayed: Lsn) -> bool {
         let copied = |redo: Lsn| self.copied_until.is_some_and(|copied| copied <= redo);
-        (self.last_restartpoint.elapsed() >= self.interval
+        let behind = replayed.0.saturating_sub(self.control.checkpoint_copy.redo.0);
+        (self.last_restartpoint.elapsed() >= self.policy.interval
+            || behind >= self.policy.wal_bytes
             || self.last_checkpoint.is_some_and(|seen| copied(seen.body.redo)))
             && self.last_checkpoint.is_some_and(|seen| seen.body.redo > self.control.checkpoint_copy.redo)
     }
@@ -160,6 +191,9 @@ impl Recovery {
     pub fn ensure_min_recovery_point(&mut self, lsn: Lsn) -> Result<(), ReplayError> {
         if !self.archive_recovery || self.control.min_recovery_point >= lsn {
             return Ok(());
+        }
+        if let Some(upstream) = &self.upstream {
+            upstream.ensure_durable(lsn)?;
         }
         self.control.min_recovery_point = lsn;
         self.control.min_recovery_point_timeline = self.history.timeline_at(Lsn(lsn.0 - 1));

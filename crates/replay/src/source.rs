@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IoSliceMut};
+use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,6 +19,7 @@ use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
 
 use crate::error::ReplayError;
 use crate::load::ReadWal;
+use crate::upstream::Upstream;
 
 /// Longest history file that is read: a line for each of ten thousand promotions.
 const MAX_HISTORY_BYTES: u64 = 1 << 20;
@@ -76,6 +78,8 @@ pub struct Source {
     fetches: AtomicU64,
     /// The archive is still written: a segment that is too short is not complete yet, and not an error.
     growing: bool,
+    /// Who brings WAL into `pg_wal`, the last of the places.
+    upstream: Option<Arc<dyn Upstream>>,
 }
 
 impl Source {
@@ -89,6 +93,7 @@ impl Source {
             restartpoint: AtomicU64::new(0),
             fetches: AtomicU64::new(0),
             growing: false,
+            upstream: None,
         }
     }
 
@@ -96,6 +101,21 @@ impl Source {
     pub fn growing(mut self) -> Source {
         self.growing = true;
         self
+    }
+
+    /// Says who brings WAL into `pg_wal`, which is the last of the places.
+    pub fn brought_by(mut self, upstream: Option<Arc<dyn Upstream>>) -> Source {
+        self.growing |= upstream.is_some();
+        self.upstream = upstream;
+        self
+    }
+
+    /// The places where segments are looked for now.
+    fn places(&self) -> &[Place] {
+        match &self.upstream {
+            Some(upstream) if !upstream.uses_archives() => &self.places[self.places.len() - 1..],
+            _ => &self.places,
+        }
     }
 
     /// The timelines that are read.
@@ -112,6 +132,12 @@ impl Source {
     /// Closes all files: what was not there may be there now, or be longer.
     pub fn close_all(&self) {
         self.open.lock().expect("no panic while locked").clear();
+    }
+
+    /// Forgets which files were not there: they may be there now.
+    pub fn forget_missing(&self) {
+        let found = |lookup: &Arc<Lookup>| !matches!(*lookup.lock().expect("no panic while locked"), Some(None));
+        self.open.lock().expect("no panic while locked").retain(|_, lookup| found(lookup));
     }
 
     /// The history of a timeline (`readTimeLineHistory`): that of its file, or it alone if there is none.
@@ -250,7 +276,7 @@ impl Source {
     fn find_on(&self, timeline: TimelineId, segment: u64) -> Result<Option<(File, PathBuf, bool)>, ReplayError> {
         let name = self.size.file_name(timeline, segment);
         let mut whole = None;
-        for place in &self.places {
+        for place in self.places() {
             whole = self.find(place, &name)?;
             if whole.is_some() {
                 break;
@@ -264,7 +290,7 @@ impl Source {
             let time = file.metadata().and_then(|metadata| metadata.modified());
             time.map_err(|error| ReplayError::from(DataDirError::io("stat", path, error)))
         };
-        for place in self.places.iter().filter(|place| matches!(place, Place::Directory(_))) {
+        for place in self.places().iter().filter(|place| matches!(place, Place::Directory(_))) {
             let Some(partial) = self.find(place, &format!("{name}.partial"))? else { continue };
             match &whole {
                 Some(whole) if modified(&partial)? <= modified(whole)? => {}
@@ -360,8 +386,13 @@ impl ReadWal for Source {
         let upto = self.size.start_of(self.size.segment_of(from) + 1);
         let upto = segment.limit.map_or(upto, |limit| limit.min(upto));
         let room = upto.0.saturating_sub(from.0) as usize;
+        let visible =
+            self.upstream.as_ref().map_or(room, |upstream| upstream.visible().0.saturating_sub(from.0) as usize);
+        // The last page that is visible, whole.
+        let room = room.min(visible.next_multiple_of(XLOG_BLCKSZ));
         let got = read_up_to(&segment.file, slices, offset, room)
             .map_err(|error| DataDirError::io("read", &segment.path, error))?;
+        blank(slices, visible.min(got)..got);
         Ok(got - got % XLOG_BLCKSZ)
     }
 
@@ -393,6 +424,20 @@ impl ReadWal for Source {
 
     fn note_restartpoint(&self, redo: Lsn) {
         self.restartpoint.store(redo.0, Ordering::Relaxed);
+        if let Some(upstream) = &self.upstream {
+            upstream.restartpoint(redo, self.history().timeline_at(redo));
+        }
+    }
+}
+
+/// Zeroes a range of the bytes that the slices hold one after the other.
+fn blank(slices: &mut [IoSliceMut<'_>], range: Range<usize>) {
+    let mut begin = 0;
+    for slice in slices {
+        let end = begin + slice.len();
+        let (from, upto) = (range.start.clamp(begin, end), range.end.clamp(begin, end));
+        slice[from - begin..upto - begin].fill(0);
+        begin = end;
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use walrider_datadir::config::{self, Config};
@@ -24,10 +25,11 @@ use crate::follow::follow;
 use crate::globals::Globals;
 use crate::load::{Ending, Loader, ReadWal, read_record};
 use crate::partition::PageSettings;
-use crate::restartpoint::Recovery;
+use crate::restartpoint::{Recovery, RestartpointPolicy};
 use crate::source::{FETCH_PREFIX, Place, Source};
 use crate::stats::Stats;
 use crate::target::RecoveryTarget;
+use crate::upstream::{Upstream, Wanted};
 
 /// Most WAL in one batch: the more, the more of a page's changes are done in one visit, while it is in the processor's
 /// cache. Four times as much gained nothing: the memory for it must be touched first, too.
@@ -42,7 +44,7 @@ const MIN_WINDOW_BYTES: u64 = 128 << 10;
 const OTHER_BYTES: u64 = 16 << 20;
 
 /// What to replay, where to, how far.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// The data directory.
     pub data_dir: PathBuf,
@@ -62,6 +64,12 @@ pub struct Options {
     pub verify_images: bool,
     /// Wait for more WAL at its end.
     pub follow: bool,
+    /// `restore_command`; without, what the configuration says.
+    pub restore_command: Option<String>,
+    /// When restartpoints are made.
+    pub restartpoints: RestartpointPolicy,
+    /// Who brings the WAL: the directory is a standby's. With `follow`.
+    pub upstream: Option<Arc<dyn Upstream>>,
 }
 
 /// How a replay went.
@@ -98,6 +106,9 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         &Config::read(data_dir.path(), options.config_file.as_deref())?,
         data_dir.control().major,
     )?;
+    if let Some(command) = &options.restore_command {
+        settings.restore_command = Some(command.clone()).filter(|command| !command.is_empty());
+    }
     let archive_recovery = data_dir.signals().archive_recovery() || asks_for_archive_recovery(options, &data_dir);
     if let Some(summary) = nothing_to_do(&data_dir, archive_recovery, started) {
         return Ok(summary);
@@ -108,7 +119,8 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         places(options, &data_dir, &settings, archive_recovery),
         data_dir.control().segment_size,
         TimelineHistory::alone(TimelineId(1)),
-    );
+    )
+    .brought_by(options.upstream.clone());
     if options.follow {
         source = source.growing();
     }
@@ -122,7 +134,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     };
     // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
     let in_archive_recovery = archive_recovery || data_dir.label().is_some();
-    let begin = Beginning::find(&data_dir, &source, &format)?;
+    let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
     begin.check_history(&data_dir, &history)?;
     source.note_restartpoint(begin.checkpoint.redo);
     let settings_written = if archive_recovery { write_settings(&data_dir, options, wanted)? } else { Vec::new() };
@@ -146,13 +158,15 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         allow_in_place_tablespaces: settings.allow_in_place_tablespaces,
     };
     let loader = Loader::new(format, window_bytes, begin.start);
-    let recovery = Recovery::new(data_dir, history, begin.checkpoint.timeline, in_archive_recovery);
+    let recovery = Recovery::new(data_dir, history, begin.checkpoint.timeline, in_archive_recovery)
+        .with_restartpoints(options.restartpoints)
+        .durable_by(options.upstream.clone());
     let mut engine = Engine::new(engine_settings, &source, &files, globals, recovery, loader);
     let redo_started = Instant::now();
     let stop = match options.follow {
         true => {
             let latest = archive_recovery && settings.target_timeline == TargetTimeline::Latest;
-            follow(&mut engine, &source, latest, progress)?
+            follow(&mut engine, &source, latest, options.upstream.clone(), progress)?
         }
         false => engine.run(progress)?,
     };
@@ -193,7 +207,7 @@ fn asks_for_archive_recovery(options: &Options, data_dir: &DataDir) -> bool {
     let pg_wal = fs::canonicalize(data_dir.path().join("pg_wal")).ok();
     let is_backup = data_dir.label().is_some();
     let archive = options.wal.as_ref().is_some_and(|wal| is_backup || fs::canonicalize(wal).ok() != pg_wal);
-    archive || options.goal.is_some() || options.timeline.is_some()
+    archive || options.goal.is_some() || options.timeline.is_some() || options.upstream.is_some()
 }
 
 /// A primary that was shut down cleanly needs no recovery, unless somebody asks for it (`InitWalRecovery`).
@@ -297,7 +311,10 @@ fn write_settings(
         config::set_auto_conf(data_dir.path(), &pairs)?;
     }
     if !data_dir.signals().archive_recovery() {
-        config::write_recovery_signal(data_dir.path())?;
+        match options.upstream {
+            Some(_) => config::write_standby_signal(data_dir.path())?,
+            None => config::write_recovery_signal(data_dir.path())?,
+        }
     }
     Ok(missing)
 }
@@ -366,6 +383,30 @@ struct Beginning {
 }
 
 impl Beginning {
+    /// Finds it; where there is no WAL for it yet, and somebody who brings some, waits for that.
+    fn wait_for(
+        data_dir: &DataDir,
+        source: &Source,
+        format: &WalFormat,
+        upstream: Option<&dyn Upstream>,
+    ) -> Result<Beginning, ReplayError> {
+        let from = match data_dir.label() {
+            Some(label) => label.start_lsn,
+            None => data_dir.control().checkpoint_copy.redo,
+        };
+        loop {
+            let error = match (Beginning::find(data_dir, source, format), upstream) {
+                (Err(ReplayError::Refused(why)), Some(upstream)) if upstream.wanted() != Wanted::Stop => {
+                    (why, upstream)
+                }
+                (found, _) => return found,
+            };
+            let (why, upstream) = error;
+            upstream.wait(from, source.history().timeline_at(from), &why);
+            source.close_all();
+        }
+    }
+
     /// Reads the checkpoint record that `backup_label`, or else `pg_control`, names.
     fn find(data_dir: &DataDir, source: &Source, format: &WalFormat) -> Result<Beginning, ReplayError> {
         let (at, timeline, named_by) = match data_dir.label() {

@@ -223,6 +223,12 @@ pub fn transaction_end(record: &Record<'_>) -> Option<(TransactionId, i64)> {
     Some((xid, end.time))
 }
 
+/// When the transaction was committed whose commit a record is, prepared ones included.
+pub fn commit_time(record: &Record<'_>) -> Option<i64> {
+    let is_commit = matches!(record.header.info & XLOG_XACT_OPMASK, XLOG_XACT_COMMIT | XLOG_XACT_COMMIT_PREPARED);
+    if is_commit { transaction_end(record).map(|(_, time)| time) } else { None }
+}
+
 /// `magic` in the data of [`XLOG_XACT_PREPARE`] (`TWOPHASE_MAGIC`, `access/transam/twophase.c`).
 pub const TWOPHASE_MAGIC: u32 = 0x57F9_4534;
 

@@ -1,0 +1,62 @@
+//! Who brings WAL while replay follows a primary, as replay sees it.
+
+use std::time::Duration;
+
+use walrider_layout::{Lsn, TimelineId};
+
+use crate::error::ReplayError;
+
+/// What a replay that follows is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Follow.
+    Follow,
+    /// Replay nothing until further notice.
+    Pause,
+    /// Replay all that there is, and end there. Nothing more is received from now on.
+    Promote,
+    /// End here.
+    Stop,
+}
+
+/// What ended a wait for more WAL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// There is more behind the end that was known, in files of the same names.
+    More,
+    /// Files may have come, and timelines; or nothing has happened for a while.
+    Perhaps,
+}
+
+/// Brings WAL into `pg_wal`, and knows how far it may be replayed.
+///
+/// `replayed` ≤ [`Upstream::visible`], and what replay changes in files of the directory is ≤ what is durable.
+pub trait Upstream: Send + Sync {
+    /// What replay is to do. Asked between batches.
+    fn wanted(&self) -> Wanted;
+
+    /// Replay needs the WAL from `at` on, of this timeline, and finds no more of it: brings it, if nobody does yet, and waits
+    /// until there may be more, until something else is wanted, or for a while. `why`: what was found instead.
+    fn wait(&self, at: Lsn, timeline: TimelineId, why: &str) -> News;
+
+    /// Waits for a time, or until something else is wanted.
+    fn sleep(&self, time: Duration);
+
+    /// Where the WAL that may be replayed ends (exclusive); what `pg_wal` has behind it does not count.
+    fn visible(&self) -> Lsn;
+
+    /// Whether WAL is looked for in archives, too: not while it streams in.
+    fn uses_archives(&self) -> bool;
+
+    /// How long after the primary's commit one is replayed (`recovery_min_apply_delay`).
+    fn min_apply_delay(&self) -> Duration;
+
+    /// Returns once the WAL before `upto` is durable: what it says is about to get into the directory's files.
+    ///
+    /// # Errors
+    /// When it cannot be made durable.
+    fn ensure_durable(&self, upto: Lsn) -> Result<(), ReplayError>;
+
+    /// Recovery would now begin at `redo`, on this timeline: older WAL is not needed here any more.
+    fn restartpoint(&self, redo: Lsn, timeline: TimelineId);
+}
