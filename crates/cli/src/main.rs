@@ -1,7 +1,9 @@
 //! The `walrider` command.
 
 mod compare;
+mod promote;
 mod replay;
+mod values;
 mod wal;
 
 use std::process::ExitCode;
@@ -23,6 +25,12 @@ struct Cli {
 enum Command {
     /// Roll a data directory forward through WAL, and hand it to PostgreSQL
     Replay(replay::ReplayArgs),
+    /// Promote a running standby
+    Promote(promote::PromoteArgs),
+    /// Pause replay of a running standby; it goes on receiving
+    Pause(promote::PauseArgs),
+    /// Resume replay of a running standby
+    Resume(promote::PauseArgs),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
@@ -32,6 +40,9 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Replay(args) => replay::run(args),
+        Command::Promote(args) => promote::run(&args),
+        Command::Pause(args) => promote::pause(&args),
+        Command::Resume(args) => promote::resume(&args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),
     }

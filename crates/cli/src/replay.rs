@@ -12,12 +12,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use walrider_datadir::recovery_settings::{RecoveryTarget, TargetTimeline};
 use walrider_datadir::timestamp::{TimestampTz, parse_timestamptz};
-use walrider_layout::{Lsn, TimelineId};
+use walrider_layout::Lsn;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::error::ReplayError;
 use walrider_replay::restartpoint::RestartpointPolicy;
 use walrider_replay::startup::{Options, Summary, replay};
 use walrider_replay::stats::Stats;
+
+use crate::values::{default_jobs, default_memory, parse_memory, parse_timeline};
 
 /// Roll a data directory forward through WAL, and hand it to PostgreSQL
 ///
@@ -67,7 +69,7 @@ pub struct ReplayArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
     /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
     /// Compare each page with the images that wal_consistency_checking leaves in the WAL; 1 if one differs
     #[arg(long)]
@@ -80,36 +82,10 @@ pub struct ReplayArgs {
     json: bool,
 }
 
-fn parse_timeline(text: &str) -> Result<TargetTimeline, String> {
-    match text {
-        "latest" => Ok(TargetTimeline::Latest),
-        "current" => Ok(TargetTimeline::Current),
-        number => match number.parse() {
-            Ok(number) if number > 0 => Ok(TargetTimeline::Number(TimelineId(number))),
-            _ => Err("expected \"latest\", \"current\" or a number".into()),
-        },
-    }
-}
-
 /// A time; without a time zone it is in that of PGTZ or TZ, else GMT.
 fn parse_time(text: &str) -> Result<TimestampTz, String> {
     let zone = std::env::var("PGTZ").or_else(|_| std::env::var("TZ")).unwrap_or_else(|_| "GMT".into());
     parse_timestamptz(text, &zone, true)
-}
-
-/// A size as in `postgresql.conf`: a number with kB, MB, GB or TB, in powers of 1,024.
-fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit: u64 = match &text[digits.len()..] {
-        "" | "B" => 1,
-        "kB" => 1 << 10,
-        "MB" => 1 << 20,
-        "GB" => 1 << 30,
-        "TB" => 1 << 40,
-        unit => return Err(format!("\"{unit}\" is not a unit: use kB, MB, GB or TB")),
-    };
-    let size = digits.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
-    size.filter(|&size| size >= 16 << 20).ok_or_else(|| "expected a size of at least 16MB".into())
 }
 
 /// Runs the command.
@@ -144,10 +120,6 @@ pub fn run(args: ReplayArgs) -> ExitCode {
     }
 }
 
-fn default_jobs() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 fn options(args: ReplayArgs) -> Options {
     let goal = match (args.target_lsn, args.target_time, args.target_xid, args.target_name) {
         (Some(lsn), ..) => Some(RecoveryTarget::Lsn(lsn)),
@@ -163,21 +135,13 @@ fn options(args: ReplayArgs) -> Options {
         inclusive: args.target_exclusive.then_some(false),
         goal,
         timeline: args.target_timeline,
-        memory_bytes: args.memory.unwrap_or_else(|| total_memory() / 4),
+        memory_bytes: args.memory.unwrap_or_else(default_memory),
         verify_images: args.verify_images,
         follow: args.follow,
         restore_command: None,
         restartpoints: RestartpointPolicy::default(),
         upstream: None,
     }
-}
-
-/// Bytes of RAM; a gigabyte where the system does not tell.
-fn total_memory() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kilobytes = total.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kilobytes.map_or(1 << 30, |kilobytes| kilobytes << 10)
 }
 
 /// Most memory that this process has had, in bytes.

@@ -1,0 +1,102 @@
+//! Values of options, as `postgresql.conf` writes them.
+
+use std::time::Duration;
+
+use walrider_datadir::config::{Unit, parse_number};
+use walrider_datadir::recovery_settings::TargetTimeline;
+use walrider_layout::TimelineId;
+
+/// A time with its unit, as in `10s` or `500ms`, up to 24 days as in PostgreSQL. Zero needs no unit; anything else does:
+/// the settings that these options stand for count seconds here and milliseconds there.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    if text != "0" && (number.len() == text.len() || number.bytes().any(|byte| byte.is_ascii_alphabetic())) {
+        return Err("expected a time with its unit, as in 10s: us, ms, s, min, h or d".into());
+    }
+    let milliseconds = parse_number(text, Unit::Milliseconds).and_then(|number| u32::try_from(number).ok());
+    milliseconds
+        .filter(|&number| number <= i32::MAX as u32)
+        .map(|number| Duration::from_millis(number.into()))
+        .ok_or_else(|| "expected a time of at most 24d, as in 10s: us, ms, s, min, h or d".into())
+}
+
+/// A size in bytes, or with kB, MB, GB or TB, in powers of 1,024.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: u64 = match &text[digits.len()..] {
+        "" | "B" => 1,
+        "kB" => 1 << 10,
+        "MB" => 1 << 20,
+        "GB" => 1 << 30,
+        "TB" => 1 << 40,
+        unit => return Err(format!("\"{unit}\" is not a unit: use kB, MB, GB or TB")),
+    };
+    let size = digits.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    size.ok_or_else(|| "expected a size, as in 512MB".into())
+}
+
+/// A size for memory: at least what replay needs.
+pub fn parse_memory(text: &str) -> Result<u64, String> {
+    parse_size(text)
+        .and_then(|size| if size >= 16 << 20 { Ok(size) } else { Err("expected a size of at least 16MB".into()) })
+}
+
+/// `latest`, `current` or a number (`recovery_target_timeline`).
+pub fn parse_timeline(text: &str) -> Result<TargetTimeline, String> {
+    match text {
+        "latest" => Ok(TargetTimeline::Latest),
+        "current" => Ok(TargetTimeline::Current),
+        number => match number.parse() {
+            Ok(number) if number > 0 => Ok(TargetTimeline::Number(TimelineId(number))),
+            _ => Err("expected \"latest\", \"current\" or a number".into()),
+        },
+    }
+}
+
+/// Threads where the user names no number.
+pub fn default_jobs() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Memory in bytes where the user names none: a quarter of RAM; of a gigabyte where the system does not tell.
+pub fn default_memory() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kilobytes = total.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kilobytes.map_or(1 << 30, |kilobytes| kilobytes << 10) / 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        for (text, milliseconds) in
+            [("0", 0), ("0s", 0), ("10s", 10_000), ("1.5 min", 90_000), ("500us", 0), ("24d", 2_073_600_000)]
+        {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for bad in ["", "10", "1.5", "s", "-1s", "0x1d", "25d", "1 week", "1e300s", "ten s"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [("0", 0), ("7", 7), ("2kB", 2048), ("1 GB", 1 << 30), ("1TB", 1 << 40)] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for bad in ["", "MB", "-1", "1 mb", "1KB", "99999999TB", "1.5GB"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_memory("16MB"), Ok(16 << 20));
+        assert_eq!(parse_memory("15MB"), Err("expected a size of at least 16MB".into()));
+    }
+
+    #[test]
+    fn timelines() {
+        assert_eq!(parse_timeline("3"), Ok(TargetTimeline::Number(TimelineId(3))));
+        assert!(parse_timeline("0").is_err() && parse_timeline("Latest").is_err());
+    }
+}
