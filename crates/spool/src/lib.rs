@@ -1,0 +1,27 @@
+//! WAL as it arrives: segments in a directory, written by one thread, made durable by another, and recycled, named
+//! and sized as PostgreSQL does. `docs/spool.md` argues what a crash leaves.
+//!
+//! This crate never looks into WAL, talks to nobody, and knows nothing of replay.
+
+mod archive_status;
+mod error;
+pub mod files;
+mod flusher;
+mod prepare;
+mod remove;
+mod spool;
+mod start;
+mod state;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use archive_status::ArchiveStatus;
+pub use error::{Result, SpoolError};
+pub use remove::Removed;
+pub use spool::{MAX_HISTORY_BYTES, Spool, SpoolOptions};
+pub use start::streaming_start;
+pub use state::MAX_UNSYNCED;
+pub use stats::{FSYNC_BUCKETS_MICROS, SpoolStats};
+pub use writer::Writer;

@@ -1,0 +1,137 @@
+//! The thread that prepares segments before they are written (`XLogFileInitInternal`, `InstallXLogFileSegment`;
+//! `access/transam/xlog.c`, PostgreSQL 18).
+
+use std::io;
+use std::sync::Arc;
+
+use crate::error::{Result, SpoolError};
+use crate::files::{SegmentFile, write_all_at};
+use crate::state::{Preparation, Prepared, SegmentId, Shared};
+use crate::stats::count;
+
+/// Name of files in preparation. PostgreSQL removes what begins like this when it starts (`RemoveTempXlogFiles`), and so
+/// do we.
+pub(crate) const TEMPORARY_PREFIX: &str = "xlogtemp.";
+
+/// Zeros that are written with one call.
+const ZEROS: usize = 1 << 20;
+
+/// Prepares segments as they are wanted, until the spool is dropped.
+pub(crate) fn run(shared: &Shared) {
+    // Made, and perhaps not wanted any more. Gone, if it has been used.
+    let mut unused: Option<String> = None;
+    loop {
+        let mut state = shared.lock();
+        let id = loop {
+            match state.preparation {
+                _ if state.stop => {
+                    drop(state);
+                    remove(shared, unused.take());
+                    return;
+                }
+                Preparation::Wanted(id) => break id,
+                _ => state = shared.wait(&shared.prepare, state),
+            }
+        };
+        state.preparation = Preparation::Working(id);
+        drop(state);
+        remove(shared, unused.take());
+        let outcome = prepare(shared, id);
+        shared.lock().preparation = match outcome {
+            Ok(prepared) => {
+                unused.clone_from(&prepared.temporary);
+                Preparation::Ready(prepared)
+            }
+            Err(error) => Preparation::Failed(error),
+        };
+        shared.prepared.notify_all();
+    }
+}
+
+/// Removes a temporary file. One that stays means nothing, and goes when the directory is next opened.
+fn remove(shared: &Shared, temporary: Option<String>) {
+    if let Some(name) = temporary {
+        let _ = shared.directory.remove(&name);
+    }
+}
+
+/// Opens the file of a segment, making it first if it is not there. Its length and its name are durable then, but a
+/// `.partial` one keeps a temporary name, so that nobody takes it for received.
+fn prepare(shared: &Shared, id: SegmentId) -> Result<Prepared> {
+    let directory = &*shared.directory;
+    let (name, final_name) = shared.names_of(id);
+    let exists = |name: &str| match directory.stat(name) {
+        Ok(stat) => Ok(stat.is_some()),
+        Err(error) => Err(shared.error("stat file", name, error)),
+    };
+    if shared.partial && !exists(&name)? && exists(&final_name)? {
+        // Received again, from some point on; what is before stays.
+        directory.rename(&final_name, &name).map_err(|error| shared.error("rename to", &name, error))?;
+    }
+    if exists(&name)? {
+        return existing(shared, id, &name);
+    }
+    let temporary = format!("{TEMPORARY_PREFIX}walrider.{final_name}");
+    let file = match create(shared, &temporary) {
+        Ok(file) => file,
+        Err(error) => {
+            remove(shared, Some(temporary));
+            return Err(error);
+        }
+    };
+    count(&shared.counters.segments_created, 1);
+    if shared.partial {
+        return Ok(Prepared { id, file, temporary: Some(temporary) });
+    }
+    {
+        let _names = shared.names.lock().expect("no panic while locked");
+        if exists(&name)? {
+            // An old segment has been recycled to it meanwhile.
+            remove(shared, Some(temporary));
+            return existing(shared, id, &name);
+        }
+        directory.rename(&temporary, &name).map_err(|error| shared.error("rename to", &name, error))?;
+    }
+    shared.sync_directory()?;
+    Ok(Prepared { id, file, temporary: None })
+}
+
+/// Opens a file that is there: of an earlier run, of PostgreSQL, or recycled. What it has stays; a short one is filled up.
+fn existing(shared: &Shared, id: SegmentId, name: &str) -> Result<Prepared> {
+    let file = shared.directory.open(name).map_err(|error| shared.error("open file", name, error))?;
+    let len = file.size().map_err(|error| shared.error("stat file", name, error))?;
+    let segment_size = shared.size.bytes();
+    if len > segment_size {
+        return Err(SpoolError::TooLong { path: shared.directory.path().join(name), len, segment_size });
+    }
+    if len < segment_size {
+        fill(shared, &*file, len, name)?;
+        // Unlike a temporary file it cannot be thrown away and made anew.
+        file.sync_all().map_err(|error| shared.fail("fsync file", name, error))?;
+    }
+    shared.sync_directory()?;
+    Ok(Prepared { id, file, temporary: None })
+}
+
+/// Makes a file of zeros, durable but for its name.
+fn create(shared: &Shared, name: &str) -> Result<Arc<dyn SegmentFile>> {
+    let file = shared.directory.create(name).map_err(|error| shared.error("create file", name, error))?;
+    fill(shared, &*file, 0, name)?;
+    file.sync_all().map_err(|error| shared.error("fsync file", name, error))?;
+    Ok(file)
+}
+
+/// Fills a file with zeros from `from` on. The space is then taken, and later only contents need be synced.
+fn fill(shared: &Shared, file: &dyn SegmentFile, mut from: u64, name: &str) -> Result<()> {
+    let zeros = vec![0; ZEROS];
+    while from < shared.size.bytes() {
+        if shared.lock().stop {
+            return Err(shared.error("write to file", name, io::ErrorKind::Interrupted.into()));
+        }
+        let more = (shared.size.bytes() - from).min(ZEROS as u64);
+        write_all_at(file, &zeros[..more as usize], from)
+            .map_err(|error| shared.error("write to file", name, error))?;
+        from += more;
+    }
+    Ok(())
+}

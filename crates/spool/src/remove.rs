@@ -1,0 +1,89 @@
+//! WAL that is not needed any more (`RemoveOldXlogFiles`, `RemoveXlogFile`; `access/transam/xlog.c`, PostgreSQL 18).
+
+use walrider_layout::{Lsn, TimelineId};
+
+use crate::archive_status::forget;
+use crate::error::Result;
+use crate::spool::Spool;
+use crate::state::{SegmentId, Shared};
+use crate::stats::count;
+
+/// What became of the segments that were not needed any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Renamed to future segments.
+    pub recycled: u64,
+    /// Removed.
+    pub removed: u64,
+    /// Kept, because they are not archived yet.
+    pub not_archived: u64,
+}
+
+impl Spool {
+    /// WAL before `keep_from` is not needed any more: whole older segments, on whatever timeline, are renamed to future
+    /// segments of `timeline`, as many as may be kept ready, or else removed. What is not flushed yet always stays.
+    /// Durable on return.
+    ///
+    /// # Errors
+    /// Trouble with files; what was not reached is done at the next call.
+    pub fn remove_before(&self, keep_from: Lsn, timeline: TimelineId) -> Result<Removed> {
+        let shared = &*self.shared;
+        shared.check()?;
+        let (written, flushed) = {
+            let state = shared.lock();
+            (state.written, state.flushed)
+        };
+        let keep = if flushed.is_valid() { keep_from.min(flushed) } else { keep_from };
+        let keep = shared.size.segment_of(keep);
+        let names = shared.directory.names().map_err(|error| shared.error("read directory", "", error))?;
+        let mut old: Vec<(SegmentId, &String)> =
+            names.iter().filter_map(|name| shared.segment_of_name(name).map(|id| (id, name))).collect();
+        old.retain(|((_, segment), _)| *segment < keep);
+        old.sort_by_key(|((timeline, segment), name)| (*segment, *timeline, *name));
+
+        // Recycled ones follow the segment that is written.
+        let first = shared.size.segment_of(written.max(keep_from)) + 1;
+        let mut free = if shared.partial { first..first } else { first..first.saturating_add(shared.max_recycled) };
+        let mut removed = Removed::default();
+        let outcome = old.into_iter().try_for_each(|(id, name)| {
+            let whole = shared.size.file_name(id.0, id.1);
+            let may_remove = shared.archive_status.may_remove(&*shared.directory, name);
+            if !may_remove.map_err(|error| shared.error("look at the archive status of", name, error))? {
+                removed.not_archived += 1;
+                return Ok(());
+            }
+            if *name == whole && recycle(shared, name, timeline, &mut free)? {
+                removed.recycled += 1;
+                count(&shared.counters.segments_recycled, 1);
+            } else {
+                shared.directory.remove(name).map_err(|error| shared.error("remove file", name, error))?;
+                removed.removed += 1;
+                count(&shared.counters.segments_removed, 1);
+            }
+            forget(&*shared.directory, name).map_err(|error| shared.error("remove the archive status of", name, error))
+        });
+        if removed.recycled + removed.removed > 0 {
+            shared.sync_directory()?;
+        }
+        outcome.map(|()| removed)
+    }
+}
+
+/// Renames a segment to the first free future one (`InstallXLogFileSegment`). Only whole, regular files: a link may lead
+/// to an archive.
+fn recycle(shared: &Shared, name: &str, timeline: TimelineId, free: &mut std::ops::Range<u64>) -> Result<bool> {
+    let directory = &*shared.directory;
+    let stat = |name: &str| directory.stat(name).map_err(|error| shared.error("stat file", name, error));
+    if free.is_empty() || !stat(name)?.is_some_and(|stat| stat.regular && stat.len == shared.size.bytes()) {
+        return Ok(false);
+    }
+    let _names = shared.names.lock().expect("no panic while locked");
+    for segment in free {
+        let future = shared.size.file_name(timeline, segment);
+        if stat(&future)?.is_none() {
+            directory.rename(name, &future).map_err(|error| shared.error("rename to", &future, error))?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,254 @@
+//! The spool itself: opened on a directory, asked where it stands.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use walrider_layout::history::history_file_name;
+use walrider_layout::wal::SegmentSize;
+use walrider_layout::{Lsn, TimelineId};
+
+use crate::archive_status::ArchiveStatus;
+use crate::error::{Result, SpoolError};
+use crate::files::{Directory, Disk, write_all_at};
+use crate::prepare::TEMPORARY_PREFIX;
+use crate::state::Shared;
+use crate::stats::{SpoolStats, count};
+use crate::writer::Writer;
+use crate::{flusher, prepare};
+
+/// Longest history file that is stored: a line for each of ten thousand promotions.
+pub const MAX_HISTORY_BYTES: usize = 1 << 20;
+
+/// What a spool is opened with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpoolOptions {
+    /// The directory of the segments: `pg_wal`, or that of `walrider receive`. It must exist.
+    pub directory: PathBuf,
+    /// The size of segments.
+    pub segment_size: SegmentSize,
+    /// What is noted of complete files in `archive_status`.
+    pub archive_status: ArchiveStatus,
+    /// A segment is called `.partial` until it is complete and durable, as `pg_receivewal` does it.
+    pub partial: bool,
+    /// New files may be read by the group: mode 0640 instead of 0600.
+    pub group_access: bool,
+    /// Most segments that are kept ready past the one that is written, of those no longer needed; ignored with
+    /// `partial`.
+    pub max_recycled: u64,
+}
+
+/// WAL segments that are written, made durable, kept and removed. Two threads belong to it; they end when it is dropped,
+/// after what was written has been flushed.
+///
+/// `flushed() <= written()`; both in bytes, exclusive.
+pub struct Spool {
+    pub(crate) shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Spool {
+    /// Opens a directory. What is in it becomes durable, because an earlier run may have been killed before it flushed;
+    /// its temporary files are removed.
+    ///
+    /// # Errors
+    /// The directory is not there, or something in it cannot be synced, or threads cannot be started.
+    pub fn open(options: SpoolOptions) -> Result<Arc<Spool>> {
+        let disk = Disk::new(options.directory.clone(), options.group_access);
+        if options.archive_status != ArchiveStatus::None {
+            disk.make_directory("archive_status")
+                .map_err(|error| SpoolError::io("create directory", disk.path().join("archive_status"), error))?;
+        }
+        Spool::open_in(Arc::new(disk), options)
+    }
+
+    /// [`Spool::open`] on something else than a directory of the operating system. `options.directory` is not looked at.
+    ///
+    /// # Errors
+    /// Those of [`Spool::open`].
+    pub fn open_in(directory: Arc<dyn Directory>, options: SpoolOptions) -> Result<Arc<Spool>> {
+        let shared = Arc::new(Shared::new(directory, &options));
+        sync_what_is_there(&shared)?;
+        // If the second thread does not start, dropping the spool ends the first.
+        let mut spool = Spool { shared: shared.clone(), threads: Vec::new() };
+        for (name, run) in [("spool-flush", flusher::run as fn(&Shared)), ("spool-prepare", prepare::run)] {
+            let shared = shared.clone();
+            let thread = thread::Builder::new().name(name.into()).spawn(move || run(&shared));
+            spool.threads.push(thread.map_err(|error| spool.shared.error("start a thread for", "", error))?);
+        }
+        Ok(Arc::new(spool))
+    }
+
+    /// Where receiving (re)starts; `written`, `flushed` and `timeline` are set to it, once all that was written before is
+    /// flushed. What the file has before `at` stays; a file that is not there is made of zeros, so `at` should be the
+    /// beginning of a segment unless the file has what comes before.
+    ///
+    /// # Errors
+    /// A position or timeline of zero, or a second writer; the spool has failed.
+    pub fn start_at(self: &Arc<Self>, timeline: TimelineId, at: Lsn) -> Result<Writer> {
+        if !at.is_valid() || timeline == TimelineId(0) {
+            return Err(SpoolError::Refused(format!("WAL cannot begin at {at} on timeline {timeline}")));
+        }
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        if state.writer {
+            return Err(SpoolError::Refused("WAL has a writer already".into()));
+        }
+        state.writer = true;
+        while state.failed.is_none() && (state.flushing || state.flushed != state.written) {
+            state = shared.wait(&shared.on_flushed, state);
+        }
+        if let Some(failure) = state.failed.clone() {
+            state.writer = false;
+            return Err(failure.into());
+        }
+        state.unsynced.clear();
+        state.timeline = timeline;
+        state.written = at;
+        state.flushed = at;
+        state.epoch += 1;
+        drop(state);
+        shared.wake_all();
+        Ok(Writer::new(self.clone(), timeline, at))
+    }
+
+    /// End of what is in the operating system; zero before the first [`Spool::start_at`].
+    pub fn written(&self) -> Lsn {
+        self.shared.lock().written
+    }
+
+    /// End of what is durable.
+    pub fn flushed(&self) -> Lsn {
+        self.shared.lock().flushed
+    }
+
+    /// The timeline that is written; zero before the first [`Spool::start_at`].
+    pub fn timeline(&self) -> TimelineId {
+        self.shared.lock().timeline
+    }
+
+    /// The error that ended the spool, if one has.
+    ///
+    /// # Errors
+    /// [`SpoolError::Failed`].
+    pub fn check(&self) -> Result<()> {
+        self.shared.check()
+    }
+
+    /// Waits until more than `lsn` is written, [`Spool::notify_all`] is called, the spool fails, or the time is over; returns
+    /// what is written then.
+    pub fn wait_written_beyond(&self, lsn: Lsn, timeout: Duration) -> Lsn {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = self.shared.lock();
+        let wakes = state.wakes;
+        while state.written <= lsn && state.wakes == wakes && state.failed.is_none() {
+            // Without a deadline (an unthinkable time ahead) an hour at a time.
+            let left = deadline.map_or(Duration::from_secs(3600), |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                break;
+            }
+            state = self.shared.on_written.wait_timeout(state, left).expect("no panic while locked").0;
+        }
+        state.written
+    }
+
+    /// Waits until all before `upto`, or all that is written now if that is less, is durable.
+    ///
+    /// # Errors
+    /// The spool has failed.
+    pub fn wait_flushed(&self, upto: Lsn) -> Result<()> {
+        let mut state = self.shared.lock();
+        let upto = upto.min(state.written);
+        let epoch = state.epoch;
+        // Positions are set anew only when all is flushed.
+        while state.flushed < upto && state.epoch == epoch {
+            if let Some(failure) = state.failed.clone() {
+                return Err(failure.into());
+            }
+            state = self.shared.wait(&self.shared.on_flushed, state);
+        }
+        Ok(())
+    }
+
+    /// Wakes all who wait in [`Spool::wait_written_beyond`].
+    pub fn notify_all(&self) {
+        self.shared.lock().wakes += 1;
+        self.shared.on_written.notify_all();
+    }
+
+    /// Has `callback` called with `flushed` whenever it moved, and when the spool fails, by the thread that saw it. It
+    /// replaces the one before; it should be quick, and not keep the spool alive.
+    pub fn on_flushed(&self, callback: Box<dyn Fn(Lsn) + Send + Sync>) {
+        *self.shared.callback.lock().expect("no panic while locked") = Some(callback.into());
+    }
+
+    /// Stores the history file of a timeline, durably; replaces one that is there (`WalRcvFetchTimeLineHistoryFiles`,
+    /// `replication/walreceiver.c`; `writeTimeLineHistoryFile`, `access/transam/timeline.c`; PostgreSQL 18).
+    ///
+    /// # Errors
+    /// More than [`MAX_HISTORY_BYTES`]; trouble with files: the old file is there, or the new.
+    pub fn write_history(&self, timeline: TimelineId, contents: &[u8]) -> Result<()> {
+        let shared = &self.shared;
+        shared.check()?;
+        let name = history_file_name(timeline);
+        if contents.len() > MAX_HISTORY_BYTES {
+            return Err(SpoolError::Refused(format!(
+                "timeline history file \"{name}\" has {} bytes, more than {MAX_HISTORY_BYTES}",
+                contents.len()
+            )));
+        }
+        let temporary = format!("{TEMPORARY_PREFIX}walrider.{name}");
+        let written = (|| {
+            let file =
+                shared.directory.create(&temporary).map_err(|error| shared.error("create", &temporary, error))?;
+            write_all_at(&*file, contents, 0).map_err(|error| shared.error("write to file", &temporary, error))?;
+            file.sync_all().map_err(|error| shared.error("fsync file", &temporary, error))?;
+            shared.directory.rename(&temporary, &name).map_err(|error| shared.error("rename to", &name, error))
+        })();
+        if written.is_err() {
+            // The error that counts is the first one.
+            let _ = shared.directory.remove(&temporary);
+        }
+        written?;
+        shared.sync_directory()?;
+        if shared.archive_status.note_complete(&*shared.directory, &name).is_err() {
+            count(&shared.counters.archive_status_failures, 1);
+        }
+        Ok(())
+    }
+
+    /// What has been done since the spool was opened.
+    pub fn stats(&self) -> SpoolStats {
+        self.shared.counters.snapshot()
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.wake_all();
+        for thread in self.threads.drain(..) {
+            // The callback may have held the last reference.
+            if thread.thread().id() != thread::current().id() {
+                // They do not panic; if one did, it has said so.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Makes the segments and history files that are there durable, and removes temporary files (`SyncDataDirectory`, `fd.c`;
+/// `RemoveTempXlogFiles`, `xlog.c`). Files of subdirectories, such as `archive_status`, need not be durable.
+fn sync_what_is_there(shared: &Shared) -> Result<()> {
+    let directory = &*shared.directory;
+    for name in directory.names().map_err(|error| shared.error("read directory", "", error))? {
+        if name.starts_with(TEMPORARY_PREFIX) {
+            directory.remove(&name).map_err(|error| shared.error("remove file", &name, error))?;
+        } else if shared.segment_of_name(&name).is_some() || name.ends_with(".history") {
+            let file = directory.open(&name).map_err(|error| shared.error("open file", &name, error))?;
+            file.sync_all().map_err(|error| shared.fail("fsync file", &name, error))?;
+        }
+    }
+    shared.sync_directory()
+}
