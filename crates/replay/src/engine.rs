@@ -142,6 +142,8 @@ struct Batch {
     drops: Vec<RelFileLocator>,
     /// Done after its pages, in order.
     actions: Vec<Action>,
+    /// The last plain commit of the stretch that is being sequenced.
+    last_commit: Option<u32>,
     /// Replay stops behind it.
     stop: Option<Stop>,
 }
@@ -313,6 +315,10 @@ impl<'a> Engine<'a> {
             }
             match self.sequence_stretch(planned, &mut batch) {
                 Ok((upto, ends)) => {
+                    if let Some(record) = batch.last_commit.take().and_then(|number| self.record(planned, number).ok())
+                    {
+                        self.stats.note_commit(&record);
+                    }
                     batch.upto.push(upto);
                     if ends {
                         break;
@@ -363,6 +369,7 @@ impl<'a> Engine<'a> {
                     });
                 }
                 self.stats.transactions += 1;
+                batch.last_commit = Some(number);
                 self.flush_globals(planned, number)?;
                 continue;
             }

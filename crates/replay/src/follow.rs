@@ -89,7 +89,7 @@ fn follow_upstream(
             }
             Stop::EndOfWal { .. } if wanted == Wanted::Promote => news = News::Perhaps,
             Stop::EndOfWal { why } => {
-                news = upstream.wait(engine.replayed(), source.history().timeline_at(engine.replayed()), &why);
+                news = upstream.wait(engine.replayed(), source.history().timeline_at(engine.replayed()), &why)?;
                 if news == News::Perhaps && latest {
                     look_for_timeline(engine, source)?;
                 }

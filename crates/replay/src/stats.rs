@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use walrider_datadir::timestamp::TimestampTz;
 use walrider_wal::record::Record;
 use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
@@ -17,6 +18,8 @@ pub struct Stats {
     pub transactions: u64,
     /// Transactions rolled back.
     pub aborts: u64,
+    /// When the last of the transactions was committed, by the primary's clock.
+    pub last_commit: Option<TimestampTz>,
     /// Pages read from relation files.
     pub pages_read: u64,
     /// Pages written at restartpoints.
@@ -52,11 +55,19 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Notes when a transaction was committed.
+    pub fn note_commit(&mut self, record: &Record<'_>) {
+        self.last_commit = self.last_commit.max(xact::commit_time(record).map(TimestampTz));
+    }
+
     /// Counts a record that is replayed in order.
     pub fn count_global(&mut self, record: &Record<'_>) {
         if record.header.rmgr == RmgrId::XACT {
             match record.header.info & xact::XLOG_XACT_OPMASK {
-                xact::XLOG_XACT_COMMIT | xact::XLOG_XACT_COMMIT_PREPARED => self.transactions += 1,
+                xact::XLOG_XACT_COMMIT | xact::XLOG_XACT_COMMIT_PREPARED => {
+                    self.transactions += 1;
+                    self.note_commit(record);
+                }
                 xact::XLOG_XACT_ABORT | xact::XLOG_XACT_ABORT_PREPARED => self.aborts += 1,
                 _ => {}
             }

@@ -37,7 +37,10 @@ pub trait Upstream: Send + Sync {
 
     /// Replay needs the WAL from `at` on, of this timeline, and finds no more of it: brings it, if nobody does yet, and waits
     /// until there may be more, until something else is wanted, or for a while. `why`: what was found instead.
-    fn wait(&self, at: Lsn, timeline: TimelineId, why: &str) -> News;
+    ///
+    /// # Errors
+    /// When there never will be more.
+    fn wait(&self, at: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError>;
 
     /// Waits for a time, or until something else is wanted.
     fn sleep(&self, time: Duration);
