@@ -1,0 +1,20 @@
+//! A connection to a walsender: opening it, commands, streaming.
+
+mod auth;
+mod error;
+#[expect(dead_code, reason = "for TLS, which follows")]
+mod files;
+mod input;
+mod open;
+#[expect(dead_code, reason = "for TLS, which follows")]
+mod options;
+mod session;
+mod socket;
+mod transport;
+
+pub use error::{ConnectError, FailedAttempt};
+pub use options::ConnectOptions;
+pub use session::{Connection, CopyEvent, Read, Start, SystemIdentity};
+
+/// Result of this module.
+pub type Result<T> = std::result::Result<T, ConnectError>;

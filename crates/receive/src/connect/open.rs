@@ -1,0 +1,230 @@
+//! From connection options to a session: addresses, encryption, startup, authentication (`PQconnectPoll`).
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::time::Instant;
+
+use socket2::SockAddr;
+use walrider_wire::WireError;
+use walrider_wire::backend::{self, Authentication, ServerMessage};
+use walrider_wire::frontend;
+
+use super::auth::{Authenticator, Security};
+use super::error::FailedAttempt;
+use super::options::{Host, SslMode, TargetSession};
+use super::session::Connection;
+use super::socket::{self, Patience};
+use super::transport::Transport;
+use super::{ConnectError, ConnectOptions, Result};
+
+/// Messages of a server until it is ready, parameters and notices not counted; a stock one sends five to ten.
+const MAX_STARTUP_MESSAGES: usize = 64;
+
+/// With or without TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Encryption {
+    Plain,
+    Tls,
+}
+
+/// Why an address will not do, and whether others are worth trying.
+enum Failure {
+    /// Of this address.
+    Here(ConnectError),
+    /// A server refused us for who we are: libpq tries no other either.
+    Final(ConnectError),
+}
+
+impl From<ConnectError> for Failure {
+    fn from(error: ConnectError) -> Failure {
+        Failure::Here(error)
+    }
+}
+
+impl Connection {
+    /// Connects to the first server of `options` that is there and fits `target_session_attrs`.
+    ///
+    /// Waits: `connect_timeout` for each address, for ever without it, but see
+    /// [`ConnectOptions::interrupt_with`]. Looking up a host name is not within the timeout, as in libpq.
+    ///
+    /// # Errors
+    /// [`ConnectError::Open`] with every address that was tried, [`ConnectError::Interrupted`], or
+    /// [`ConnectError::Config`] for files named in the options.
+    pub fn open(options: &ConnectOptions) -> Result<Connection> {
+        let targets: &[TargetSession] = match options.target {
+            TargetSession::PreferStandby => &[TargetSession::Standby, TargetSession::Any],
+            ref target => std::slice::from_ref(target),
+        };
+        let mut hosts: Vec<&Host> = options.hosts.iter().collect();
+        if options.load_balance {
+            shuffle(&mut hosts);
+        }
+        let mut attempts = Vec::new();
+        for target in targets {
+            for host in &hosts {
+                let peer = host.peer();
+                let mut addresses = match addresses(host) {
+                    Ok(addresses) => addresses,
+                    Err(error) => {
+                        attempts.push(FailedAttempt { peer, error });
+                        continue;
+                    }
+                };
+                if options.load_balance {
+                    shuffle(&mut addresses);
+                }
+                for address in &addresses {
+                    let error = match open_address(options, host, address, *target) {
+                        Ok(connection) => return Ok(connection),
+                        Err(Failure::Here(error @ (ConnectError::Interrupted | ConnectError::Config(_)))) => {
+                            return Err(error);
+                        }
+                        Err(Failure::Final(error)) => {
+                            attempts.push(FailedAttempt { peer, error });
+                            return Err(ConnectError::Open(attempts));
+                        }
+                        Err(Failure::Here(error)) => error,
+                    };
+                    attempts.push(FailedAttempt { peer: peer.clone(), error });
+                }
+            }
+        }
+        Err(ConnectError::Open(attempts))
+    }
+}
+
+/// Where a host may be. At least one address.
+fn addresses(host: &Host) -> Result<Vec<SockAddr>> {
+    if host.is_unix() {
+        return Ok(vec![socket::unix_address(&host.host, host.port)?]);
+    }
+    if let Some(address) = &host.hostaddr {
+        let parsed: IpAddr = address
+            .parse()
+            .map_err(|_| ConnectError::Config(format!("could not parse network address \"{address}\"")))?;
+        return Ok(vec![SocketAddr::new(parsed, host.port).into()]);
+    }
+    let name = &host.host;
+    let found = (name.as_str(), host.port).to_socket_addrs().map(|found| found.map(SockAddr::from).collect::<Vec<_>>());
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) => Err(ConnectError::Config(format!("could not translate host name \"{name}\" to address"))),
+        Err(error) => Err(ConnectError::Io { operation: "translate host name to address", source: error }),
+    }
+}
+
+/// Tries an address, with and without TLS as `sslmode` says.
+fn open_address(
+    options: &ConnectOptions,
+    host: &Host,
+    address: &SockAddr,
+    target: TargetSession,
+) -> std::result::Result<Connection, Failure> {
+    // Nobody listens in on a unix socket: sslmode has no meaning there (init_allowed_encryption_methods).
+    let ways: &[Encryption] = match options.ssl.mode {
+        _ if host.is_unix() => &[Encryption::Plain],
+        SslMode::Disable => &[Encryption::Plain],
+        SslMode::Allow => &[Encryption::Plain, Encryption::Tls],
+        SslMode::Prefer => &[Encryption::Tls, Encryption::Plain],
+        _ => &[Encryption::Tls],
+    };
+    let patience = Patience {
+        deadline: options.connect_timeout.map(|timeout| Instant::now() + timeout),
+        interrupt: options.interrupt.clone(),
+    };
+    let mut last = None;
+    for &way in ways {
+        match open_session(options, host, address, way, &patience) {
+            Ok(connection) => return check_target(connection, target),
+            // The other way makes a difference only to a server that was there.
+            Err(error @ (ConnectError::Timeout | ConnectError::Interrupted | ConnectError::Config(_))) => {
+                return Err(error.into());
+            }
+            Err(error @ ConnectError::Io { operation: "connect", .. }) => return Err(error.into()),
+            // An error of the way that was wanted more is the one to tell.
+            Err(error) => last = last.or(Some(error)),
+        }
+    }
+    let error = last.unwrap_or(ConnectError::Closed);
+    // cannot_connect_now: it starts up, shuts down or is a standby that lets nobody in; another may.
+    match error {
+        ConnectError::Server(ref message) if !message.is("57P03") => Err(Failure::Final(error)),
+        ConnectError::Auth(_) => Err(Failure::Final(error)),
+        _ => Err(Failure::Here(error)),
+    }
+}
+
+fn open_session(
+    options: &ConnectOptions,
+    host: &Host,
+    address: &SockAddr,
+    way: Encryption,
+    patience: &Patience,
+) -> Result<Connection> {
+    let socket = socket::connect(address, &options.tcp, patience)?;
+    if let (Some(user), true) = (&options.requirepeer, host.is_unix()) {
+        socket::check_peer(&socket, user)?;
+    }
+    let (transport, security) = match way {
+        Encryption::Plain => (Transport::Plain(socket), Security::default()),
+        Encryption::Tls => return Err(ConnectError::Tls("TLS is not there yet; use sslmode=disable".to_owned())),
+    };
+    let mut connection = Connection::new(transport, host.peer(), patience.clone());
+    start_up(&mut connection, options, host, security)?;
+    connection.set_ready();
+    Ok(connection)
+}
+
+/// Startup message, authentication, parameters, until ReadyForQuery.
+fn start_up(connection: &mut Connection, options: &ConnectOptions, host: &Host, security: Security) -> Result<()> {
+    let parameters: Vec<(&str, &str)> = options.startup.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let (newest, oldest) = options.protocol;
+    frontend::startup(connection.output(), newest, &parameters);
+    let mut authenticator = Authenticator::new(&options.user, host.password.as_deref(), &options.auth, security);
+    let mut authenticated = false;
+    for _ in 0..MAX_STARTUP_MESSAGES {
+        let (tag, range) = connection.receive_startup()?;
+        match tag {
+            b'E' => return Err(ConnectError::Server(ServerMessage::parse(connection.body(range))?)),
+            b'R' if !authenticated => {
+                let mut answer = Vec::new();
+                authenticated = authenticator.answer(&Authentication::parse(connection.body(range))?, &mut answer)?;
+                connection.output().extend(answer);
+            }
+            b'v' if !authenticated => {
+                let (version, unknown) = backend::negotiate_protocol_version(connection.body(range))?;
+                if version < oldest || version > newest || !unknown.is_empty() {
+                    let text = format!("server offers protocol {}.{} only", version >> 16, version & 0xffff);
+                    return Err(ConnectError::Protocol(text));
+                }
+            }
+            // The key with which a query could be cancelled.
+            b'K' if authenticated => (),
+            b'Z' if authenticated => return Ok(()),
+            other => return Err(WireError::Unexpected(other).into()),
+        }
+    }
+    Err(ConnectError::Protocol("server sent too many messages before it was ready".to_owned()))
+}
+
+/// Is it a server of the kind that was asked for? Servers since 14 tell by parameters.
+fn check_target(connection: Connection, target: TargetSession) -> std::result::Result<Connection, Failure> {
+    let is_on = |name| connection.parameter(name) == Some("on");
+    let (standby, read_only) = (is_on("in_hot_standby"), is_on("default_transaction_read_only"));
+    let reason = match target {
+        TargetSession::ReadWrite if standby || read_only => "session is read-only",
+        TargetSession::ReadOnly if !standby && !read_only => "session is not read-only",
+        TargetSession::Primary if standby => "server is in hot standby mode",
+        TargetSession::Standby if !standby => "server is not in hot standby mode",
+        _ => return Ok(connection),
+    };
+    Err(Failure::Here(ConnectError::Auth(reason.to_owned())))
+}
+
+/// In any order, for `load_balance_hosts=random`. The standard library seeds its hash tables at random; more is not needed.
+fn shuffle<T>(items: &mut [T]) {
+    use std::hash::{BuildHasher, RandomState};
+    let state = RandomState::new();
+    for at in (1..items.len()).rev() {
+        items.swap(at, state.hash_one(at) as usize % (at + 1));
+    }
+}

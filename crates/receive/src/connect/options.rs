@@ -1,0 +1,571 @@
+//! A connection string made whole and checked: what to connect to, and how (`pqConnectOptions2`, PostgreSQL 18).
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use walrider_wire::conninfo::ConnInfo;
+use walrider_wire::frontend::{PROTOCOL_3_0, PROTOCOL_3_2};
+
+use super::files::{self, Env};
+use super::{ConnectError, Result};
+
+/// Everything that opening a connection needs. Shows itself without passwords. Two are equal if they were resolved from
+/// the same parameters, secrets included.
+#[derive(Clone)]
+pub struct ConnectOptions {
+    /// Given and found parameters; what is below was made of them.
+    info: ConnInfo,
+    warnings: Vec<String>,
+    pub(super) hosts: Vec<Host>,
+    pub(super) user: String,
+    /// Parameters of the startup message.
+    pub(super) startup: Vec<(&'static str, String)>,
+    /// Newest protocol to ask for, and oldest to accept.
+    pub(super) protocol: (u32, u32),
+    /// For each address, from connecting to the end of authentication.
+    pub(super) connect_timeout: Option<Duration>,
+    pub(super) tcp: TcpOptions,
+    pub(super) ssl: SslOptions,
+    pub(super) auth: AuthPolicy,
+    pub(super) requirepeer: Option<String>,
+    pub(super) target: TargetSession,
+    pub(super) load_balance: bool,
+    pub(super) interrupt: Option<Arc<OwnedFd>>,
+}
+
+/// A server to try.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Host {
+    /// A name, an address, or a directory with a unix socket.
+    pub(super) host: String,
+    /// Where `host` is, if it is not to be looked up.
+    pub(super) hostaddr: Option<String>,
+    pub(super) port: u16,
+    pub(super) password: Option<String>,
+}
+
+impl Host {
+    /// Whether `host` is where a unix socket is.
+    pub(super) fn is_unix(&self) -> bool {
+        self.hostaddr.is_none() && self.host.starts_with(['/', '@'])
+    }
+
+    /// For messages.
+    pub(super) fn peer(&self) -> String {
+        if self.is_unix() {
+            return format!("{}/.s.PGSQL.{}", self.host, self.port);
+        }
+        let host = if self.host.is_empty() { self.hostaddr.as_deref().unwrap_or_default() } else { &self.host };
+        if host.contains(':') { format!("[{host}]:{}", self.port) } else { format!("{host}:{}", self.port) }
+    }
+}
+
+/// Options of a TCP socket; what is `None` is the system's default.
+#[derive(Clone, Debug)]
+pub(super) struct TcpOptions {
+    pub(super) keepalives: bool,
+    pub(super) keepalives_idle: Option<Duration>,
+    pub(super) keepalives_interval: Option<Duration>,
+    pub(super) keepalives_count: Option<u32>,
+    pub(super) user_timeout: Option<Duration>,
+}
+
+/// How much encryption, and how much proof.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum SslMode {
+    Disable,
+    Allow,
+    Prefer,
+    Require,
+    VerifyCa,
+    VerifyFull,
+}
+
+/// Whether our certificate is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CertMode {
+    Disable,
+    Allow,
+    Require,
+}
+
+/// All about encryption.
+#[derive(Clone, Debug)]
+pub(super) struct SslOptions {
+    pub(super) mode: SslMode,
+    /// TLS from the first byte, without asking the server first.
+    pub(super) direct: bool,
+    pub(super) cert_mode: CertMode,
+    /// Certificates to trust: a file, or "system".
+    pub(super) root_cert: Option<PathBuf>,
+    pub(super) cert: Option<PathBuf>,
+    pub(super) key: Option<PathBuf>,
+    pub(super) crl: Option<PathBuf>,
+    pub(super) sni: bool,
+    /// TLS 1.2 and 1.3 may be used.
+    pub(super) versions: (bool, bool),
+}
+
+/// Which authentication to agree to.
+#[derive(Clone, Debug)]
+pub(super) struct AuthPolicy {
+    pub(super) binding: Binding,
+    pub(super) require_auth: Option<RequireAuth>,
+}
+
+/// Channel binding: SCRAM proves that it is the TLS server itself that knows the password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Binding {
+    Disable,
+    Prefer,
+    Require,
+}
+
+/// The methods that `require_auth` allows.
+#[derive(Clone, Debug)]
+pub(super) struct RequireAuth {
+    pub(super) text: String,
+    pub(super) methods: Vec<Method>,
+}
+
+/// A method of authentication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    None,
+    Password,
+    Md5,
+    ScramSha256,
+    /// GSSAPI, SSPI, OAuth: known to libpq, not offered by us.
+    Other,
+}
+
+/// What the server must be (`target_session_attrs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TargetSession {
+    Any,
+    ReadWrite,
+    ReadOnly,
+    Primary,
+    Standby,
+    PreferStandby,
+}
+
+impl ConnectOptions {
+    /// Completes a connection string as libpq does, for physical replication: service file, environment, password file,
+    /// built-in values. `fallback_application_name` counts if no `application_name` is given anywhere.
+    pub fn resolve(conninfo: &str, fallback_application_name: &str) -> Result<ConnectOptions> {
+        ConnectOptions::resolve_with(conninfo, fallback_application_name, &|name| std::env::var(name).ok())
+    }
+
+    /// The same in an environment of the caller's.
+    pub fn resolve_with(
+        conninfo: &str,
+        fallback_application_name: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<ConnectOptions> {
+        let mut info = ConnInfo::parse(conninfo)?;
+        let service = info.get("service").map(str::to_owned).or_else(|| env("PGSERVICE"));
+        if let Some(service) = service {
+            info.merge_defaults(&files::service(&service, env)?);
+        }
+        info.merge_defaults(&ConnInfo::from_env(env)?);
+        if info.non_empty("sslmode").is_none() {
+            let strict = info.get("sslrootcert") == Some("system");
+            info.set("sslmode", if strict { "verify-full" } else { "prefer" })?;
+        }
+        // As libpqrcv_connect does; the name of the database is for the password file only.
+        info.set("dbname", "replication")?;
+        info.set("replication", "true")?;
+        if info.get("fallback_application_name").is_none() {
+            info.set("fallback_application_name", fallback_application_name)?;
+        }
+        ConnectOptions::build(info, env)
+    }
+
+    /// Ends any waiting of [`super::Connection::open`] and of commands with [`ConnectError::Interrupted`] as soon as
+    /// `fd`, an eventfd or pipe, is readable. Looking up a host name cannot be interrupted.
+    pub fn interrupt_with(&mut self, fd: Arc<OwnedFd>) {
+        self.interrupt = Some(fd);
+    }
+
+    /// What should be logged: a password file that was not used because others can read it, and the like.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The name that the primary knows us by, for `synchronous_standby_names`.
+    pub fn application_name(&self) -> &str {
+        let name = self.info.non_empty("application_name");
+        name.or(self.info.get("fallback_application_name")).unwrap_or_default()
+    }
+
+    fn build(info: ConnInfo, env: Env<'_>) -> Result<ConnectOptions> {
+        refuse_what_we_have_not(&info)?;
+        let user = match info.non_empty("user") {
+            Some(user) => user.to_owned(),
+            None => files::os_user()?,
+        };
+        let mut warnings = Vec::new();
+        let hosts = hosts(&info, &user, env, &mut warnings)?;
+        let mut startup = vec![("user", user.clone()), ("database", "replication".to_owned())];
+        startup.push(("replication", "true".to_owned()));
+        for (parameter, keyword) in [("options", "options"), ("client_encoding", "client_encoding")] {
+            startup.extend(info.non_empty(keyword).map(|value| (parameter, value.to_owned())));
+        }
+        let mut options = ConnectOptions {
+            warnings,
+            hosts,
+            startup,
+            protocol: protocol(&info)?,
+            connect_timeout: duration(&info, "connect_timeout", Duration::from_secs)?,
+            tcp: TcpOptions {
+                keepalives: number(&info, "keepalives")? != Some(0),
+                keepalives_idle: duration(&info, "keepalives_idle", Duration::from_secs)?,
+                keepalives_interval: duration(&info, "keepalives_interval", Duration::from_secs)?,
+                keepalives_count: number(&info, "keepalives_count")?
+                    .and_then(|n| u32::try_from(n).ok())
+                    .filter(|&n| n > 0),
+                user_timeout: duration(&info, "tcp_user_timeout", Duration::from_millis)?,
+            },
+            ssl: ssl(&info, env)?,
+            auth: AuthPolicy {
+                binding: choice(
+                    &info,
+                    "channel_binding",
+                    Binding::Prefer,
+                    &[("disable", Binding::Disable), ("prefer", Binding::Prefer), ("require", Binding::Require)],
+                )?,
+                require_auth: info.non_empty("require_auth").map(require_auth).transpose()?,
+            },
+            requirepeer: info.non_empty("requirepeer").map(str::to_owned),
+            target: choice(
+                &info,
+                "target_session_attrs",
+                TargetSession::Any,
+                &[
+                    ("any", TargetSession::Any),
+                    ("read-write", TargetSession::ReadWrite),
+                    ("read-only", TargetSession::ReadOnly),
+                    ("primary", TargetSession::Primary),
+                    ("standby", TargetSession::Standby),
+                    ("prefer-standby", TargetSession::PreferStandby),
+                ],
+            )?,
+            load_balance: choice(&info, "load_balance_hosts", false, &[("disable", false), ("random", true)])?,
+            interrupt: None,
+            user,
+            info,
+        };
+        let name = options.application_name().to_owned();
+        if !name.is_empty() {
+            options.startup.push(("application_name", name));
+        }
+        Ok(options)
+    }
+}
+
+impl PartialEq for ConnectOptions {
+    fn eq(&self, other: &ConnectOptions) -> bool {
+        self.info == other.info && self.hosts == other.hosts
+    }
+}
+
+impl fmt::Display for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.info.fmt(f)
+    }
+}
+
+impl fmt::Debug for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnectOptions({})", self.info)
+    }
+}
+
+fn config<T>(text: impl Into<String>) -> Result<T> {
+    Err(ConnectError::Config(text.into()))
+}
+
+/// Parameters that libpq knows and we cannot honour are refused rather than ignored.
+fn refuse_what_we_have_not(info: &ConnInfo) -> Result<()> {
+    let refused = |keyword: &str, why: &str| config(format!("connection option \"{keyword}\" is not supported: {why}"));
+    match info.non_empty("gssencmode") {
+        None | Some("disable" | "prefer") => (),
+        Some("require") => return refused("gssencmode=require", "there is no GSSAPI; use sslmode=verify-full"),
+        Some(other) => return config(format!("invalid gssencmode value: \"{other}\"")),
+    }
+    for keyword in ["scram_client_key", "scram_server_key"] {
+        if info.non_empty(keyword).is_some() {
+            return refused(keyword, "give a password");
+        }
+    }
+    for keyword in ["oauth_issuer", "oauth_client_id", "oauth_client_secret", "oauth_scope"] {
+        if info.non_empty(keyword).is_some() {
+            return refused(keyword, "there is no OAuth; use a password or a client certificate");
+        }
+    }
+    if info.non_empty("sslpassword").is_some() {
+        return refused("sslpassword", "remove the password from the key file (openssl pkey) and protect the file");
+    }
+    for keyword in ["sslcrldir", "sslkeylogfile"] {
+        if info.non_empty(keyword).is_some() {
+            return refused(keyword, "leave it out");
+        }
+    }
+    Ok(())
+}
+
+/// Splits the lists of hosts, addresses and ports.
+fn hosts(info: &ConnInfo, user: &str, env: Env<'_>, warnings: &mut Vec<String>) -> Result<Vec<Host>> {
+    let list = |keyword| info.non_empty(keyword).map(|text| text.split(',').collect::<Vec<_>>());
+    let (hosts, addresses, ports) = (list("host"), list("hostaddr"), list("port").unwrap_or(vec![""]));
+    let count = addresses.as_ref().or(hosts.as_ref()).map_or(1, Vec::len);
+    if let Some(hosts) = hosts.as_ref().filter(|hosts| hosts.len() != count) {
+        return config(format!("could not match {} host names to {count} hostaddr values", hosts.len()));
+    }
+    if ports.len() != 1 && ports.len() != count {
+        return config(format!("could not match {} port numbers to {count} hosts", ports.len()));
+    }
+    let given = info.non_empty("password").map(str::to_owned);
+    let file = match (&given, info.non_empty("passfile")) {
+        (Some(_), _) => None,
+        (None, Some(path)) => Some(PathBuf::from(path)),
+        (None, None) => files::home(env).map(|home| home.join(".pgpass")),
+    };
+    let passwords = file.map(|path| files::password_file(&path, warnings)).unwrap_or_default();
+    (0..count)
+        .map(|at| {
+            let port = match ports[if ports.len() == 1 { 0 } else { at }] {
+                "" => 5432,
+                text => match text.trim().parse() {
+                    Ok(port) if port != 0 => port,
+                    _ => return config(format!("invalid port number: \"{text}\"")),
+                },
+            };
+            let of = |list: &Option<Vec<&str>>| list.as_ref().map_or("", |list| list[at]).to_owned();
+            let hostaddr = Some(of(&addresses)).filter(|address| !address.is_empty());
+            let mut host = of(&hosts);
+            if host.is_empty() && hostaddr.is_none() {
+                host = files::default_socket_directory(port).to_owned();
+            }
+            let named = if host.is_empty() { hostaddr.as_deref().unwrap_or_default() } else { &host };
+            let password = given.clone().or_else(|| files::password(&passwords, named, port, user));
+            Ok(Host { host, hostaddr, port, password })
+        })
+        .collect()
+}
+
+fn protocol(info: &ConnInfo) -> Result<(u32, u32)> {
+    let versions = [("3.0", PROTOCOL_3_0), ("3.2", PROTOCOL_3_2), ("latest", PROTOCOL_3_2)];
+    let min = choice(info, "min_protocol_version", PROTOCOL_3_0, &versions)?;
+    let max = choice(info, "max_protocol_version", min, &versions)?;
+    if min > max {
+        return config("\"min_protocol_version\" is greater than \"max_protocol_version\"");
+    }
+    Ok((max, min))
+}
+
+fn ssl(info: &ConnInfo, env: Env<'_>) -> Result<SslOptions> {
+    use SslMode::*;
+    let modes = [
+        ("disable", Disable),
+        ("allow", Allow),
+        ("prefer", Prefer),
+        ("require", Require),
+        ("verify-ca", VerifyCa),
+        ("verify-full", VerifyFull),
+    ];
+    let mode = choice(info, "sslmode", Prefer, &modes)?;
+    let shown = info.get("sslmode").unwrap_or_default();
+    let direct = choice(info, "sslnegotiation", false, &[("postgres", false), ("direct", true)])?;
+    if direct && mode < Require {
+        return config(format!(
+            "weak sslmode \"{shown}\" may not be used with sslnegotiation=direct (use \"require\", \"verify-ca\", or \"verify-full\")"
+        ));
+    }
+    if info.get("sslrootcert") == Some("system") && mode != VerifyFull {
+        return config(format!(
+            "weak sslmode \"{shown}\" may not be used with sslrootcert=system (use \"verify-full\")"
+        ));
+    }
+    let versions = [("TLSv1", 0), ("TLSv1.1", 1), ("TLSv1.2", 2), ("TLSv1.3", 3)];
+    let min = choice(info, "ssl_min_protocol_version", 2, &versions)?;
+    let max = choice(info, "ssl_max_protocol_version", 3, &versions)?;
+    if min > max {
+        return config("invalid SSL protocol version range");
+    }
+    if max < 2 {
+        return config("ssl_max_protocol_version must be TLSv1.2 or TLSv1.3: older versions are not safe any more");
+    }
+    let certmodes = [("disable", CertMode::Disable), ("allow", CertMode::Allow), ("require", CertMode::Require)];
+    let home = files::home(env).map(|home| home.join(".postgresql"));
+    let file = |keyword, default: &str| {
+        let given = info.non_empty(keyword).map(PathBuf::from);
+        given.or_else(|| home.as_ref().map(|home| home.join(default)))
+    };
+    Ok(SslOptions {
+        mode,
+        direct,
+        cert_mode: choice(info, "sslcertmode", CertMode::Allow, &certmodes)?,
+        root_cert: file("sslrootcert", "root.crt"),
+        cert: file("sslcert", "postgresql.crt"),
+        key: file("sslkey", "postgresql.key"),
+        crl: file("sslcrl", "root.crl"),
+        sni: info.non_empty("sslsni") != Some("0"),
+        versions: (min <= 2, max >= 3),
+    })
+}
+
+/// A list of methods, or of methods that are not allowed, each with `!`.
+fn require_auth(text: &str) -> Result<RequireAuth> {
+    let known = [
+        ("password", Method::Password),
+        ("md5", Method::Md5),
+        ("scram-sha-256", Method::ScramSha256),
+        ("none", Method::None),
+        ("gss", Method::Other),
+        ("sspi", Method::Other),
+        ("oauth", Method::Other),
+    ];
+    let negated = text.trim_start().starts_with('!');
+    let mut named = Vec::new();
+    for item in text.split(',') {
+        let item = item.trim();
+        let name = item.strip_prefix('!').unwrap_or(item);
+        if negated != (name.len() != item.len()) {
+            return config(format!(
+                "require_auth method \"{item}\" cannot be mixed with {}",
+                if negated { "negative methods" } else { "positive methods" }
+            ));
+        }
+        match known.iter().find(|(known, _)| *known == name) {
+            Some((_, method)) => named.push(*method),
+            None => return config(format!("invalid require_auth value: \"{name}\"")),
+        }
+    }
+    // Other is never allowed by naming one of them, as we have none; forbidding one does not forbid the rest, and
+    // they fail all the same.
+    let all = [Method::None, Method::Password, Method::Md5, Method::ScramSha256, Method::Other];
+    let methods = all.into_iter().filter(|method| named.contains(method) != negated).collect();
+    Ok(RequireAuth { text: text.to_owned(), methods })
+}
+
+/// One of a few words.
+fn choice<T: Copy>(info: &ConnInfo, keyword: &str, default: T, words: &[(&str, T)]) -> Result<T> {
+    let Some(text) = info.non_empty(keyword) else { return Ok(default) };
+    match words.iter().find(|(word, _)| *word == text) {
+        Some((_, value)) => Ok(*value),
+        None => config(format!("invalid {keyword} value: \"{text}\"")),
+    }
+}
+
+fn number(info: &ConnInfo, keyword: &str) -> Result<Option<i64>> {
+    let Some(text) = info.non_empty(keyword) else { return Ok(None) };
+    match text.trim().parse::<i32>() {
+        Ok(number) => Ok(Some(number.into())),
+        Err(_) => config(format!("invalid integer value \"{text}\" for connection option \"{keyword}\"")),
+    }
+}
+
+/// A time in the option's unit; zero and less mean none.
+fn duration(info: &ConnInfo, keyword: &str, unit: fn(u64) -> Duration) -> Result<Option<Duration>> {
+    let number = number(info, keyword)?.and_then(|number| u64::try_from(number).ok());
+    Ok(number.filter(|&number| number > 0).map(unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(conninfo: &str) -> Result<ConnectOptions> {
+        ConnectOptions::resolve_with(conninfo, "walreceiver", &|name| (name == "HOME").then(|| "/nonexistent".into()))
+    }
+
+    fn failure(conninfo: &str) -> String {
+        resolve(conninfo).expect_err(conninfo).to_string()
+    }
+
+    #[test]
+    fn hosts_addresses_and_ports_are_matched() {
+        let peers = |text| resolve(text).unwrap().hosts.iter().map(Host::peer).collect::<Vec<_>>();
+        assert_eq!(peers("host=a,b,/s port=1 user=u"), ["a:1", "b:1", "/s/.s.PGSQL.1"]);
+        assert_eq!(peers("host=a,b port=1, user=u"), ["a:1", "b:5432"]);
+        assert_eq!(peers("hostaddr=::1,10.0.0.1 host=,x user=u"), ["[::1]:5432", "x:5432"]);
+        assert_eq!(failure("host=a,b port=1,2,3"), "could not match 3 port numbers to 2 hosts");
+        assert_eq!(failure("host=a,b hostaddr=1"), "could not match 2 host names to 1 hostaddr values");
+        for port in ["0", "65536", "x", "-1"] {
+            assert_eq!(failure(&format!("host=a port={port}")), format!("invalid port number: \"{port}\""));
+        }
+    }
+
+    #[test]
+    fn the_startup_message_says_who_we_are() {
+        let options = resolve("user=u dbname=x application_name='' options='-c a=b'").unwrap();
+        let text: Vec<String> = options.startup.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let expected =
+            ["user=u", "database=replication", "replication=true", "options=-c a=b", "application_name=walreceiver"];
+        assert_eq!(text, expected);
+        assert_eq!(resolve("user=u application_name=s1").unwrap().application_name(), "s1");
+    }
+
+    #[test]
+    fn values_are_checked() {
+        let cases = [
+            ("sslmode=strict", "invalid sslmode value: \"strict\""),
+            ("sslmode=require sslrootcert=system", "weak sslmode \"require\" may not be used with sslrootcert=system"),
+            ("sslnegotiation=direct", "weak sslmode \"prefer\" may not be used with sslnegotiation=direct"),
+            ("channel_binding=x", "invalid channel_binding value: \"x\""),
+            ("gssencmode=require", "not supported"),
+            ("connect_timeout=5s", "invalid integer value \"5s\" for connection option \"connect_timeout\""),
+            ("require_auth=md5,!none", "cannot be mixed"),
+            ("require_auth=md5,scram", "invalid require_auth value: \"scram\""),
+            ("ssl_max_protocol_version=TLSv1.1 ssl_min_protocol_version=TLSv1", "not safe"),
+            ("ssl_max_protocol_version=TLSv1.2 ssl_min_protocol_version=TLSv1.3", "invalid SSL protocol version range"),
+            ("min_protocol_version=3.2 max_protocol_version=3.0", "greater"),
+            ("service=nosuch", "definition of service \"nosuch\" not found"),
+        ];
+        for (conninfo, expected) in cases {
+            assert!(failure(conninfo).contains(expected), "{conninfo}: {}", failure(conninfo));
+        }
+        assert_eq!(resolve("sslrootcert=system").unwrap().ssl.mode, SslMode::VerifyFull);
+        assert_eq!(resolve("connect_timeout=-1").unwrap().connect_timeout, None);
+    }
+
+    #[test]
+    fn require_auth_names_what_is_allowed() {
+        let methods = |text| require_auth(text).unwrap().methods;
+        assert_eq!(methods("scram-sha-256, none"), [Method::None, Method::ScramSha256]);
+        assert_eq!(methods("!password,!md5,!none"), [Method::ScramSha256, Method::Other]);
+    }
+
+    #[test]
+    fn passwords_come_from_string_service_environment_and_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(path("pgpass"), "a:5432:replication:u:from-file\n").unwrap();
+        std::fs::set_permissions(path("pgpass"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        std::fs::write(path("services"), "[s]\nhost=a\nuser=u\n[t]\nhost=a\npassword=from-service\n").unwrap();
+        let resolve = |conninfo: &str, more: (&str, &str)| {
+            let env = |name: &str| match name {
+                "PGSERVICEFILE" => Some(path("services")),
+                "PGPASSFILE" => Some(path("pgpass")),
+                "PGUSER" => Some("u".to_owned()),
+                other => (other == more.0).then(|| more.1.to_owned()),
+            };
+            let options = ConnectOptions::resolve_with(conninfo, "w", &env).unwrap();
+            assert!(!format!("{options:?} {options}").contains("from-"));
+            options.hosts.iter().map(|host| host.password.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(resolve("host=a,b", ("", "")), [Some("from-file".to_owned()), None]);
+        assert_eq!(resolve("service=s", ("", "")), [Some("from-file".to_owned())]);
+        assert_eq!(resolve("", ("PGSERVICE", "t")), [Some("from-service".to_owned())]);
+        assert_eq!(resolve("host=a", ("PGPASSWORD", "from-env")), [Some("from-env".to_owned())]);
+        assert_eq!(
+            resolve("host=a password=from-string", ("PGPASSWORD", "from-env")),
+            [Some("from-string".to_owned())]
+        );
+    }
+}

@@ -1,0 +1,523 @@
+//! A connection that is open: commands, and the stream of WAL.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use walrider_layout::{Lsn, TimelineId};
+use walrider_wire::backend::{self, ServerMessage};
+use walrider_wire::{command, frontend};
+
+use super::input::Input;
+use super::socket::Patience;
+use super::transport::Transport;
+use super::{ConnectError, Result};
+
+/// The longest message of a server that is accepted, in bytes. A stock walsender sends at most 128 kB of WAL at a time.
+pub const MAX_MESSAGE: usize = 64 << 20;
+/// Rows of one answer that are kept, in bytes of their messages. The longest are timeline history files.
+const MAX_ANSWER: usize = 64 << 20;
+/// Bytes that [`Connection::send_copy_data`] keeps for a server that does not read: some thousand status updates.
+const MAX_QUEUED: usize = 128 * 1024;
+/// Notices kept for [`Connection::take_notices`].
+const MAX_NOTICES: usize = 16;
+/// Parameters of a server that are kept; PostgreSQL 18 has 15.
+const MAX_PARAMETERS: usize = 64;
+
+/// What IDENTIFY_SYSTEM says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SystemIdentity {
+    /// Of the cluster; the same in its control file.
+    pub system_identifier: u64,
+    /// The timeline that the server is on.
+    pub timeline: TimelineId,
+    /// Its flush position; of a standby, what it has replayed or received.
+    pub flushed: Lsn,
+}
+
+/// What came of [`Connection::read_some`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// So many bytes, at least one. There may be more, which `poll` does not tell of when the connection is encrypted:
+    /// read until [`Read::WouldBlock`] before waiting.
+    Bytes(usize),
+    /// Nothing now.
+    WouldBlock,
+    /// The server has closed the connection.
+    Closed,
+}
+
+/// What a server sends while it streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyEvent<'a> {
+    /// The payload of a CopyData, for [`walrider_wire::stream::Streamed::parse`].
+    Data(&'a [u8]),
+    /// The server has ended the stream, at the end of the timeline or to shut down: [`Connection::end_copy`] is next.
+    Done,
+}
+
+/// What came of [`Connection::start_replication`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// WAL follows.
+    Streaming,
+    /// There is nothing on this timeline from there on: the next one, and where it begins.
+    Ended(Option<(TimelineId, Lsn)>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Waiting for a command.
+    Idle,
+    /// In a command; stays so if it fails without an answer, and the connection is of no use any more.
+    Busy,
+    /// WAL is streamed.
+    Streaming,
+    /// The server has ended the stream; what comes next is the result.
+    Ended,
+}
+
+/// A session with a walsender. The socket never blocks: commands wait for it with a timeout, the methods for streaming
+/// do not wait.
+pub struct Connection {
+    transport: Transport,
+    input: Input,
+    /// Sent up to `.1`.
+    output: (Vec<u8>, usize),
+    state: State,
+    parameters: BTreeMap<String, String>,
+    notices: VecDeque<ServerMessage>,
+    peer: String,
+    patience: Patience,
+    response_timeout: Option<Duration>,
+}
+
+/// A message, its body still in the input buffer.
+pub(super) type Message = (u8, Range<usize>);
+
+impl Connection {
+    /// Over a socket that is connected, before the startup message.
+    pub(super) fn new(transport: Transport, peer: String, patience: Patience) -> Connection {
+        Connection {
+            transport,
+            input: Input::new(),
+            output: (Vec::new(), 0),
+            state: State::Busy,
+            parameters: BTreeMap::new(),
+            notices: VecDeque::new(),
+            peer,
+            patience,
+            response_timeout: Some(Duration::from_secs(60)),
+        }
+    }
+
+    /// The server's version, 180006 for 18.6; zero if it did not say.
+    pub fn server_version_num(&self) -> u32 {
+        self.parameter("server_version").and_then(version_number).unwrap_or(0)
+    }
+
+    /// A parameter as the server reported it.
+    pub fn parameter(&self, name: &str) -> Option<&str> {
+        self.parameters.get(name).map(String::as_str)
+    }
+
+    /// Host and port, or the socket, for logs.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// Whether the connection is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.transport.is_encrypted()
+    }
+
+    /// How long a command may take until its whole answer is there; 60 seconds if nothing else is said, `None` for ever.
+    /// Has no meaning for the stream itself.
+    pub fn set_response_timeout(&mut self, timeout: Option<Duration>) {
+        self.response_timeout = timeout;
+    }
+
+    /// Notices of the server since the last call; the newest 16.
+    pub fn take_notices(&mut self) -> Vec<ServerMessage> {
+        self.notices.drain(..).collect()
+    }
+
+    // Commands
+
+    /// Runs a command and returns the rows of its answer.
+    pub fn simple_query(&mut self, text: &str) -> Result<Vec<Vec<Option<Vec<u8>>>>> {
+        let deadline = self.begin(text)?;
+        self.collect_answer(deadline)
+    }
+
+    /// Who the server is.
+    pub fn identify_system(&mut self) -> Result<SystemIdentity> {
+        let rows = self.simple_query(command::IDENTIFY_SYSTEM)?;
+        let identity = || {
+            let [row] = rows.as_slice() else { return None };
+            Some(SystemIdentity {
+                system_identifier: text(row, 0)?.parse().ok()?,
+                timeline: TimelineId(text(row, 1)?.parse().ok()?),
+                flushed: text(row, 2)?.parse().ok()?,
+            })
+        };
+        identity().ok_or_else(|| unexpected_answer("could not identify system"))
+    }
+
+    /// The name and contents of a timeline's history file.
+    pub fn timeline_history(&mut self, timeline: TimelineId) -> Result<(String, Vec<u8>)> {
+        let rows = self.simple_query(&command::timeline_history(timeline))?;
+        let file = match rows.as_slice() {
+            [row] => text(row, 0).zip(row.get(1).cloned().flatten()),
+            _ => None,
+        };
+        let (name, contents) = file.ok_or_else(|| unexpected_answer("no timeline history file"))?;
+        Ok((name.to_owned(), contents))
+    }
+
+    /// Makes a physical slot that holds WAL from now on; returns where. That it exists already is SQLSTATE 42710.
+    pub fn create_physical_slot(&mut self, name: &str, temporary: bool) -> Result<Lsn> {
+        let rows = self.simple_query(&command::create_physical_slot(name, temporary))?;
+        let at = rows.first().and_then(|row| text(row, 1)).and_then(|text| text.parse().ok());
+        at.ok_or_else(|| unexpected_answer("could not create replication slot"))
+    }
+
+    /// Whether there is a slot of this name. A logical one is an error of the server's.
+    pub fn slot_exists(&mut self, name: &str) -> Result<bool> {
+        let rows = self.simple_query(&command::read_replication_slot(name))?;
+        match rows.first().and_then(|row| row.first()) {
+            Some(slot_type) => Ok(slot_type.is_some()),
+            None => Err(unexpected_answer("could not read replication slot")),
+        }
+    }
+
+    /// Drops a slot that nobody uses.
+    pub fn drop_slot(&mut self, name: &str) -> Result<()> {
+        self.simple_query(&command::drop_replication_slot(name, false)).map(|_| ())
+    }
+
+    /// Asks for the WAL of a timeline from `start` on. That it was removed is SQLSTATE 58P01, here or in the stream.
+    pub fn start_replication(&mut self, slot: Option<&str>, start: Lsn, timeline: TimelineId) -> Result<Start> {
+        let deadline = self.begin(&command::start_replication(slot, start, timeline))?;
+        let message = self.receive(deadline)?;
+        match message.0 {
+            b'W' => {
+                self.state = State::Streaming;
+                Ok(Start::Streaming)
+            }
+            _ => next_timeline(&self.collect_answer_from(message, deadline)?).map(Start::Ended),
+        }
+    }
+
+    /// Sends a command; returns until when its answer must be there.
+    fn begin(&mut self, text: &str) -> Result<Option<Instant>> {
+        if self.state != State::Idle {
+            return Err(ConnectError::Protocol(
+                "the connection is not ready for a command: it is streaming, or an earlier command got no answer"
+                    .to_owned(),
+            ));
+        }
+        if text.contains('\0') {
+            return Err(ConnectError::Config("a command must not contain a zero byte".to_owned()));
+        }
+        self.state = State::Busy;
+        frontend::query(&mut self.output.0, text);
+        Ok(self.deadline())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.response_timeout.map(|timeout| Instant::now() + timeout)
+    }
+
+    fn collect_answer(&mut self, deadline: Option<Instant>) -> Result<Vec<Vec<Option<Vec<u8>>>>> {
+        let message = self.receive(deadline)?;
+        self.collect_answer_from(message, deadline)
+    }
+
+    /// From the first message of an answer to ReadyForQuery.
+    fn collect_answer_from(&mut self, first: Message, deadline: Option<Instant>) -> Result<Vec<Vec<Option<Vec<u8>>>>> {
+        let (mut rows, mut len, mut failure) = (Vec::new(), 0, None);
+        let mut message = first;
+        loop {
+            let (tag, range) = message;
+            let body = self.input.body(range);
+            match tag {
+                b'T' => drop(backend::row_description(body)?),
+                b'D' => {
+                    // A value of one byte takes a vector: the bound counts that too.
+                    len += body.len() * 8;
+                    if len > MAX_ANSWER {
+                        return Err(ConnectError::Protocol("the server's answer is too long".to_owned()));
+                    }
+                    rows.push(backend::data_row(body)?);
+                }
+                b'C' => drop(backend::command_complete(body)?),
+                // The end of a stream: what was under way when we wanted it to end is not for us any more.
+                b'd' | b'c' | b'I' => (),
+                b'E' => {
+                    let error = ServerMessage::parse(body)?;
+                    if error.severity != "ERROR" {
+                        // The session ends with it, and no ReadyForQuery comes.
+                        return Err(ConnectError::Server(error));
+                    }
+                    failure.get_or_insert(error);
+                }
+                b'Z' => {
+                    self.state = State::Idle;
+                    return failure.map_or(Ok(rows), |error| Err(ConnectError::Server(error)));
+                }
+                other => return Err(walrider_wire::WireError::Unexpected(other).into()),
+            }
+            message = self.receive(deadline)?;
+        }
+    }
+
+    // The stream
+
+    /// Whether something waits to be sent: then wait for the socket to be writable too, and call
+    /// [`Connection::flush`].
+    pub fn wants_write(&self) -> bool {
+        self.output.1 < self.output.0.len() || self.transport.wants_write()
+    }
+
+    /// Receives what is there, in one system call where the connection is not encrypted. Does not wait. Events taken
+    /// before are gone.
+    pub fn read_some(&mut self) -> Result<Read> {
+        match self.transport.read(self.input.room()) {
+            Ok(0) => Ok(Read::Closed),
+            Ok(len) => {
+                self.input.received(len);
+                Ok(Read::Bytes(len))
+            }
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(Read::WouldBlock),
+                ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => Ok(Read::Closed),
+                _ => Err(ConnectError::io("receive data from server", error)),
+            },
+        }
+    }
+
+    /// The next event of the stream that is whole; `None`: [`Connection::read_some`] is next. Notices and parameters in
+    /// between are noted. An error of the server's ends the session.
+    pub fn next_message(&mut self) -> Result<Option<CopyEvent<'_>>> {
+        match self.state {
+            State::Streaming => (),
+            State::Ended => return Ok(Some(CopyEvent::Done)),
+            _ => return Err(ConnectError::Protocol("the connection is not streaming".to_owned())),
+        }
+        let Some((tag, range)) = self.take()? else { return Ok(None) };
+        match tag {
+            b'd' => Ok(Some(CopyEvent::Data(self.input.body(range)))),
+            // CommandComplete comes without CopyDone when the server shuts down (WalSndDone, walsender.c).
+            b'c' | b'C' => {
+                self.state = State::Ended;
+                Ok(Some(CopyEvent::Done))
+            }
+            b'E' => {
+                self.state = State::Busy;
+                Err(ConnectError::Server(ServerMessage::parse(self.input.body(range))?))
+            }
+            other => Err(walrider_wire::WireError::Unexpected(other).into()),
+        }
+    }
+
+    /// Queues a message, as [`walrider_wire::stream`] encodes them; [`Connection::flush`] sends. `false`: it was not
+    /// taken, because the server has not read the 128 kB before it.
+    #[must_use]
+    pub fn send_copy_data(&mut self, payload: &[u8]) -> bool {
+        let queued = self.output.0.len() - self.output.1;
+        if queued + payload.len() > MAX_QUEUED {
+            return false;
+        }
+        frontend::copy_data(&mut self.output.0, payload);
+        true
+    }
+
+    /// Sends what is queued as far as the server takes it now: whether that was all.
+    pub fn flush(&mut self) -> Result<bool> {
+        let (bytes, sent) = &mut self.output;
+        let result = loop {
+            if *sent == bytes.len() {
+                bytes.clear();
+                *sent = 0;
+                break self.transport.flush();
+            }
+            match self.transport.write(&bytes[*sent..]) {
+                Ok(len) => *sent += len,
+                Err(error) if error.kind() == ErrorKind::Interrupted => (),
+                Err(error) => break Err(error),
+            }
+        };
+        match result {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(ConnectError::io("send data to server", error)),
+            Ok(all) => Ok(all),
+        }
+    }
+
+    /// Ends the stream from our side, and reads the server's result; WAL that is under way is thrown away. Waits. If the
+    /// timeline has ended: the next one and where it begins. [`Connection::start_replication`] can follow. A server that
+    /// shuts down closes the connection instead.
+    pub fn end_copy(&mut self) -> Result<Option<(TimelineId, Lsn)>> {
+        if !matches!(self.state, State::Streaming | State::Ended) {
+            return Err(ConnectError::Protocol("the connection is not streaming".to_owned()));
+        }
+        self.state = State::Busy;
+        frontend::copy_done(&mut self.output.0);
+        let deadline = self.deadline();
+        next_timeline(&self.collect_answer(deadline)?)
+    }
+
+    // Messages, waiting
+
+    /// The next message that is whole, past those that may come at any time.
+    fn take(&mut self) -> Result<Option<Message>> {
+        while let Some((tag, range)) = self.input.take(MAX_MESSAGE)? {
+            let body = self.input.body(range.clone());
+            match tag {
+                b'N' => {
+                    let notice = ServerMessage::parse(body)?;
+                    if self.notices.len() == MAX_NOTICES {
+                        self.notices.pop_front();
+                    }
+                    self.notices.push_back(notice);
+                }
+                b'S' => {
+                    let (name, value) = backend::parameter_status(body)?;
+                    let fits = name.len() + value.len() <= ServerMessage::MAX_FIELD;
+                    if fits && (self.parameters.len() < MAX_PARAMETERS || self.parameters.contains_key(&name)) {
+                        self.parameters.insert(name, value);
+                    }
+                }
+                // A NotificationResponse: nobody listens.
+                b'A' => (),
+                _ => return Ok(Some((tag, range))),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Sends what is queued, and waits for the next message.
+    fn receive(&mut self, deadline: Option<Instant>) -> Result<Message> {
+        let patience = Patience { deadline, interrupt: self.patience.interrupt.clone() };
+        self.receive_within(&patience)
+    }
+
+    fn receive_within(&mut self, patience: &Patience) -> Result<Message> {
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(message);
+            }
+            // Also what the server sent before it stopped reading is worth having, an error most of all.
+            let sent = self.flush();
+            match self.read_some()? {
+                Read::Bytes(_) => {
+                    // A server that never stops sending notices is not waited for, but there is an end to it.
+                    if patience.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                        return Err(ConnectError::Timeout);
+                    }
+                    continue;
+                }
+                Read::Closed => return Err(sent.err().unwrap_or(ConnectError::Closed)),
+                Read::WouldBlock => patience.wait(self.transport.as_fd(), true, !sent?)?,
+            }
+        }
+    }
+
+    // For `open`
+
+    /// Queues a message.
+    pub(super) fn output(&mut self) -> &mut Vec<u8> {
+        &mut self.output.0
+    }
+
+    /// Waits for the next message, as long as opening the connection may take.
+    pub(super) fn receive_startup(&mut self) -> Result<Message> {
+        let patience = self.patience.clone();
+        self.receive_within(&patience)
+    }
+
+    pub(super) fn body(&self, range: Range<usize>) -> &[u8] {
+        self.input.body(range)
+    }
+
+    /// The server said that it is ready for commands.
+    pub(super) fn set_ready(&mut self) {
+        self.state = State::Idle;
+        self.patience.deadline = None;
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.transport.as_fd()
+    }
+}
+
+impl Drop for Connection {
+    /// Says goodbye, if the server takes it at once.
+    fn drop(&mut self) {
+        if self.state == State::Idle {
+            frontend::terminate(&mut self.output.0);
+            // Whoever drops it is done with it, and so is a server that is not there any more.
+            let _ = self.flush();
+        }
+    }
+}
+
+/// A column as text.
+fn text(row: &[Option<Vec<u8>>], at: usize) -> Option<&str> {
+    std::str::from_utf8(row.get(at)?.as_deref()?).ok()
+}
+
+fn unexpected_answer(what: &str) -> ConnectError {
+    ConnectError::Protocol(format!("invalid response from primary server: {what}"))
+}
+
+/// The result at the end of a stream: no row, or one of the next timeline and its start (`StartReplication`).
+fn next_timeline(rows: &[Vec<Option<Vec<u8>>>]) -> Result<Option<(TimelineId, Lsn)>> {
+    let next = |row: &[Option<Vec<u8>>]| Some((TimelineId(text(row, 0)?.parse().ok()?), text(row, 1)?.parse().ok()?));
+    match rows {
+        [] => Ok(None),
+        [row] => match next(row) {
+            Some(next) => Ok(Some(next)),
+            None => Err(unexpected_answer("unexpected result set after end-of-streaming")),
+        },
+        _ => Err(unexpected_answer("unexpected result set after end-of-streaming")),
+    }
+}
+
+/// "18.6 (Debian 18.6-1)", "19beta1" as PQserverVersion has them.
+fn version_number(text: &str) -> Option<u32> {
+    let number = |text: &str| -> Option<u32> {
+        text.get(..text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))?.parse().ok()
+    };
+    let (major, minor) = text.split_once('.').unwrap_or((text, ""));
+    number(major)?.checked_mul(10_000)?.checked_add(number(minor).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_numbered_as_in_libpq() {
+        for (text, number) in [("18.6", 180_006), ("17.11 (Debian 17.11-1)", 170_011), ("19beta1", 190_000)] {
+            assert_eq!(version_number(text), Some(number));
+        }
+        assert_eq!(version_number("devel"), None);
+        assert_eq!(version_number("99999999999.1"), None);
+    }
+
+    #[test]
+    fn the_next_timeline_is_a_row_or_none() {
+        let row = |a: &str, b: &str| vec![Some(a.as_bytes().to_vec()), Some(b.as_bytes().to_vec())];
+        assert_eq!(next_timeline(&[]).unwrap(), None);
+        assert_eq!(next_timeline(&[row("2", "0/3000000")]).unwrap(), Some((TimelineId(2), Lsn(0x300_0000))));
+        for bad in [vec![row("x", "0/3")], vec![row("2", "3")], vec![vec![]], vec![row("2", "0/3"); 2]] {
+            assert!(next_timeline(&bad).is_err());
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The socket, encrypted or not. Nothing here blocks.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use socket2::Socket;
+
+/// How bytes travel.
+pub(super) enum Transport {
+    /// As they are.
+    Plain(Socket),
+}
+
+impl Transport {
+    /// Receives some bytes; zero at the end.
+    pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Transport::Plain(socket) => socket.read(into),
+        }
+    }
+
+    /// Sends or keeps some bytes.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Transport::Plain(socket) => socket.write(bytes),
+        }
+    }
+
+    /// Sends what was kept: whether nothing is left.
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
+        match self {
+            Transport::Plain(_) => Ok(true),
+        }
+    }
+
+    /// Whether others on the way can read it.
+    pub(super) fn is_encrypted(&self) -> bool {
+        match self {
+            Transport::Plain(_) => false,
+        }
+    }
+
+    /// Whether something was kept.
+    pub(super) fn wants_write(&self) -> bool {
+        match self {
+            Transport::Plain(_) => false,
+        }
+    }
+}
+
+impl AsFd for Transport {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Transport::Plain(socket) => socket.as_fd(),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The commands of a walsender (`repl_gram.y`, PostgreSQL 17 and 18). The text goes into a Query message.
+
+use walrider_layout::{Lsn, TimelineId};
+
+/// Asks for system identifier, timeline and flush position.
+pub const IDENTIFY_SYSTEM: &str = "IDENTIFY_SYSTEM";
+
+/// Asks for a slot's type, `restart_lsn` and its timeline; all null if there is none of this name.
+pub fn read_replication_slot(slot: &str) -> String {
+    format!("READ_REPLICATION_SLOT {}", quote_identifier(slot))
+}
+
+/// Makes a physical slot that holds WAL from now on. A temporary one ends with the connection.
+pub fn create_physical_slot(slot: &str, temporary: bool) -> String {
+    let temporary = if temporary { " TEMPORARY" } else { "" };
+    format!("CREATE_REPLICATION_SLOT {}{temporary} PHYSICAL (RESERVE_WAL)", quote_identifier(slot))
+}
+
+/// Drops a slot; `wait`: until nobody uses it any more, otherwise that is an error.
+pub fn drop_replication_slot(slot: &str, wait: bool) -> String {
+    format!("DROP_REPLICATION_SLOT {}{}", quote_identifier(slot), if wait { " WAIT" } else { "" })
+}
+
+/// Starts streaming WAL of `timeline` at `start`, inclusive.
+///
+/// ```
+/// use walrider_layout::{Lsn, TimelineId};
+/// let command = walrider_wire::command::start_replication(Some("a"), Lsn(0x1_0000_00A0), TimelineId(2));
+/// assert_eq!(command, r#"START_REPLICATION SLOT "a" PHYSICAL 1/A0 TIMELINE 2"#);
+/// ```
+pub fn start_replication(slot: Option<&str>, start: Lsn, timeline: TimelineId) -> String {
+    let slot = slot.map(|slot| format!("SLOT {} ", quote_identifier(slot))).unwrap_or_default();
+    format!("START_REPLICATION {slot}PHYSICAL {start} TIMELINE {timeline}")
+}
+
+/// Asks for a timeline's history file.
+pub fn timeline_history(timeline: TimelineId) -> String {
+    format!("TIMELINE_HISTORY {timeline}")
+}
+
+/// A name in double quotes. A zero byte, which would end the message, is left out: no name has one.
+pub fn quote_identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('\0', "").replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted() {
+        assert_eq!(read_replication_slot("a\"b\0"), r#"READ_REPLICATION_SLOT "a""b""#);
+        assert_eq!(create_physical_slot("s", true), r#"CREATE_REPLICATION_SLOT "s" TEMPORARY PHYSICAL (RESERVE_WAL)"#);
+        assert_eq!(drop_replication_slot("s", true), r#"DROP_REPLICATION_SLOT "s" WAIT"#);
+        assert_eq!(timeline_history(TimelineId(7)), "TIMELINE_HISTORY 7");
+        assert_eq!(start_replication(None, Lsn(1), TimelineId(1)), "START_REPLICATION PHYSICAL 0/1 TIMELINE 1");
+    }
+}

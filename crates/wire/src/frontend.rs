@@ -1,0 +1,98 @@
+//! Messages to a server ("Message Formats" in PostgreSQL's manual). Each function appends one whole message.
+//!
+//! Texts must not hold a zero byte: the callers' come from connection strings and commands, which refuse it.
+
+/// Protocol 3.0.
+pub const PROTOCOL_3_0: u32 = 3 << 16;
+/// Protocol 3.2, of PostgreSQL 18: longer cancel keys, nothing else.
+pub const PROTOCOL_3_2: u32 = 3 << 16 | 2;
+
+/// Asks whether the server speaks TLS; it answers with one byte, `S` or `N`.
+pub const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
+
+/// The first message of a session: version and parameters.
+pub fn startup(out: &mut Vec<u8>, protocol: u32, parameters: &[(&str, &str)]) {
+    framed(out, None, |out| {
+        out.extend(protocol.to_be_bytes());
+        for (name, value) in parameters {
+            cstr(out, name);
+            cstr(out, value);
+        }
+        out.push(0);
+    });
+}
+
+/// A simple query, or a replication command.
+pub fn query(out: &mut Vec<u8>, text: &str) {
+    framed(out, Some(b'Q'), |out| cstr(out, text));
+}
+
+/// A password, in clear text or as its MD5 answer.
+pub fn password(out: &mut Vec<u8>, password: &[u8]) {
+    framed(out, Some(b'p'), |out| {
+        out.extend(password);
+        out.push(0);
+    });
+}
+
+/// The choice of a SASL mechanism, with its first data.
+pub fn sasl_initial_response(out: &mut Vec<u8>, mechanism: &str, data: &[u8]) {
+    framed(out, Some(b'p'), |out| {
+        cstr(out, mechanism);
+        out.extend((data.len() as u32).to_be_bytes());
+        out.extend(data);
+    });
+}
+
+/// Further data of a SASL exchange.
+pub fn sasl_response(out: &mut Vec<u8>, data: &[u8]) {
+    framed(out, Some(b'p'), |out| out.extend(data));
+}
+
+/// A message of the replication stream, as [`crate::stream`] encodes them.
+pub fn copy_data(out: &mut Vec<u8>, payload: &[u8]) {
+    framed(out, Some(b'd'), |out| out.extend(payload));
+}
+
+/// The end of our side of the stream.
+pub fn copy_done(out: &mut Vec<u8>) {
+    framed(out, Some(b'c'), |_| ());
+}
+
+/// The end of the session.
+pub fn terminate(out: &mut Vec<u8>) {
+    framed(out, Some(b'X'), |_| ());
+}
+
+fn cstr(out: &mut Vec<u8>, text: &str) {
+    debug_assert!(!text.contains('\0'));
+    out.extend(text.as_bytes());
+    out.push(0);
+}
+
+/// Writes type, length word and what `body` appends. The length counts itself, not the type.
+fn framed(out: &mut Vec<u8>, tag: Option<u8>, body: impl FnOnce(&mut Vec<u8>)) {
+    out.extend(tag);
+    let at = out.len();
+    out.extend([0; 4]);
+    body(out);
+    let length = (out.len() - at) as u32;
+    out[at..at + 4].copy_from_slice(&length.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_count_themselves() {
+        let mut out = Vec::new();
+        startup(&mut out, PROTOCOL_3_0, &[("user", "u")]);
+        assert_eq!(out, b"\0\0\0\x10\0\x03\0\0user\0u\0\0");
+        out.clear();
+        query(&mut out, "A");
+        copy_done(&mut out);
+        sasl_initial_response(&mut out, "M", b"xy");
+        assert_eq!(out, b"Q\0\0\0\x06A\0c\0\0\0\x04p\0\0\0\x0cM\0\0\0\0\x02xy");
+    }
+}
