@@ -248,6 +248,7 @@ impl<'a> Engine<'a> {
             self.globals.passed(self.replayed);
             self.queue.extend(loaded);
             self.check_invalid()?;
+            self.stats.consistent = self.is_consistent();
             let flow = progress(&self.stats, self.replayed);
             if let Some(stop) = batch.stop {
                 return Ok(stop);

@@ -18,6 +18,8 @@ pub struct Stats {
     pub transactions: u64,
     /// Transactions rolled back.
     pub aborts: u64,
+    /// The directory is consistent where it stands.
+    pub consistent: bool,
     /// When the last of the transactions was committed, by the primary's clock.
     pub last_commit: Option<TimestampTz>,
     /// Pages read from relation files.

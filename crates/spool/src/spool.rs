@@ -113,6 +113,11 @@ impl Spool {
         Ok(Writer::new(self.clone(), timeline, at))
     }
 
+    /// The size of segments.
+    pub fn segment_size(&self) -> SegmentSize {
+        self.shared.size
+    }
+
     /// End of what is in the operating system; zero before the first [`Spool::start_at`].
     pub fn written(&self) -> Lsn {
         self.shared.lock().written

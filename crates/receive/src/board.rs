@@ -1,0 +1,162 @@
+//! What the thread that receives tells the others, and what they tell it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::event::{EventfdFlags, eventfd};
+use walrider_layout::Lsn;
+
+use crate::positions::Timing;
+
+/// Shared by all threads of a standby. Whoever changes something that the receiver waits for wakes it.
+#[derive(Debug)]
+pub struct Board {
+    wake: OwnedFd,
+    /// Readable while the session is to end.
+    end: Arc<OwnedFd>,
+    ends: AtomicBool,
+    applied: AtomicU64,
+    commits: AtomicBool,
+    horizon: AtomicU64,
+    received: AtomicU64,
+    reported: AtomicU64,
+    sent_at: AtomicI64,
+    heard_at: AtomicI64,
+    disk_full: AtomicBool,
+    timing: Mutex<Timing>,
+}
+
+impl Board {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// When the system gives no event descriptor.
+    pub fn new(timing: Timing) -> io::Result<Board> {
+        Ok(Board {
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            end: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+            ends: AtomicBool::new(false),
+            applied: AtomicU64::new(0),
+            commits: AtomicBool::new(false),
+            horizon: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            reported: AtomicU64::new(0),
+            sent_at: AtomicI64::new(0),
+            heard_at: AtomicI64::new(0),
+            disk_full: AtomicBool::new(false),
+            timing: Mutex::new(timing),
+        })
+    }
+
+    /// Readable when somebody has woken the receiver.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Has the receiver look at what changed.
+    pub fn wake(&self) {
+        // Full, at 2^64 wakes that nobody has taken: it is awake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Takes all wakes so far.
+    pub(crate) fn awake(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+    }
+
+    /// Ends the session, and lets none begin, until told otherwise.
+    pub fn end(&self, ends: bool) {
+        self.ends.store(ends, Ordering::SeqCst);
+        let _ = match ends {
+            true => rustix::io::write(&self.end, &1u64.to_ne_bytes()),
+            false => rustix::io::read(&self.end, &mut [0; 8]),
+        };
+        self.wake();
+    }
+
+    /// Readable while the session is to end: for whoever waits for something else.
+    pub fn end_fd(&self) -> Arc<OwnedFd> {
+        self.end.clone()
+    }
+
+    /// Whether the session is to end.
+    pub fn ends(&self) -> bool {
+        self.ends.load(Ordering::SeqCst)
+    }
+
+    /// Replay has got to `upto`; `commits`: a commit was among it.
+    pub fn applied(&self, upto: Lsn, commits: bool) {
+        self.applied.store(upto.0, Ordering::Release);
+        if commits {
+            self.commits.store(true, Ordering::Release);
+        }
+        self.wake();
+    }
+
+    /// What [`Board::applied`] has told, and whether a commit was among it since the last time.
+    pub(crate) fn take_applied(&self) -> (Lsn, bool) {
+        // In this order: a commit that is told between the two counts next time.
+        let commits = self.commits.swap(false, Ordering::AcqRel);
+        (Lsn(self.applied.load(Ordering::Acquire)), commits)
+    }
+
+    /// The primary's newest flush position that it has told.
+    pub fn horizon(&self) -> Lsn {
+        Lsn(self.horizon.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_horizon(&self, horizon: Lsn) {
+        self.horizon.store(horizon.0, Ordering::Release);
+    }
+
+    /// Up to where WAL has come over the wire.
+    pub fn received(&self) -> Lsn {
+        Lsn(self.received.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_received(&self, received: Lsn) {
+        self.received.store(received.0, Ordering::Relaxed);
+    }
+
+    /// What the primary was told as applied.
+    pub fn reported(&self) -> Lsn {
+        Lsn(self.reported.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_reported(&self, reported: Lsn) {
+        self.reported.store(reported.0, Ordering::Relaxed);
+    }
+
+    /// When the last message was sent, by the primary's clock, and when it came, by ours: microseconds since 2000-01-01 UTC;
+    /// zero before the first.
+    pub fn last_message(&self) -> (i64, i64) {
+        (self.sent_at.load(Ordering::Relaxed), self.heard_at.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_last_message(&self, sent_at: i64, heard_at: i64) {
+        self.sent_at.store(sent_at, Ordering::Relaxed);
+        self.heard_at.store(heard_at, Ordering::Relaxed);
+    }
+
+    /// Whether what was received waits for space on the disk.
+    pub fn disk_full(&self) -> bool {
+        self.disk_full.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_disk_full(&self, full: bool) {
+        self.disk_full.store(full, Ordering::Relaxed);
+    }
+
+    /// When to speak without news.
+    pub fn timing(&self) -> Timing {
+        *self.timing.lock().expect("no panic while locked")
+    }
+
+    /// Changes that, at once.
+    pub fn set_timing(&self, timing: Timing) {
+        *self.timing.lock().expect("no panic while locked") = timing;
+        self.wake();
+    }
+}

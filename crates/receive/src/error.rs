@@ -1,0 +1,100 @@
+//! Why receiving fails.
+
+use std::io;
+
+use walrider_layout::{Lsn, TimelineId};
+use walrider_spool::SpoolError;
+use walrider_wire::WireError;
+
+use crate::connect::ConnectError;
+use crate::positions::Diverged;
+
+/// Why a session with the primary failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiveError {
+    /// The connection, or what the server answers.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A message that makes no sense.
+    #[error("invalid message from the primary: {0}")]
+    Wire(#[from] WireError),
+    /// Storing what came.
+    #[error(transparent)]
+    Spool(#[from] SpoolError),
+    /// `wal_receiver_timeout`.
+    #[error("terminating the connection: the primary has not answered in time")]
+    Silent,
+    /// The connection was closed.
+    #[error("the primary closed the connection")]
+    Closed,
+    /// The disk was full when the stream ended.
+    #[error("the stream ended while the disk was full: what could not be stored is received again")]
+    Full,
+    /// WAL that does not follow what came before.
+    #[error("the primary sent WAL from {start} instead of {expected}")]
+    OutOfOrder {
+        /// What was due.
+        expected: Lsn,
+        /// What came.
+        start: Lsn,
+    },
+    /// Waiting for the connection.
+    #[error("could not wait for the connection: {0}")]
+    Poll(io::Error),
+    /// The primary has lost WAL.
+    #[error(transparent)]
+    Diverged(#[from] Diverged),
+    /// Another cluster.
+    #[error(
+        "the database system identifier of the primary is {primary}, that of the standby {standby}: it is not a copy of that \
+         primary; check the connection string, or make a new base backup"
+    )]
+    OtherSystem {
+        /// What the primary says.
+        primary: u64,
+        /// What the directory says.
+        standby: u64,
+    },
+    /// Another major version.
+    #[error(
+        "the primary is of PostgreSQL {primary}, the directory of {standby}: WAL cannot be exchanged between majors"
+    )]
+    OtherMajor {
+        /// The primary's.
+        primary: u32,
+        /// The directory's.
+        standby: u32,
+    },
+    /// The primary is a server that was not promoted when another one was.
+    #[error(
+        "highest timeline {primary} of the primary is behind recovery timeline {standby}: connect to the server that was \
+         promoted"
+    )]
+    OldTimeline {
+        /// The primary's.
+        primary: TimelineId,
+        /// The one that is asked for.
+        standby: TimelineId,
+    },
+}
+
+impl ReceiveError {
+    /// Whether the primary does not have the WAL that was asked for, but an archive may: it was removed, or the primary is
+    /// behind or on another branch. Trying again at the same place does not help by itself.
+    pub fn is_missing_wal(&self) -> bool {
+        match self {
+            ReceiveError::Connect(error) => error.is_sqlstate("58P01") || error.is_sqlstate("XX000"),
+            ReceiveError::OldTimeline { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether nothing that time brings, or another primary behind the same name, will help.
+    pub fn is_final(&self) -> bool {
+        match self {
+            ReceiveError::Diverged(_) => true,
+            ReceiveError::Spool(error) => !matches!(error, SpoolError::Full { .. }),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! What a standby knows of its WAL, and what it tells the primary and when: the state machine behind `walrider standby` and
+//! `walrider receive`, without I/O and without a clock. `tests/model.rs` checks it.
+//!
+//! ```text
+//! flushed ≤ written        what is held
+//! applied ≤ visible        visible = min(written, horizon) while following, = written once promoted
+//! ```
+//!
+//! The horizon is the newest flush position that the primary has told. A stock primary sends what it has flushed, and the
+//! horizon is never behind. One that sends its WAL early may crash and lose what it sent: that must not be replayed here as
+//! long as the primary can come back, and must be replayed when it cannot, because it may hold commits that were
+//! acknowledged on our word.
+
+use std::time::Duration;
+
+use walrider_layout::Lsn;
+
+/// What a primary says of itself when a session begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Greeting {
+    /// Its flush position.
+    pub flushed: Lsn,
+    /// Which of its runs this is: another one after each crash. A primary that sends only what it has flushed need not tell
+    /// them apart.
+    pub run: u64,
+    /// Where the WAL of the run that we know ended, when the next one recovered it: all that it flushed, and what later runs
+    /// went on from. (Not where this run began: between the two, there may be WAL of runs that we never heard of.)
+    pub kept: Lsn,
+}
+
+/// A primary that has lost WAL which it had called flushed: this standby has replayed more than the primary knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the primary recovered its WAL up to {kept} only, after it had reported {horizon} as flushed: its history is not that \
+     of this standby any more. Make a new base backup, or promote this standby instead"
+)]
+pub struct Diverged {
+    /// Where the primary's WAL ended.
+    pub kept: Lsn,
+    /// What it had told.
+    pub horizon: Lsn,
+}
+
+/// When to speak without anything new to say (`wal_receiver_status_interval`, `wal_receiver_timeout`); zero: never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Timing {
+    /// A report at least this often.
+    pub status_interval: Duration,
+    /// A primary that is silent for this long is lost; after half of it, it is asked for an answer.
+    pub timeout: Duration,
+}
+
+/// Whether more is waiting to be received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Link {
+    /// Nothing at the moment.
+    Quiet,
+    /// More is there.
+    Busy,
+}
+
+/// What the primary is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Report {
+    /// Up to there, WAL is in the operating system here.
+    pub write: Lsn,
+    /// Up to there, it is durable.
+    pub flush: Lsn,
+    /// Up to there, it is replayed and durable; zero where nothing is replayed.
+    pub apply: Lsn,
+    /// An answer is asked for.
+    pub reply_requested: bool,
+}
+
+/// The positions of one standby. Times are since any fixed moment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Positions {
+    timing: Timing,
+    written: Lsn,
+    flushed: Lsn,
+    applied: Lsn,
+    horizon: Lsn,
+    run: Option<u64>,
+    promoted: bool,
+    /// Of this session.
+    session: Session,
+}
+
+/// What is forgotten when a session ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Session {
+    told: Option<Report>,
+    /// A commit was replayed since the last report.
+    commit_applied: bool,
+    /// The primary wants to hear from us.
+    asked: bool,
+    /// It was asked for an answer, and has not given any.
+    pinged: bool,
+    heard_at: Duration,
+    told_at: Duration,
+}
+
+impl Positions {
+    /// A standby that holds no WAL yet.
+    pub fn new(timing: Timing) -> Positions {
+        let (written, flushed, applied, horizon) = (Lsn::INVALID, Lsn::INVALID, Lsn::INVALID, Lsn::INVALID);
+        Positions {
+            timing,
+            written,
+            flushed,
+            applied,
+            horizon,
+            run: None,
+            promoted: false,
+            session: Session::default(),
+        }
+    }
+
+    /// One that is started again, with what its directory holds.
+    pub fn restarted(timing: Timing, held: Lsn, horizon: Lsn, run: Option<u64>) -> Positions {
+        Positions { written: held, flushed: held, horizon, run, ..Positions::new(timing) }
+    }
+
+    /// Other intervals from now on.
+    pub fn set_timing(&mut self, timing: Timing) {
+        self.timing = timing;
+    }
+
+    /// Up to where WAL is held, in the operating system at least.
+    pub fn written(&self) -> Lsn {
+        self.written
+    }
+
+    /// The primary's newest flush position that we know of.
+    pub fn horizon(&self) -> Lsn {
+        self.horizon
+    }
+
+    /// Which of the primary's runs the WAL is from; to be kept, durably, before WAL of that run is written.
+    pub fn run(&self) -> Option<u64> {
+        self.run
+    }
+
+    /// Up to where WAL may be replayed (exclusive).
+    pub fn visible(&self) -> Lsn {
+        if self.promoted { self.written } else { self.written.min(self.horizon) }
+    }
+
+    /// Receiving goes on at `start`, a position that was made sure of by other means, such as replay.
+    pub fn start_at(&mut self, start: Lsn) {
+        (self.written, self.flushed) = (start, start);
+    }
+
+    /// A session begins. Returns where the WAL that counts ends: what is held behind must be gone, durably, before anything
+    /// is received, and streaming goes on there.
+    ///
+    /// While the primary's run is the one that we know, all that is held stays, even behind the horizon: it may belong to
+    /// commits that were acknowledged because we hold it, and only the messages that said so were lost. A new run has
+    /// recovered all that was acknowledged; what is held behind that was never flushed, and never will be.
+    ///
+    /// # Errors
+    /// When the primary has lost what it had flushed.
+    pub fn connect(&mut self, greeting: &Greeting, now: Duration) -> Result<Lsn, Diverged> {
+        if self.run.is_some_and(|run| run != greeting.run) {
+            if greeting.kept < self.horizon {
+                return Err(Diverged { kept: greeting.kept, horizon: self.horizon });
+            }
+            self.written = self.written.min(greeting.kept);
+            self.flushed = self.flushed.min(self.written);
+        }
+        self.run = Some(greeting.run);
+        self.horizon = self.horizon.max(greeting.flushed);
+        self.session = Session { heard_at: now, told_at: now, asked: true, ..Session::default() };
+        Ok(self.written)
+    }
+
+    /// A message of the primary has come, with its flush position.
+    pub fn heard(&mut self, wal_end: Lsn, reply_requested: bool, now: Duration) {
+        self.horizon = self.horizon.max(wal_end);
+        self.session.asked |= reply_requested;
+        self.session.heard_at = now;
+        self.session.pinged = false;
+    }
+
+    /// WAL up to there has got into the operating system.
+    pub fn wrote(&mut self, upto: Lsn) {
+        self.written = self.written.max(upto);
+    }
+
+    /// WAL up to there is durable.
+    pub fn flushed(&mut self, upto: Lsn) {
+        debug_assert!(upto <= self.written);
+        self.flushed = self.flushed.max(upto);
+    }
+
+    /// WAL up to there is replayed; `commits`: a commit was among it.
+    pub fn applied(&mut self, upto: Lsn, commits: bool) {
+        self.applied = self.applied.max(upto);
+        self.session.commit_applied |= commits;
+    }
+
+    /// No primary any more: all that is held counts.
+    pub fn promote(&mut self) {
+        self.promoted = true;
+    }
+
+    /// Whether the primary has been silent for too long.
+    pub fn is_lost(&self, now: Duration) -> bool {
+        !self.timing.timeout.is_zero() && now.saturating_sub(self.session.heard_at) >= self.timing.timeout
+    }
+
+    /// What to tell the primary now, if anything.
+    ///
+    /// What moved at writing and flushing is told at once: somebody may be waiting for just that. That replay moved is told
+    /// along with it, and by itself once the link is quiet and a commit was replayed: who waits for it waits for a commit,
+    /// and while more is coming in, there will be something to tell it with.
+    pub fn report(&mut self, link: Link, now: Duration) -> Option<Report> {
+        let apply = self.applied.min(self.flushed);
+        let ping = self.is_ping_due(now);
+        let report = Report { write: self.written, flush: self.flushed, apply, reply_requested: ping };
+        let moved = match self.session.told {
+            None => true,
+            Some(told) => {
+                let applied = apply > told.apply && self.session.commit_applied && link == Link::Quiet;
+                report.write != told.write || report.flush != told.flush || applied
+            }
+        };
+        let interval = self.timing.status_interval;
+        let due = !interval.is_zero() && now.saturating_sub(self.session.told_at) >= interval;
+        if !(moved || due || ping || self.session.asked) {
+            return None;
+        }
+        self.session.told = Some(report);
+        self.session.told_at = now;
+        self.session.asked = false;
+        self.session.pinged |= ping;
+        // What is replayed but not durable yet is still to be told.
+        self.session.commit_applied &= apply < self.applied;
+        Some(report)
+    }
+
+    fn is_ping_due(&self, now: Duration) -> bool {
+        let timeout = self.timing.timeout;
+        !timeout.is_zero() && !self.session.pinged && now.saturating_sub(self.session.heard_at) >= timeout / 2
+    }
+
+    /// When to look again although nothing happens.
+    pub fn deadline(&self) -> Option<Duration> {
+        let Timing { status_interval, timeout } = self.timing;
+        let status = Some(self.session.told_at + status_interval).filter(|_| !status_interval.is_zero());
+        let silence = if self.session.pinged { timeout } else { timeout / 2 };
+        let heard = Some(self.session.heard_at + silence).filter(|_| !timeout.is_zero());
+        [status, heard].into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Lsn = Lsn(100);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A session that has said what it says at first.
+    fn connected() -> Positions {
+        let mut positions = Positions::new(Timing { status_interval: 10 * SECOND, timeout: 60 * SECOND });
+        positions.start_at(START);
+        let greeting = Greeting { flushed: START, run: 1, kept: START };
+        assert_eq!(positions.connect(&greeting, Duration::ZERO), Ok(START));
+        assert!(positions.report(Link::Quiet, Duration::ZERO).is_some(), "first of all, where it stands");
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), None);
+        positions
+    }
+
+    fn told(write: u64, flush: u64, apply: u64) -> Option<Report> {
+        Some(Report { write: Lsn(write), flush: Lsn(flush), apply: Lsn(apply), reply_requested: false })
+    }
+
+    #[test]
+    fn each_stage_is_told_when_it_is_reached() {
+        let mut positions = connected();
+        positions.heard(Lsn(120), false, Duration::ZERO);
+        positions.wrote(Lsn(120));
+        assert_eq!(positions.report(Link::Busy, Duration::ZERO), told(120, 100, 0));
+        // Replayed before it is durable: that is no news to somebody who waits for both.
+        positions.applied(Lsn(120), true);
+        positions.flushed(Lsn(120));
+        assert_eq!(positions.report(Link::Busy, Duration::ZERO), told(120, 120, 120));
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn replay_alone_is_told_when_the_link_is_quiet_and_a_commit_moved() {
+        let mut positions = connected();
+        positions.wrote(Lsn(120));
+        positions.flushed(Lsn(120));
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 120, 0));
+        positions.applied(Lsn(110), false);
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), None, "no commit");
+        positions.applied(Lsn(120), true);
+        assert_eq!(positions.report(Link::Busy, Duration::ZERO), None, "more is coming in");
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 120, 120));
+    }
+
+    /// The commit was replayed, then reported with something else, before its WAL was durable. Nobody told the primary when
+    /// it was.
+    #[test]
+    fn a_commit_replayed_before_it_is_durable_is_told_later() {
+        let mut positions = connected();
+        positions.wrote(Lsn(120));
+        positions.applied(Lsn(120), true);
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 100, 100));
+        positions.flushed(Lsn(120));
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 120, 120));
+    }
+
+    #[test]
+    fn silence_is_broken() {
+        let mut positions = connected();
+        assert_eq!(positions.deadline(), Some(10 * SECOND));
+        assert_eq!(positions.report(Link::Quiet, 9 * SECOND), None);
+        assert_eq!(positions.report(Link::Quiet, 10 * SECOND), told(100, 100, 0));
+        let ping = positions.report(Link::Quiet, 30 * SECOND).unwrap();
+        assert!(ping.reply_requested);
+        assert!(!positions.report(Link::Quiet, 40 * SECOND).unwrap().reply_requested, "once is enough");
+        assert!(!positions.is_lost(59 * SECOND));
+        assert!(positions.is_lost(60 * SECOND));
+        positions.heard(START, true, 59 * SECOND);
+        assert!(!positions.is_lost(60 * SECOND));
+        assert!(positions.report(Link::Busy, 59 * SECOND).is_some(), "the primary has asked");
+        let never = Timing { status_interval: Duration::ZERO, timeout: Duration::ZERO };
+        positions.set_timing(never);
+        assert_eq!(positions.deadline(), None);
+        assert!(!positions.is_lost(1000 * SECOND));
+    }
+
+    #[test]
+    fn a_new_run_of_the_primary_takes_back_what_it_did_not_flush() {
+        let mut positions = connected();
+        positions.heard(Lsn(110), false, Duration::ZERO);
+        positions.wrote(Lsn(130));
+        assert_eq!(positions.visible(), Lsn(110));
+        let same = Greeting { flushed: Lsn(115), run: 1, kept: START };
+        assert_eq!(positions.connect(&same, SECOND), Ok(Lsn(130)), "only the link was lost");
+        assert_eq!(positions.visible(), Lsn(115));
+        let new = Greeting { flushed: Lsn(120), run: 2, kept: Lsn(118) };
+        assert_eq!(positions.connect(&new, SECOND), Ok(Lsn(118)));
+        assert_eq!(positions.visible(), Lsn(118));
+        let lost = Greeting { flushed: Lsn(112), run: 3, kept: Lsn(111) };
+        assert_eq!(positions.connect(&lost, SECOND), Err(Diverged { kept: Lsn(111), horizon: Lsn(120) }));
+    }
+
+    #[test]
+    fn promotion_makes_all_visible() {
+        let mut positions = connected();
+        positions.wrote(Lsn(130));
+        assert_eq!(positions.visible(), START);
+        positions.promote();
+        assert_eq!(positions.visible(), Lsn(130));
+    }
+}

@@ -1,0 +1,257 @@
+//! One session of streaming: from the connection into the spool, and reports back. What to report, and when, is
+//! [`Positions`]' business; this is the loop around it (`WalReceiverMain`, `replication/walreceiver.c`, PostgreSQL 18).
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use walrider_datadir::timestamp::TimestampTz;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_spool::{Spool, SpoolError, Writer};
+use walrider_wire::stream::{StatusUpdate, Streamed};
+
+use crate::board::Board;
+use crate::connect::{Connection, CopyEvent, Read};
+use crate::error::ReceiveError;
+use crate::positions::{Link, Positions, Report};
+
+/// Most WAL that is taken from the connection before it is written: small messages become one write, and there is a bound
+/// to what is in memory.
+const MAX_PENDING_BYTES: usize = 1 << 20;
+/// A message with at least this much WAL is written as it is, without being copied together with others.
+const LARGE_BYTES: usize = 64 << 10;
+/// How often to try again to write where the disk is full.
+const FULL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why streaming ended, other than by an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// [`Board::end`].
+    Asked,
+    /// The primary left the timeline; which one follows, and where, if it said so.
+    Timeline(Option<(TimelineId, Lsn)>),
+}
+
+/// A session that streams.
+pub struct Streaming<'a> {
+    connection: &'a mut Connection,
+    spool: &'a Spool,
+    writer: &'a mut Writer,
+    positions: &'a mut Positions,
+    board: &'a Board,
+    /// Where the next byte from the primary belongs.
+    received: Lsn,
+    /// What came, from `writer.written()` on, and is not written yet.
+    pending: Vec<u8>,
+    /// Where to end, if anywhere.
+    until: Option<Lsn>,
+    /// Since when the disk is full.
+    full_since: Option<Instant>,
+    began: Instant,
+}
+
+impl<'a> Streaming<'a> {
+    /// Streaming has begun on the connection, at the writer's position.
+    pub fn new(
+        connection: &'a mut Connection,
+        spool: &'a Spool,
+        writer: &'a mut Writer,
+        positions: &'a mut Positions,
+        board: &'a Board,
+        began: Instant,
+    ) -> Streaming<'a> {
+        let received = writer.written();
+        board.set_received(received);
+        Streaming {
+            connection,
+            spool,
+            writer,
+            positions,
+            board,
+            received,
+            pending: Vec::new(),
+            until: None,
+            full_since: None,
+            began,
+        }
+    }
+
+    /// Ends once WAL up to there is durable.
+    pub fn until(mut self, until: Option<Lsn>) -> Streaming<'a> {
+        self.until = until;
+        self
+    }
+
+    /// Streams until the primary ends it, somebody asks for it, or it fails. All that was received is written then, unless
+    /// writing failed.
+    ///
+    /// # Errors
+    /// The connection is lost or the primary silent, the spool fails, or what came makes no sense.
+    pub fn run(mut self) -> Result<End, ReceiveError> {
+        loop {
+            if self.board.ends() {
+                return Ok(End::Asked);
+            }
+            self.positions.set_timing(self.board.timing());
+            let link = match self.full_since {
+                None => match self.receive() {
+                    Ok(Some(link)) => link,
+                    Ok(None) => return self.finish(),
+                    Err(error) => {
+                        // What came before counts.
+                        self.write()?;
+                        return Err(error);
+                    }
+                },
+                Some(_) => Link::Quiet,
+            };
+            self.write()?;
+            self.report(link)?;
+            if self.until.is_some_and(|until| self.writer.written() >= until) {
+                self.spool.wait_flushed(self.writer.written())?;
+                self.report(Link::Quiet)?;
+                return Ok(End::Asked);
+            }
+            if link == Link::Quiet {
+                self.wait()?;
+            }
+        }
+    }
+
+    /// Takes what has come, up to a bound. `None`: the primary has ended the stream.
+    fn receive(&mut self) -> Result<Option<Link>, ReceiveError> {
+        loop {
+            while let Some(event) = self.connection.next_message()? {
+                let payload = match event {
+                    CopyEvent::Data(payload) => payload,
+                    CopyEvent::Done => return Ok(None),
+                };
+                let now = self.began.elapsed();
+                let (wal_end, sent_at, reply_requested) = match Streamed::parse(payload)? {
+                    Streamed::XLogData { start, wal_end, send_time, data } => {
+                        if start != self.received {
+                            return Err(ReceiveError::OutOfOrder { expected: self.received, start });
+                        }
+                        if self.pending.is_empty() && data.len() >= LARGE_BYTES {
+                            match self.writer.write(start, data) {
+                                Ok(()) => self.positions.wrote(self.writer.written()),
+                                Err(SpoolError::Full { .. }) => self.pending.extend_from_slice(data),
+                                Err(error) => return Err(error.into()),
+                            }
+                        } else {
+                            self.pending.extend_from_slice(data);
+                        }
+                        self.received = Lsn(self.received.0 + data.len() as u64);
+                        (wal_end.max(self.received), send_time, false)
+                    }
+                    Streamed::Keepalive { wal_end, send_time, reply_requested } => {
+                        (wal_end, send_time, reply_requested)
+                    }
+                };
+                self.positions.heard(wal_end, reply_requested, now);
+                self.board.set_last_message(sent_at, TimestampTz::from(SystemTime::now()).0);
+                if self.pending.len() >= MAX_PENDING_BYTES {
+                    return Ok(Some(Link::Busy));
+                }
+            }
+            match self.connection.read_some()? {
+                Read::Bytes(_) => {}
+                Read::WouldBlock => return Ok(Some(Link::Quiet)),
+                Read::Closed => return Err(ReceiveError::Closed),
+            }
+        }
+    }
+
+    /// Writes what has come. If the disk is full, it is kept, and nothing more is taken from the connection.
+    fn write(&mut self) -> Result<(), ReceiveError> {
+        self.board.set_received(self.received);
+        self.board.set_horizon(self.positions.horizon());
+        if !self.pending.is_empty() {
+            match self.writer.write(self.writer.written(), &self.pending) {
+                Ok(()) => self.pending.clear(),
+                Err(error @ SpoolError::Full { .. }) => {
+                    if self.full_since.replace(Instant::now()).is_none() {
+                        self.board.set_disk_full(true);
+                        tracing::error!("{error}");
+                    }
+                    return Ok(());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.positions.wrote(self.writer.written());
+        if self.full_since.take().is_some() {
+            self.board.set_disk_full(false);
+            tracing::info!("there is space again: receiving goes on at {}", self.writer.written());
+            // The primary was silent because nobody listened.
+            self.positions.heard(Lsn::INVALID, false, self.began.elapsed());
+        }
+        Ok(())
+    }
+
+    /// Tells the primary what is new.
+    fn report(&mut self, link: Link) -> Result<(), ReceiveError> {
+        self.spool.check()?;
+        self.positions.flushed(self.spool.flushed().min(self.positions.written()));
+        let (applied, commits) = self.board.take_applied();
+        self.positions.applied(applied, commits);
+        let now = self.began.elapsed();
+        if let Some(report) = self.positions.report(link, now) {
+            self.send(&report)?;
+            self.board.set_reported(report.apply);
+        }
+        if self.full_since.is_none() && self.positions.is_lost(now) {
+            return Err(ReceiveError::Silent);
+        }
+        self.connection.flush()?;
+        Ok(())
+    }
+
+    fn send(&mut self, report: &Report) -> Result<(), ReceiveError> {
+        let &Report { write, flush, apply, reply_requested } = report;
+        let time = TimestampTz::from(SystemTime::now()).0;
+        let mut payload = Vec::with_capacity(34);
+        StatusUpdate { write, flush, apply, time, reply_requested }.encode(&mut payload);
+        // One that was not taken tells less than the next.
+        let _ = self.connection.send_copy_data(&payload);
+        Ok(())
+    }
+
+    /// Waits until something comes, somebody has news, or it is time to speak.
+    fn wait(&mut self) -> Result<(), ReceiveError> {
+        let deadline = self.positions.deadline().map(|deadline| deadline.saturating_sub(self.began.elapsed()));
+        let timeout = match self.full_since {
+            Some(_) => Some(deadline.map_or(FULL_INTERVAL, |deadline| deadline.min(FULL_INTERVAL))),
+            None => deadline,
+        };
+        let timeout =
+            timeout.map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) });
+        let mut wanted = if self.full_since.is_none() { PollFlags::IN } else { PollFlags::empty() };
+        if self.connection.wants_write() {
+            wanted |= PollFlags::OUT;
+        }
+        let socket = self.connection.as_fd();
+        let wake = self.board.wake_fd();
+        let mut fds = [PollFd::new(&socket, wanted), PollFd::new(&wake, PollFlags::IN)];
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(ReceiveError::Poll(error.into())),
+        }
+        if fds[1].revents().contains(PollFlags::IN) {
+            self.board.awake();
+        }
+        Ok(())
+    }
+
+    /// The primary has nothing more on this timeline.
+    fn finish(mut self) -> Result<End, ReceiveError> {
+        self.write()?;
+        if self.full_since.is_some() {
+            // It is streamed again when there is space.
+            return Err(ReceiveError::Full);
+        }
+        self.spool.wait_flushed(self.writer.written())?;
+        self.report(Link::Quiet)?;
+        Ok(End::Timeline(self.connection.end_copy()?))
+    }
+}

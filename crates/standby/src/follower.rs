@@ -1,0 +1,469 @@
+//! What replay, the receiver and the outside world share of a standby, and the standby as replay sees it
+//! ([`Upstream`]).
+//!
+//! WAL comes from the archive and from `pg_wal` first; once replay runs out of it, it is streamed
+//! (`WaitForWALToBecomeAvailable`, `access/transam/xlogrecovery.c`, PostgreSQL 18). Unlike there, a lost connection is made
+//! again by the receiver itself, however far replay lags; only if there is nothing left to replay, archives are looked at
+//! again in between.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use walrider_datadir::DataDirError;
+use walrider_datadir::open::read_control;
+use walrider_layout::control::ControlFile;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_receive::board::Board;
+use walrider_replay::error::ReplayError;
+use walrider_replay::upstream::{News, Upstream, Wanted};
+use walrider_spool::{ArchiveStatus, Spool, SpoolOptions};
+
+use crate::error::StandbyError;
+use crate::receiver;
+use crate::settings::Settings;
+
+/// Longest wait for WAL before looking around: for files that tell what to do, for timelines.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// First pause after a connection failed; each further one is twice as long, up to `retry_interval`.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Most segments that are kept for reuse.
+const MAX_RECYCLED: u64 = 16;
+
+/// File in the data directory that asks for promotion, as PostgreSQL has it (`PROMOTE_SIGNAL_FILE`).
+pub(crate) const PROMOTE_FILE: &str = "promote";
+/// File in the data directory as long as replay is to pause.
+pub(crate) const PAUSE_FILE: &str = "walrider.pause";
+
+/// The connection to the primary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LinkState {
+    /// There is none, and nobody works on it.
+    #[default]
+    Down,
+    /// One is being made.
+    Connecting,
+    /// WAL streams in.
+    Up,
+}
+
+/// WAL that is to be streamed, from there on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Task {
+    pub start: Lsn,
+    pub timeline: TimelineId,
+}
+
+/// What changes under the lock.
+#[derive(Default)]
+pub(crate) struct Control {
+    pub stops: bool,
+    pub promotes: bool,
+    pub paused: bool,
+    /// What replay asks for.
+    request: Option<Task>,
+    /// Where the receiver goes on by itself.
+    next: Option<Task>,
+    pub link: LinkState,
+    /// The timeline that `pg_wal` has without gaps up to what is written, if it is streamed.
+    stream: Option<TimelineId>,
+    /// Not before then.
+    attempt_at: Option<Instant>,
+    failures: u32,
+    /// What replay could see when it was last told of news.
+    seen: Lsn,
+    looked_at: Option<Instant>,
+    fatal: Option<StandbyError>,
+    /// For the status.
+    pub primary: Option<String>,
+    pub application_name: Option<String>,
+    pub slot: Option<String>,
+    pub connected_since: Option<SystemTime>,
+    pub connections: u64,
+    pub last_error: Option<(SystemTime, String)>,
+    pub system_identifier: u64,
+    pub checkpoint_redo: Lsn,
+}
+
+/// The standby's shared state.
+pub(crate) struct Follower {
+    pub board: Arc<Board>,
+    settings: Mutex<Settings>,
+    control: Mutex<Control>,
+    changed: Condvar,
+    spool: OnceLock<Arc<Spool>>,
+    /// WAL streams in, or did until just now: `pg_wal` is all there is.
+    streaming: AtomicBool,
+    receiver: Mutex<Option<std::thread::JoinHandle<()>>>,
+    /// For the thread that is started once there is something to receive.
+    this: std::sync::Weak<Follower>,
+}
+
+impl Follower {
+    /// One that has not begun.
+    pub fn new(settings: Settings) -> Result<Arc<Follower>, StandbyError> {
+        let board = Board::new(settings.timing())
+            .map_err(|source| StandbyError::System { operation: "make an event descriptor", source })?;
+        Ok(Arc::new_cyclic(|this| Follower {
+            board: Arc::new(board),
+            settings: Mutex::new(settings),
+            control: Mutex::default(),
+            changed: Condvar::new(),
+            spool: OnceLock::new(),
+            streaming: AtomicBool::new(false),
+            receiver: Mutex::default(),
+            this: this.clone(),
+        }))
+    }
+
+    /// The settings as they are now.
+    pub fn settings(&self) -> Settings {
+        self.settings.lock().expect("no panic while locked").clone()
+    }
+
+    /// What changes.
+    pub fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().expect("no panic while locked")
+    }
+
+    /// The spool, once it is open.
+    pub fn spool(&self) -> Option<&Arc<Spool>> {
+        self.spool.get()
+    }
+
+    /// Other settings. What cannot change while it runs stays.
+    pub fn reload(&self, new: Settings) {
+        let reconnects = {
+            let mut settings = self.settings.lock().expect("no panic while locked");
+            let reconnects = !settings.keeps_session(&new);
+            *settings = new;
+            reconnects
+        };
+        self.board.set_timing(self.settings().timing());
+        if reconnects {
+            tracing::info!("the connection string or slot has changed: connecting anew");
+            let mut control = self.control();
+            control.attempt_at = None;
+            control.failures = 0;
+            self.board.end(true);
+        }
+        self.notify();
+    }
+
+    /// Stops as soon as possible.
+    pub fn stop(&self) {
+        self.control().stops = true;
+        self.board.end(true);
+        self.notify();
+    }
+
+    /// Ends receiving, and then recovery.
+    pub fn promote(&self) {
+        let mut control = self.control();
+        if !control.promotes {
+            tracing::info!("received promote request");
+            control.promotes = true;
+        }
+        drop(control);
+        self.board.end(true);
+        self.notify();
+    }
+
+    /// Pauses replay, or resumes it.
+    pub fn pause(&self, paused: bool) {
+        let mut control = self.control();
+        if control.paused != paused {
+            tracing::info!("replay {}", if paused { "is paused; WAL is still received" } else { "goes on" });
+            control.paused = paused;
+        }
+        drop(control);
+        self.notify();
+    }
+
+    /// Looks for the files that tell what to do.
+    pub fn check_control_files(&self) {
+        let data_dir = self.settings().data_dir;
+        self.pause(data_dir.join(PAUSE_FILE).exists());
+        if data_dir.join(PROMOTE_FILE).exists() {
+            self.promote();
+        }
+    }
+
+    /// Ends the receiver, and waits until it has.
+    pub fn join(&self) {
+        self.stop();
+        let receiver = self.receiver.lock().expect("no panic while locked").take();
+        if receiver.is_some_and(|receiver| receiver.join().is_err()) {
+            tracing::error!("the receiver panicked");
+        }
+    }
+
+    fn notify(&self) {
+        self.changed.notify_all();
+        if let Some(spool) = self.spool.get() {
+            spool.notify_all();
+        }
+    }
+
+    /// The spool; opened, and the receiver started, when first needed: the directory is ours by then.
+    fn open_spool(&self) -> Result<&Arc<Spool>, StandbyError> {
+        if let Some(spool) = self.spool.get() {
+            return Ok(spool);
+        }
+        let settings = self.settings();
+        let control = read_control(&settings.data_dir)?;
+        let spool = Spool::open(spool_options(&settings, &control)?)?;
+        {
+            let mut shown = self.control();
+            shown.system_identifier = control.system_identifier;
+            shown.checkpoint_redo = control.checkpoint_copy.redo;
+        }
+        let board = self.board.clone();
+        spool.on_flushed(Box::new(move |_| board.wake()));
+        let spool = self.spool.get_or_init(|| spool);
+        if settings.primary.is_some() {
+            let follower = self.this.upgrade().expect("whoever calls has one");
+            let thread = std::thread::Builder::new()
+                .name("receiver".to_owned())
+                .spawn(move || receiver::run(&follower, control.system_identifier, control.major.number()))
+                .map_err(|source| StandbyError::System { operation: "start the receiver thread", source })?;
+            *self.receiver.lock().expect("no panic while locked") = Some(thread);
+        }
+        Ok(spool)
+    }
+
+    // For the receiver
+
+    /// The next WAL to stream; waits for it. `None`: no more.
+    pub fn next_task(&self) -> Option<Task> {
+        let mut control = self.control();
+        control.link = LinkState::Down;
+        loop {
+            if control.stops || control.promotes {
+                control.next = None;
+                self.changed.notify_all();
+                return None;
+            }
+            // Ended for a new session, which is this one.
+            self.board.end(false);
+            let now = Instant::now();
+            let pause = control.attempt_at.map(|at| at.saturating_duration_since(now)).filter(|pause| !pause.is_zero());
+            if pause.is_none()
+                && let Some(task) = control.next.take().or(control.request.take())
+            {
+                control.link = LinkState::Connecting;
+                return Some(task);
+            }
+            control = match pause {
+                Some(pause) => self.changed.wait_timeout(control, pause).expect("no panic while locked").0,
+                None => self.changed.wait(control).expect("no panic while locked"),
+            };
+        }
+    }
+
+    /// WAL streams in from now on. False: it is not wanted any more.
+    pub fn stream_begins(&self, timeline: TimelineId) -> bool {
+        let mut control = self.control();
+        if control.stops || control.promotes {
+            return false;
+        }
+        control.link = LinkState::Up;
+        control.stream = Some(timeline);
+        control.request = None;
+        control.attempt_at = None;
+        control.seen = Lsn::INVALID;
+        control.connected_since = Some(SystemTime::now());
+        control.connections += 1;
+        self.streaming.store(true, Ordering::Release);
+        drop(control);
+        self.changed.notify_all();
+        true
+    }
+
+    /// The session is over. `next`: where the receiver goes on by itself; without, replay looks elsewhere and asks again.
+    pub fn stream_ends(&self, next: Option<Task>, error: Option<String>) {
+        let settings = self.settings();
+        let mut control = self.control();
+        control.next = next;
+        control.link = LinkState::Down;
+        let lasted = control.connected_since.take().and_then(|since| since.elapsed().ok());
+        if let Some(error) = error {
+            if lasted.is_some_and(|lasted| lasted > settings.retry_interval) {
+                control.failures = 0;
+            }
+            let pause = FIRST_PAUSE.saturating_mul(1 << control.failures.min(16)).min(settings.retry_interval);
+            control.attempt_at = Some(Instant::now() + pause);
+            control.failures += 1;
+            control.last_error = Some((SystemTime::now(), error));
+        } else {
+            control.failures = 0;
+        }
+        if next.is_none() {
+            control.stream = None;
+            self.streaming.store(false, Ordering::Release);
+        }
+        drop(control);
+        self.notify();
+    }
+
+    /// Nothing more will come: the standby ends.
+    pub fn fail(&self, error: StandbyError) {
+        self.control().fatal.get_or_insert(error);
+        self.stream_ends(None, None);
+    }
+
+    /// What replay is told when it has found nothing more at `at`.
+    fn news(&self, at: Lsn, timeline: TimelineId, why: &str) -> Result<News, StandbyError> {
+        let spool = self.open_spool()?;
+        spool.check()?;
+        let settings = self.settings();
+        let mut control = self.control();
+        if let Some(error) = control.fatal.take() {
+            return Err(error);
+        }
+        if control.stops || control.promotes {
+            return Ok(News::Perhaps);
+        }
+        if control.stream.is_some() {
+            let visible = self.visible();
+            if visible <= control.seen {
+                if control.link == LinkState::Down && control.stream == Some(timeline) {
+                    // All is replayed, and nothing comes: perhaps the archive has more.
+                    control.stream = None;
+                    control.next = None;
+                    self.streaming.store(false, Ordering::Release);
+                    return Ok(News::Perhaps);
+                }
+                let seen = control.seen;
+                drop(control);
+                spool.wait_written_beyond(seen, LOOK_INTERVAL);
+                control = self.control();
+            }
+            control.seen = control.seen.max(self.visible());
+            return Ok(News::More);
+        }
+        if settings.primary.is_some() {
+            // What was streamed before is there without gaps.
+            let goes_on = spool.timeline() == timeline && spool.written() >= at;
+            let size = spool.segment_size();
+            let start = if goes_on { spool.written() } else { size.start_of(size.segment_of(at)) };
+            if control.request.is_none() && control.link == LinkState::Down {
+                tracing::debug!("waiting for WAL at {at}, timeline {timeline}: {why}");
+                control.request = Some(Task { start, timeline });
+                self.changed.notify_all();
+            }
+        }
+        let failures = control.failures;
+        let waits = |control: &mut Control| {
+            control.stream.is_none() && control.failures == failures && !control.stops && !control.promotes
+        };
+        drop(
+            self.changed
+                .wait_timeout_while(control, settings.retry_interval.max(FIRST_PAUSE), waits)
+                .expect("no panic while locked"),
+        );
+        Ok(News::Perhaps)
+    }
+
+    /// Looks for files that tell what to do, from time to time.
+    fn look_around(&self) {
+        let mut control = self.control();
+        if control.looked_at.is_some_and(|at| at.elapsed() < LOOK_INTERVAL) {
+            return;
+        }
+        control.looked_at = Some(Instant::now());
+        drop(control);
+        self.check_control_files();
+    }
+}
+
+fn spool_options(settings: &Settings, control: &ControlFile) -> Result<SpoolOptions, DataDirError> {
+    let config = walrider_datadir::config::Config::read(&settings.data_dir, settings.config_file.as_deref())?;
+    let always = config.get("archive_mode").is_some_and(|setting| setting.value.eq_ignore_ascii_case("always"));
+    Ok(SpoolOptions {
+        directory: settings.data_dir.join("pg_wal"),
+        segment_size: control.segment_size,
+        // The primary archives its own WAL: a server that is started here must not do it again (XLogWalRcvClose).
+        archive_status: if always { ArchiveStatus::Ready } else { ArchiveStatus::Done },
+        partial: false,
+        group_access: group_access(&settings.data_dir),
+        max_recycled: MAX_RECYCLED,
+    })
+}
+
+/// Whether the group may read the directory.
+fn group_access(data_dir: &std::path::Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(data_dir).is_ok_and(|found| found.mode() & 0o050 == 0o050)
+}
+
+impl Upstream for Follower {
+    fn wanted(&self) -> Wanted {
+        self.look_around();
+        let control = self.control();
+        match () {
+            () if control.stops => Wanted::Stop,
+            // Only once nothing more comes in.
+            () if control.promotes && control.link != LinkState::Up => Wanted::Promote,
+            () if control.promotes => Wanted::Follow,
+            () if control.paused => Wanted::Pause,
+            () => Wanted::Follow,
+        }
+    }
+
+    fn wait(&self, at: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError> {
+        self.look_around();
+        self.news(at, timeline, why).map_err(|error| match error {
+            StandbyError::Replay(error) => error,
+            error => ReplayError::Refused(error.to_string()),
+        })
+    }
+
+    fn sleep(&self, time: Duration) {
+        let control = self.control();
+        let (stops, promotes, paused) = (control.stops, control.promotes, control.paused);
+        let same =
+            |control: &mut Control| (control.stops, control.promotes, control.paused) == (stops, promotes, paused);
+        drop(self.changed.wait_timeout_while(control, time, same).expect("no panic while locked"));
+    }
+
+    fn visible(&self) -> Lsn {
+        match self.spool.get() {
+            Some(spool) if self.streaming.load(Ordering::Acquire) => spool.written().min(self.board.horizon()),
+            _ => Lsn(u64::MAX),
+        }
+    }
+
+    fn uses_archives(&self) -> bool {
+        !self.streaming.load(Ordering::Acquire)
+    }
+
+    fn min_apply_delay(&self) -> Duration {
+        self.settings.lock().expect("no panic while locked").min_apply_delay
+    }
+
+    fn ensure_durable(&self, upto: Lsn) -> Result<(), ReplayError> {
+        match self.spool.get() {
+            // What is behind came from elsewhere, or was flushed before streaming began anew.
+            Some(spool) if upto <= spool.written() => {
+                spool.wait_flushed(upto).map_err(|error| ReplayError::Refused(error.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn restartpoint(&self, redo: Lsn, timeline: TimelineId) {
+        self.control().checkpoint_redo = redo;
+        let Some(spool) = self.spool.get() else { return };
+        let keep_from = Lsn(redo.0.saturating_sub(self.settings().wal_keep_bytes));
+        match spool.remove_before(keep_from, timeline) {
+            Ok(old) => tracing::info!(
+                "restartpoint complete: recovery begins at {redo} now; {} WAL files removed, {} recycled",
+                old.removed,
+                old.recycled
+            ),
+            // It is tried again at the next one.
+            Err(error) => tracing::warn!("restartpoint at {redo}: old WAL could not be removed: {error}"),
+        }
+    }
+}

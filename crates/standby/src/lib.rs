@@ -1,0 +1,17 @@
+//! A live standby of a stock primary: a thread that receives, one that makes durable, and replay, brought together; and
+//! `walrider receive`, which does without replay.
+//!
+//! This crate never reads a command line, and never interprets WAL.
+
+mod error;
+mod follower;
+mod receive;
+mod receiver;
+mod settings;
+mod standby;
+
+pub use error::StandbyError;
+pub use receive::{Receive, ReceiveSettings};
+pub use settings::Settings;
+pub use standby::{Outcome, Standby};
+pub use walrider_replay::startup::Summary;

@@ -1,0 +1,319 @@
+//! `walrider receive`: WAL into a directory, acknowledged when written and when durable; nothing is replayed
+//! (`StreamLog`, `bin/pg_basebackup/pg_receivewal.c`, PostgreSQL 18).
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use walrider_datadir::config::{Unit, parse_number};
+use walrider_layout::wal::SegmentSize;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_observe::status::{Command, LastError, Positions as Places, StandbyStatus, State, from_timestamptz};
+use walrider_receive::board::Board;
+use walrider_receive::connect::{ConnectError, ConnectOptions, Connection, Start};
+use walrider_receive::error::ReceiveError;
+use walrider_receive::positions::{Greeting, Positions, Timing};
+use walrider_receive::streaming::{End, Streaming};
+use walrider_receive::upstream::{Opened, Upstream};
+use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
+
+use crate::error::StandbyError;
+use crate::follower::Task;
+use crate::standby::spool_status;
+
+/// What `walrider receive` is told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReceiveSettings {
+    /// Where segments go.
+    pub directory: PathBuf,
+    /// The server's connection string; what it leaves out is taken from the environment.
+    pub primary: Option<String>,
+    /// The replication slot.
+    pub slot: Option<String>,
+    /// Make the slot at first.
+    pub create_slot: bool,
+    /// That it is there already is no error.
+    pub if_not_exists: bool,
+    /// Connect again when the connection is lost.
+    pub reconnect: bool,
+    /// End once WAL up to there is received.
+    pub end: Option<Lsn>,
+    /// A report at least this often; zero: never.
+    pub status_interval: Duration,
+    /// A server that is silent for so long is lost; zero: never.
+    pub receiver_timeout: Duration,
+    /// Pause between attempts to connect.
+    pub retry_interval: Duration,
+    /// `application_name` where the connection string has none.
+    pub application_name_fallback: String,
+}
+
+/// A receiver. Clones are the same one.
+#[derive(Clone)]
+pub struct Receive(Arc<Inner>);
+
+struct Inner {
+    settings: ReceiveSettings,
+    board: Arc<Board>,
+    spool: OnceLock<Arc<Spool>>,
+    shown: Mutex<StandbyStatus>,
+    changed: Condvar,
+}
+
+impl Receive {
+    /// One that has not begun.
+    ///
+    /// # Errors
+    /// When the system gives no event descriptor.
+    pub fn new(settings: ReceiveSettings) -> Result<Receive, StandbyError> {
+        let timing = Timing { status_interval: settings.status_interval, timeout: settings.receiver_timeout };
+        let board = Board::new(timing)
+            .map_err(|source| StandbyError::System { operation: "make an event descriptor", source })?;
+        let shown = StandbyStatus {
+            command: Command::Receive,
+            data_dir: settings.directory.clone(),
+            slot: settings.slot.clone(),
+            ..StandbyStatus::default()
+        };
+        Ok(Receive(Arc::new(Inner {
+            settings,
+            board: Arc::new(board),
+            spool: OnceLock::new(),
+            shown: Mutex::new(shown),
+            changed: Condvar::new(),
+        })))
+    }
+
+    /// Receives until it is stopped, the end is reached, or it fails. All that was received is durable then.
+    ///
+    /// # Errors
+    /// What keeps it from going on, or any failure if it is not to connect again.
+    pub fn run(&self) -> Result<(), StandbyError> {
+        let result = self.0.run();
+        let flushed = match self.0.spool.get() {
+            Some(spool) => spool.wait_flushed(spool.written()).map_err(StandbyError::from),
+            None => Ok(()),
+        };
+        let result = result.and(flushed);
+        self.0.show(|shown| shown.state = if result.is_ok() { State::Stopped } else { State::Failed });
+        result
+    }
+
+    /// Stops; [`Receive::run`] returns.
+    pub fn stop(&self) {
+        self.0.board.end(true);
+        // Under the lock, so that who is about to wait sees it.
+        drop(self.0.shown.lock().expect("no panic while locked"));
+        self.0.changed.notify_all();
+    }
+
+    /// How it stands.
+    pub fn status(&self) -> StandbyStatus {
+        let inner = &*self.0;
+        let mut status = inner.shown.lock().expect("no panic while locked").clone();
+        status.time = SystemTime::now();
+        if status.state == State::Streaming && inner.board.disk_full() {
+            status.state = State::WaitingForDisk;
+        }
+        let (sent, heard) = inner.board.last_message();
+        status.last_message_sent = from_timestamptz(sent);
+        status.last_message_received = from_timestamptz(heard);
+        if let Some(spool) = inner.spool.get() {
+            status.timeline = spool.timeline();
+            status.spool = spool_status(&spool.stats());
+            status.positions = Places {
+                horizon: inner.board.horizon(),
+                received: inner.board.received(),
+                written: spool.written(),
+                flushed: spool.flushed(),
+                ..Places::default()
+            };
+        }
+        status
+    }
+}
+
+impl Inner {
+    fn show(&self, change: impl FnOnce(&mut StandbyStatus)) {
+        change(&mut self.shown.lock().expect("no panic while locked"));
+    }
+
+    fn run(&self) -> Result<(), StandbyError> {
+        let began = Instant::now();
+        let mut positions = Positions::new(self.board.timing());
+        let mut creates_slot = self.settings.create_slot;
+        let mut system_identifier = None;
+        let mut next = None;
+        while !self.board.ends() {
+            self.show(|shown| shown.state = State::Connecting);
+            let error = match self.session(&mut next, &mut creates_slot, &mut system_identifier, &mut positions, began)
+            {
+                Ok(()) => continue,
+                Err(_) if self.board.ends() => break,
+                Err(error) => error,
+            };
+            let is_final = match &error {
+                StandbyError::Receive(error) => error.is_final() || error.is_missing_wal(),
+                _ => true,
+            };
+            if is_final || !self.settings.reconnect {
+                return Err(error);
+            }
+            tracing::warn!("{error}; connecting again in {} s", self.settings.retry_interval.as_secs_f64());
+            let message = error.to_string();
+            let mut shown = self.shown.lock().expect("no panic while locked");
+            shown.last_error = Some(LastError { time: SystemTime::now(), message });
+            shown.connected_since = None;
+            shown.state = State::Connecting;
+            let waits = |_: &mut StandbyStatus| !self.board.ends();
+            drop(
+                self.changed
+                    .wait_timeout_while(shown, self.settings.retry_interval, waits)
+                    .expect("no panic while locked"),
+            );
+        }
+        Ok(())
+    }
+
+    /// One session, to its end. `next`: where to go on, if that is known.
+    fn session(
+        &self,
+        next: &mut Option<Task>,
+        creates_slot: &mut bool,
+        system_identifier: &mut Option<u64>,
+        positions: &mut Positions,
+        began: Instant,
+    ) -> Result<(), StandbyError> {
+        let mut opened = self.open(*creates_slot, *system_identifier)?;
+        *creates_slot = false;
+        *system_identifier = Some(opened.identity.system_identifier);
+        let spool = self.open_spool(&mut opened.connection)?;
+        let task = match *next {
+            Some(task) => task,
+            None => self.start(&mut opened, spool)?,
+        };
+        for (timeline, contents) in
+            opened.missing_histories(task.timeline, |name| self.settings.directory.join(name).exists())?
+        {
+            spool.write_history(timeline, &contents)?;
+        }
+        let mut writer = spool.start_at(task.timeline, task.start)?;
+        *next = Some(task);
+        let slot = opened.slot.as_deref();
+        let start = opened.connection.start_replication(slot, task.start, task.timeline).map_err(ReceiveError::from)?;
+        let end = match start {
+            Start::Ended(branch) => End::Timeline(branch),
+            Start::Streaming => {
+                positions.start_at(task.start);
+                let greeting = Greeting { flushed: opened.identity.flushed, run: 0, kept: Lsn(u64::MAX) };
+                positions.connect(&greeting, began.elapsed()).map_err(ReceiveError::from)?;
+                self.show(|shown| {
+                    shown.state = State::Streaming;
+                    shown.connected_since = Some(SystemTime::now());
+                    shown.connections += 1;
+                });
+                tracing::info!("starting log streaming at {} (timeline {})", task.start, task.timeline);
+                let ended = Streaming::new(&mut opened.connection, spool, &mut writer, positions, &self.board, began)
+                    .until(self.settings.end)
+                    .run();
+                *next = Some(Task { start: spool.written(), ..task });
+                ended?
+            }
+        };
+        match end {
+            End::Asked => self.board.end(true),
+            End::Timeline(Some((timeline, at))) => {
+                tracing::info!("switched to timeline {timeline} at {at}");
+                let size = spool.segment_size();
+                *next = Some(Task { start: size.start_of(size.segment_of(at)), timeline });
+            }
+            End::Timeline(None) => return Err(ReceiveError::Closed.into()),
+        }
+        Ok(())
+    }
+
+    fn open(&self, creates_slot: bool, system_identifier: Option<u64>) -> Result<Opened, StandbyError> {
+        let settings = &self.settings;
+        let conninfo = settings.primary.as_deref().unwrap_or_default();
+        let mut connect =
+            ConnectOptions::resolve(conninfo, &settings.application_name_fallback).map_err(ReceiveError::from)?;
+        for warning in connect.warnings() {
+            tracing::warn!("{warning}");
+        }
+        connect.interrupt_with(self.board.end_fd());
+        let application_name = Some(connect.application_name().to_owned());
+        let upstream = Upstream {
+            connect,
+            slot: settings.slot.clone(),
+            create_slot: creates_slot && settings.if_not_exists,
+            temporary_slot: false,
+            system_identifier,
+            major: None,
+        };
+        let mut opened = upstream.open()?;
+        if let Some(slot) = settings.slot.as_ref().filter(|_| creates_slot && !settings.if_not_exists) {
+            opened.connection.create_physical_slot(slot, false).map_err(ReceiveError::from)?;
+        }
+        self.show(|shown| {
+            shown.primary = Some(opened.connection.peer().to_owned());
+            shown.application_name = application_name;
+            shown.system_identifier = opened.identity.system_identifier;
+        });
+        Ok(opened)
+    }
+
+    fn open_spool(&self, connection: &mut Connection) -> Result<&Arc<Spool>, StandbyError> {
+        if let Some(spool) = self.spool.get() {
+            return Ok(spool);
+        }
+        let spool = Spool::open(SpoolOptions {
+            directory: self.settings.directory.clone(),
+            segment_size: segment_size(connection)?,
+            archive_status: ArchiveStatus::None,
+            partial: true,
+            group_access: false,
+            max_recycled: 0,
+        })?;
+        let board = self.board.clone();
+        spool.on_flushed(Box::new(move |_| board.wake()));
+        Ok(self.spool.get_or_init(|| spool))
+    }
+
+    /// Where to begin: behind what the directory has, else where the slot stands, else at the segment that is being
+    /// written (`FindStreamingStart`, `StreamLog`).
+    fn start(&self, opened: &mut Opened, spool: &Spool) -> Result<Task, StandbyError> {
+        let size = spool.segment_size();
+        let (timeline, at) = match streaming_start(&self.settings.directory, size)? {
+            Some(found) => found,
+            None => match &self.settings.slot {
+                Some(slot) => slot_position(&mut opened.connection, slot)?,
+                None => None,
+            }
+            .unwrap_or((opened.identity.timeline, opened.identity.flushed)),
+        };
+        Ok(Task { start: size.start_of(size.segment_of(at)), timeline })
+    }
+}
+
+/// Where a slot stands, if it holds any WAL.
+fn slot_position(connection: &mut Connection, slot: &str) -> Result<Option<(TimelineId, Lsn)>, ReceiveError> {
+    let rows = connection.simple_query(&walrider_wire::command::read_replication_slot(slot))?;
+    let text = |column: usize| {
+        let value = rows.first().and_then(|row| row.get(column)).and_then(|value| value.as_deref());
+        value.map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+    };
+    let position = text(1).and_then(|lsn| lsn.parse().ok());
+    let timeline = text(2).and_then(|timeline| timeline.parse().ok()).map(TimelineId);
+    Ok(timeline.zip(position))
+}
+
+/// The size of the server's segments (`RetrieveWalSegSize`, `streamutil.c`).
+fn segment_size(connection: &mut Connection) -> Result<SegmentSize, ReceiveError> {
+    let rows = connection.simple_query("SHOW wal_segment_size")?;
+    let value = rows.first().and_then(|row| row.first()).and_then(|value| value.as_deref()).unwrap_or_default();
+    let text = String::from_utf8_lossy(value);
+    let bytes = parse_number(&text, Unit::Bytes).and_then(|bytes| u32::try_from(bytes).ok());
+    bytes.and_then(SegmentSize::new).ok_or_else(|| {
+        ConnectError::Protocol(format!("the server says that its WAL segments have a size of \"{text}\"")).into()
+    })
+}

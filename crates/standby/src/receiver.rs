@@ -1,0 +1,113 @@
+//! The thread that receives: makes a session whenever there is WAL to stream, and streams it into the spool.
+
+use std::time::Instant;
+
+use walrider_layout::Lsn;
+use walrider_receive::connect::{ConnectOptions, Start};
+use walrider_receive::error::ReceiveError;
+use walrider_receive::positions::{Greeting, Positions};
+use walrider_receive::streaming::{End, Streaming};
+use walrider_receive::upstream::Upstream;
+
+use crate::follower::{Follower, Task};
+
+/// Receives until the standby stops or is promoted.
+pub(crate) fn run(follower: &Follower, system_identifier: u64, major: u32) {
+    let began = Instant::now();
+    let mut positions = Positions::new(follower.settings().timing());
+    while let Some(task) = follower.next_task() {
+        let result = stream(follower, task, system_identifier, major, &mut positions, began);
+        let spool = follower.spool().expect("opened before there was a task");
+        // What was written goes on where it is, if it is this task's.
+        let next = Some(Task { start: spool.written(), timeline: task.timeline })
+            .filter(|next| spool.timeline() == task.timeline && next.start >= task.start);
+        match result {
+            Ok(End::Asked) => follower.stream_ends(next.or(Some(task)), None),
+            Ok(End::Timeline(branch)) => {
+                let to = branch.map_or(String::new(), |(timeline, at)| format!(": timeline {timeline} begins at {at}"));
+                tracing::info!(
+                    "replication terminated by primary server: end of timeline {} at {}{to}",
+                    task.timeline,
+                    spool.written()
+                );
+                follower.stream_ends(None, None);
+            }
+            Err(error) if follower.board.ends() => {
+                tracing::debug!("ended: {error}");
+                follower.stream_ends(next.or(Some(task)), None);
+            }
+            Err(error) if error.is_final() => {
+                tracing::error!("{error}");
+                follower.fail(error.into());
+            }
+            Err(error) => {
+                tracing::warn!("could not receive data from the primary: {error}");
+                let next = next.filter(|_| !error.is_missing_wal());
+                follower.stream_ends(next, Some(error.to_string()));
+            }
+        }
+    }
+}
+
+fn stream(
+    follower: &Follower,
+    task: Task,
+    system_identifier: u64,
+    major: u32,
+    positions: &mut Positions,
+    began: Instant,
+) -> Result<End, ReceiveError> {
+    let settings = follower.settings();
+    let spool = follower.spool().expect("opened before there was a task");
+    let conninfo = settings.primary.as_deref().unwrap_or_default();
+    let mut connect = ConnectOptions::resolve(conninfo, &settings.application_name_fallback)?;
+    for warning in connect.warnings() {
+        tracing::warn!("{warning}");
+    }
+    connect.interrupt_with(follower.board.end_fd());
+    let application_name = connect.application_name().to_owned();
+    let upstream = Upstream {
+        connect,
+        slot: settings.slot.clone(),
+        create_slot: settings.create_slot,
+        temporary_slot: settings.temporary_slot,
+        system_identifier: Some(system_identifier),
+        major: Some(major),
+    };
+    let mut opened = upstream.open()?;
+    let pg_wal = settings.data_dir.join("pg_wal");
+    for (timeline, contents) in opened.missing_histories(task.timeline, |name| pg_wal.join(name).exists())? {
+        tracing::info!("fetched the history of timeline {timeline} from the primary");
+        spool.write_history(timeline, &contents)?;
+    }
+    {
+        let mut control = follower.control();
+        control.primary = Some(opened.connection.peer().to_owned());
+        control.application_name = Some(application_name);
+        control.slot = opened.slot.clone();
+    }
+    let mut writer = spool.start_at(task.timeline, task.start)?;
+    if let Start::Ended(branch) =
+        opened.connection.start_replication(opened.slot.as_deref(), task.start, task.timeline)?
+    {
+        return Ok(End::Timeline(branch));
+    }
+    positions.start_at(task.start);
+    // A stock primary sends what it has flushed: which run of it this is does not matter.
+    positions.connect(&Greeting { flushed: opened.identity.flushed, run: 0, kept: Lsn(u64::MAX) }, began.elapsed())?;
+    let streaming = Streaming::new(&mut opened.connection, spool, &mut writer, positions, &follower.board, began);
+    if !follower.stream_begins(task.timeline) {
+        return Ok(End::Asked);
+    }
+    tracing::info!(
+        "started streaming WAL from primary at {} on timeline {} ({})",
+        task.start,
+        task.timeline,
+        opened_name(follower)
+    );
+    streaming.run()
+}
+
+fn opened_name(follower: &Follower) -> String {
+    follower.control().primary.clone().unwrap_or_default()
+}

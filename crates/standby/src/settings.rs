@@ -1,0 +1,65 @@
+//! What a standby is told.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use walrider_datadir::recovery_settings::TargetTimeline;
+use walrider_receive::positions::Timing;
+
+/// What a standby is told. The command line, its file and the directory's own configuration have been brought together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// The data directory.
+    pub data_dir: PathBuf,
+    /// `postgresql.conf`, where it is not in the data directory.
+    pub config_file: Option<PathBuf>,
+    /// The primary's connection string (`primary_conninfo`); none: WAL comes from an archive only.
+    pub primary: Option<String>,
+    /// The replication slot (`primary_slot_name`).
+    pub slot: Option<String>,
+    /// Make the slot if it is not there.
+    pub create_slot: bool,
+    /// Without a slot, use one that ends with the connection (`wal_receiver_create_temp_slot`).
+    pub temporary_slot: bool,
+    /// `restore_command`; none: there is none.
+    pub restore_command: Option<String>,
+    /// A directory with WAL, in place of `restore_command`.
+    pub wal: Option<PathBuf>,
+    /// `wal_receiver_status_interval`; zero: never.
+    pub status_interval: Duration,
+    /// `wal_receiver_timeout`; zero: never.
+    pub receiver_timeout: Duration,
+    /// Longest pause between attempts to connect, and how often archives are looked at (`wal_retrieve_retry_interval`).
+    pub retry_interval: Duration,
+    /// `recovery_min_apply_delay`.
+    pub min_apply_delay: Duration,
+    /// WAL that is kept behind what recovery needs, in bytes (`wal_keep_size`).
+    pub wal_keep_bytes: u64,
+    /// The timeline to follow.
+    pub timeline: TargetTimeline,
+    /// Time after which a restartpoint is made.
+    pub restartpoint_interval: Duration,
+    /// WAL after which a restartpoint is made, in bytes.
+    pub restartpoint_wal_bytes: u64,
+    /// Memory for pages and WAL, in bytes.
+    pub memory_bytes: u64,
+    /// `pg_ctl`, to start a server once promoted; none: somebody else does.
+    pub pg_ctl: Option<PathBuf>,
+    /// `application_name` where the connection string has none.
+    pub application_name_fallback: String,
+}
+
+impl Settings {
+    /// When the receiver speaks without news.
+    pub(crate) fn timing(&self) -> Timing {
+        Timing { status_interval: self.status_interval, timeout: self.receiver_timeout }
+    }
+
+    /// Whether a session that began with the other settings can go on with these.
+    pub(crate) fn keeps_session(&self, other: &Settings) -> bool {
+        let link = |settings: &Settings| {
+            (settings.primary.clone(), settings.slot.clone(), settings.create_slot, settings.temporary_slot)
+        };
+        link(self) == link(other) && self.application_name_fallback == other.application_name_fallback
+    }
+}

@@ -1,0 +1,246 @@
+//! A standby, from start to its end.
+
+use std::fs;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use walrider_datadir::config::Config;
+use walrider_datadir::open::read_control;
+use walrider_datadir::recovery_settings::RecoverySettings;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_observe::status::{self, LastError, StandbyStatus, State, from_timestamptz};
+use walrider_replay::engine::{Flow, Stop};
+use walrider_replay::restartpoint::RestartpointPolicy;
+use walrider_replay::startup::{Options, Summary, replay};
+use walrider_replay::stats::Stats;
+use walrider_replay::upstream::{Upstream, Wanted};
+
+use crate::error::StandbyError;
+use crate::follower::{Follower, LinkState, PROMOTE_FILE};
+use crate::settings::Settings;
+
+/// How a standby ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Cleanly; it can be started again.
+    Stopped(Summary),
+    /// The directory is a primary's now.
+    Promoted(Summary),
+}
+
+/// A standby. Clones are the same one.
+#[derive(Clone)]
+pub struct Standby(Arc<Inner>);
+
+struct Inner {
+    follower: Arc<Follower>,
+    replay: Mutex<Replayed>,
+    started_at: SystemTime,
+}
+
+/// What replay has told last.
+#[derive(Default)]
+struct Replayed {
+    state: Option<State>,
+    lsn: Lsn,
+    stats: status::Replay,
+    commit: Option<i64>,
+    consistent: bool,
+}
+
+impl Standby {
+    /// One that has not begun.
+    ///
+    /// # Errors
+    /// When the system gives no event descriptor.
+    pub fn new(settings: Settings) -> Result<Standby, StandbyError> {
+        Ok(Standby(Arc::new(Inner {
+            follower: Follower::new(settings)?,
+            replay: Mutex::default(),
+            started_at: SystemTime::now(),
+        })))
+    }
+
+    /// Follows the primary until it is stopped or promoted, or fails.
+    ///
+    /// # Errors
+    /// What [`StandbyError`] lists. The directory can be started again, by us or by PostgreSQL, unless it says otherwise.
+    pub fn run(&self) -> Result<Outcome, StandbyError> {
+        let result = self.follow();
+        self.0.follower.join();
+        let state = if result.is_ok() { State::Stopped } else { State::Failed };
+        self.0.replay.lock().expect("no panic while locked").state = Some(state);
+        result
+    }
+
+    fn follow(&self) -> Result<Outcome, StandbyError> {
+        let settings = self.0.follower.settings();
+        let control = read_control(&settings.data_dir)?;
+        let config = Config::read(&settings.data_dir, settings.config_file.as_deref())?;
+        let configured = RecoverySettings::from_config(&config, control.major)?;
+        let options = Options {
+            data_dir: settings.data_dir.clone(),
+            config_file: settings.config_file.clone(),
+            wal: settings.wal.clone(),
+            goal: None,
+            inclusive: None,
+            timeline: Some(settings.timeline).filter(|&timeline| timeline != configured.target_timeline),
+            memory_bytes: settings.memory_bytes,
+            verify_images: false,
+            follow: true,
+            restore_command: Some(settings.restore_command.clone().unwrap_or_default()),
+            restartpoints: RestartpointPolicy {
+                interval: settings.restartpoint_interval,
+                wal_bytes: settings.restartpoint_wal_bytes,
+            },
+            upstream: Some(self.0.follower.clone()),
+        };
+        // One that is left over from an earlier run is not meant for this one.
+        self.0.follower.check_control_files();
+        let mut transactions = 0;
+        let summary = replay(&options, &mut |stats, lsn| {
+            let commits = stats.transactions != transactions;
+            transactions = stats.transactions;
+            self.progress(stats, lsn, commits)
+        })?;
+        match &summary.stop {
+            Some(Stop::EndOfWal { .. }) => self.promoted(summary, &settings),
+            Some(Stop::Corrupt { lsn, why }) => Err(StandbyError::Corrupt { lsn: *lsn, why: why.clone() }),
+            Some(Stop::Unsupported { lsn, record, .. }) => {
+                Err(StandbyError::Unsupported { lsn: *lsn, record: record.clone() })
+            }
+            _ => Ok(Outcome::Stopped(summary)),
+        }
+    }
+
+    /// A batch is replayed.
+    fn progress(&self, stats: &Stats, lsn: Lsn, commits: bool) -> Flow {
+        let follower = &self.0.follower;
+        follower.board.applied(lsn, commits);
+        let mut replayed = self.0.replay.lock().expect("no panic while locked");
+        replayed.lsn = lsn;
+        replayed.consistent = stats.consistent;
+        replayed.commit = stats.last_commit.map(|time| time.0);
+        replayed.stats = status::Replay {
+            records: stats.records,
+            transactions: stats.transactions,
+            aborts: stats.aborts,
+            pages_read: stats.pages_read,
+            pages_written: stats.pages_written,
+            restartpoints: stats.restartpoints,
+        };
+        drop(replayed);
+        match follower.wanted() {
+            Wanted::Stop | Wanted::Pause => Flow::Stop,
+            Wanted::Follow | Wanted::Promote => Flow::Continue,
+        }
+    }
+
+    /// The directory is handed over; starts a server on it, if that is wanted.
+    fn promoted(&self, summary: Summary, settings: &Settings) -> Result<Outcome, StandbyError> {
+        let _ = fs::remove_file(settings.data_dir.join(PROMOTE_FILE));
+        tracing::info!("promoted: recovery ended at {}", summary.end);
+        let Some(program) = &settings.pg_ctl else { return Ok(Outcome::Promoted(summary)) };
+        let not_started = |why: String| StandbyError::NotStarted { program: program.clone(), why };
+        let mut command = Command::new(program);
+        command.arg("start").arg("-w").arg("-D").arg(&settings.data_dir);
+        if let Some(file) = &settings.config_file {
+            command.arg("-o").arg(format!("-c config_file='{}'", file.display()));
+        }
+        let status = command.status().map_err(|error| not_started(error.to_string()))?;
+        if !status.success() {
+            return Err(not_started(format!("{status}; see the server's log")));
+        }
+        Ok(Outcome::Promoted(summary))
+    }
+
+    /// Changes what can change at once.
+    pub fn reload(&self, settings: Settings) {
+        self.0.follower.reload(settings);
+    }
+
+    /// Stops cleanly; [`Standby::run`] returns.
+    pub fn stop(&self) {
+        self.0.follower.stop();
+    }
+
+    /// Ends recovery; [`Standby::run`] returns.
+    pub fn promote(&self) {
+        self.0.follower.promote();
+    }
+
+    /// Looks at once for the files in the data directory that ask for promotion or a pause.
+    pub fn check_control_files(&self) {
+        self.0.follower.check_control_files();
+    }
+
+    /// How it stands.
+    pub fn status(&self) -> StandbyStatus {
+        let follower = &self.0.follower;
+        let settings = follower.settings();
+        let control = follower.control();
+        let replayed = self.0.replay.lock().expect("no panic while locked");
+        let spool = follower.spool();
+        let board = &follower.board;
+        let (sent, heard) = board.last_message();
+        let state = match replayed.state {
+            Some(state) => state,
+            None if control.promotes => State::Promoting,
+            None if board.disk_full() => State::WaitingForDisk,
+            None if control.paused => State::Paused,
+            None => match control.link {
+                LinkState::Up => State::Streaming,
+                LinkState::Connecting => State::Connecting,
+                LinkState::Down if spool.is_some() => State::Connecting,
+                LinkState::Down if replayed.lsn.is_valid() => State::Recovering,
+                LinkState::Down => State::Starting,
+            },
+        };
+        StandbyStatus {
+            started_at: self.0.started_at,
+            state,
+            paused: control.paused,
+            data_dir: settings.data_dir.clone(),
+            consistent: replayed.consistent,
+            system_identifier: control.system_identifier,
+            timeline: spool.map_or(TimelineId(0), |spool| spool.timeline()),
+            primary: control.primary.clone(),
+            slot: control.slot.clone().or(settings.slot.clone()),
+            application_name: control.application_name.clone(),
+            connected_since: control.connected_since,
+            connections: control.connections,
+            last_error: control.last_error.clone().map(|(time, message)| LastError { time, message }),
+            positions: status::Positions {
+                horizon: board.horizon(),
+                received: board.received(),
+                written: spool.map_or(Lsn::INVALID, |spool| spool.written()),
+                flushed: spool.map_or(Lsn::INVALID, |spool| spool.flushed()),
+                replayed: replayed.lsn,
+                reported: board.reported(),
+                checkpoint_redo: control.checkpoint_redo,
+            },
+            last_message_sent: from_timestamptz(sent),
+            last_message_received: from_timestamptz(heard),
+            replayed_commit: replayed.commit.and_then(from_timestamptz),
+            min_apply_delay: settings.min_apply_delay,
+            replay: replayed.stats,
+            spool: spool.map(|spool| spool_status(&spool.stats())).unwrap_or_default(),
+            ..StandbyStatus::default()
+        }
+    }
+}
+
+/// What the spool has done, as it is shown.
+pub(crate) fn spool_status(stats: &walrider_spool::SpoolStats) -> status::Spool {
+    let bounds = walrider_spool::FSYNC_BUCKETS_MICROS;
+    status::Spool {
+        bytes: stats.bytes_written,
+        writes: stats.writes,
+        fsync: status::Histogram {
+            bounds_seconds: bounds.iter().map(|&micros| micros as f64 / 1e6).collect(),
+            counts: stats.fsync_buckets.to_vec(),
+            sum_seconds: Duration::from_micros(stats.fsync_micros).as_secs_f64(),
+        },
+    }
+}
