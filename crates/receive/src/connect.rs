@@ -2,14 +2,13 @@
 
 mod auth;
 mod error;
-#[expect(dead_code, reason = "for TLS, which follows")]
 mod files;
 mod input;
 mod open;
-#[expect(dead_code, reason = "for TLS, which follows")]
 mod options;
 mod session;
 mod socket;
+mod tls;
 mod transport;
 
 pub use error::{ConnectError, FailedAttempt};

@@ -15,6 +15,9 @@ pub(super) struct Security {
     pub(super) tls: bool,
     /// Hash of the server's certificate (`tls-server-end-point`), if one is defined for it.
     pub(super) end_point: Option<Vec<u8>>,
+    /// Why the server must not let us in all the same: it did not look at our certificate, and `sslcertmode` says that it
+    /// must.
+    pub(super) refusal: Option<&'static str>,
 }
 
 /// One authentication, from the first request to [`Authentication::Ok`].
@@ -120,6 +123,9 @@ impl<'a> Authenticator<'a> {
 
     /// Before any secret is sent: is this a request that we were told to answer (`check_expected_areq`)?
     fn check_expected(&self, request: &Authentication<'_>) -> Result<()> {
+        if let (Authentication::Ok, Some(refusal)) = (request, self.security.refusal) {
+            return Err(ConnectError::Auth(refusal.to_owned()));
+        }
         // Not even without require_auth may a server leave out its own proof.
         if *request == Authentication::Ok && self.scram.is_some() {
             return Err(ConnectError::Auth("server did not complete authentication".to_owned()));

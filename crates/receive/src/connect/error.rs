@@ -36,6 +36,9 @@ pub enum ConnectError {
     /// Authentication as asked for is not possible. A refused password is a [`ConnectError::Server`].
     #[error("{0}")]
     Auth(String),
+    /// The server is not of the kind that `target_session_attrs` asks for.
+    #[error("{0}")]
+    Target(&'static str),
     /// The server answered with an error.
     #[error("{0}")]
     Server(ServerMessage),

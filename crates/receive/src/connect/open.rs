@@ -1,9 +1,11 @@
 //! From connection options to a session: addresses, encryption, startup, authentication (`PQconnectPoll`).
 
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::time::Instant;
 
-use socket2::SockAddr;
+use socket2::{SockAddr, Socket};
 use walrider_wire::WireError;
 use walrider_wire::backend::{self, Authentication, ServerMessage};
 use walrider_wire::frontend;
@@ -14,7 +16,7 @@ use super::options::{Host, SslMode, TargetSession};
 use super::session::Connection;
 use super::socket::{self, Patience};
 use super::transport::Transport;
-use super::{ConnectError, ConnectOptions, Result};
+use super::{ConnectError, ConnectOptions, Result, tls};
 
 /// Messages of a server until it is ready, parameters and notices not counted; a stock one sends five to ten.
 const MAX_STARTUP_MESSAGES: usize = 64;
@@ -24,20 +26,8 @@ const MAX_STARTUP_MESSAGES: usize = 64;
 enum Encryption {
     Plain,
     Tls,
-}
-
-/// Why an address will not do, and whether others are worth trying.
-enum Failure {
-    /// Of this address.
-    Here(ConnectError),
-    /// A server refused us for who we are: libpq tries no other either.
-    Final(ConnectError),
-}
-
-impl From<ConnectError> for Failure {
-    fn from(error: ConnectError) -> Failure {
-        Failure::Here(error)
-    }
+    /// With, unless the server says that it cannot.
+    TlsIfOffered,
 }
 
 impl Connection {
@@ -61,11 +51,10 @@ impl Connection {
         let mut attempts = Vec::new();
         for target in targets {
             for host in &hosts {
-                let peer = host.peer();
                 let mut addresses = match addresses(host) {
                     Ok(addresses) => addresses,
                     Err(error) => {
-                        attempts.push(FailedAttempt { peer, error });
+                        attempts.push(FailedAttempt { peer: host.peer(), error });
                         continue;
                     }
                 };
@@ -73,18 +62,9 @@ impl Connection {
                     shuffle(&mut addresses);
                 }
                 for address in &addresses {
-                    let error = match open_address(options, host, address, *target) {
-                        Ok(connection) => return Ok(connection),
-                        Err(Failure::Here(error @ (ConnectError::Interrupted | ConnectError::Config(_)))) => {
-                            return Err(error);
-                        }
-                        Err(Failure::Final(error)) => {
-                            attempts.push(FailedAttempt { peer, error });
-                            return Err(ConnectError::Open(attempts));
-                        }
-                        Err(Failure::Here(error)) => error,
-                    };
-                    attempts.push(FailedAttempt { peer: peer.clone(), error });
+                    if let Some(connection) = open_address(options, host, address, *target, &mut attempts)? {
+                        return Ok(connection);
+                    }
                 }
             }
         }
@@ -112,66 +92,108 @@ fn addresses(host: &Host) -> Result<Vec<SockAddr>> {
     }
 }
 
-/// Tries an address, with and without TLS as `sslmode` says.
+/// Tries an address, with and without TLS as `sslmode` says. `None`: the next one may be better. An error: a server was
+/// there and refused us for who we are, and libpq tries no other either.
 fn open_address(
     options: &ConnectOptions,
     host: &Host,
     address: &SockAddr,
     target: TargetSession,
-) -> std::result::Result<Connection, Failure> {
+    attempts: &mut Vec<FailedAttempt>,
+) -> Result<Option<Connection>> {
     // Nobody listens in on a unix socket: sslmode has no meaning there (init_allowed_encryption_methods).
     let ways: &[Encryption] = match options.ssl.mode {
         _ if host.is_unix() => &[Encryption::Plain],
         SslMode::Disable => &[Encryption::Plain],
         SslMode::Allow => &[Encryption::Plain, Encryption::Tls],
-        SslMode::Prefer => &[Encryption::Tls, Encryption::Plain],
+        SslMode::Prefer => &[Encryption::TlsIfOffered, Encryption::Plain],
         _ => &[Encryption::Tls],
     };
     let patience = Patience {
         deadline: options.connect_timeout.map(|timeout| Instant::now() + timeout),
         interrupt: options.interrupt.clone(),
     };
-    let mut last = None;
     for &way in ways {
-        match open_session(options, host, address, way, &patience) {
-            Ok(connection) => return check_target(connection, target),
-            // The other way makes a difference only to a server that was there.
-            Err(error @ (ConnectError::Timeout | ConnectError::Interrupted | ConnectError::Config(_))) => {
-                return Err(error.into());
-            }
-            Err(error @ ConnectError::Io { operation: "connect", .. }) => return Err(error.into()),
-            // An error of the way that was wanted more is the one to tell.
-            Err(error) => last = last.or(Some(error)),
+        let mut used = way;
+        let opened = open_session(options, host, address, &mut used, &patience);
+        let error = match opened.and_then(|connection| check_target(connection, target)) {
+            Ok(connection) => return Ok(Some(connection)),
+            Err(error @ (ConnectError::Interrupted | ConnectError::Config(_))) => return Err(error),
+            Err(error) => error,
+        };
+        // Whether TLS is used makes a difference only to a server that was there, and once.
+        let gone = matches!(error, ConnectError::Timeout | ConnectError::Io { operation: socket::CONNECT, .. });
+        let last =
+            gone || way == ways[ways.len() - 1] || (way == Encryption::TlsIfOffered && used == Encryption::Plain);
+        // cannot_connect_now: it starts up, shuts down or is a standby that lets nobody in; another may.
+        let fatal = match &error {
+            ConnectError::Server(message) => !message.is("57P03"),
+            ConnectError::Auth(_) => true,
+            _ => false,
+        };
+        attempts.push(FailedAttempt { peer: host.peer(), error });
+        if last && fatal {
+            return Err(ConnectError::Open(std::mem::take(attempts)));
+        }
+        if last {
+            break;
         }
     }
-    let error = last.unwrap_or(ConnectError::Closed);
-    // cannot_connect_now: it starts up, shuts down or is a standby that lets nobody in; another may.
-    match error {
-        ConnectError::Server(ref message) if !message.is("57P03") => Err(Failure::Final(error)),
-        ConnectError::Auth(_) => Err(Failure::Final(error)),
-        _ => Err(Failure::Here(error)),
-    }
+    Ok(None)
 }
 
+/// Sets `way` to what it came to.
 fn open_session(
     options: &ConnectOptions,
     host: &Host,
     address: &SockAddr,
-    way: Encryption,
+    way: &mut Encryption,
     patience: &Patience,
 ) -> Result<Connection> {
     let socket = socket::connect(address, &options.tcp, patience)?;
     if let (Some(user), true) = (&options.requirepeer, host.is_unix()) {
         socket::check_peer(&socket, user)?;
     }
+    if *way != Encryption::Plain && !options.ssl.direct && !ask_for_tls(&socket, patience)? {
+        if *way == Encryption::Tls {
+            return Err(ConnectError::Tls("server does not support SSL, but SSL was required".to_owned()));
+        }
+        *way = Encryption::Plain;
+    }
     let (transport, security) = match way {
         Encryption::Plain => (Transport::Plain(socket), Security::default()),
-        Encryption::Tls => return Err(ConnectError::Tls("TLS is not there yet; use sslmode=disable".to_owned())),
+        _ => {
+            let (tls, security) = tls::establish(socket, &options.ssl, host, patience)?;
+            (Transport::Tls(Box::new(tls)), security)
+        }
     };
     let mut connection = Connection::new(transport, host.peer(), patience.clone());
     start_up(&mut connection, options, host, security)?;
     connection.set_ready();
     Ok(connection)
+}
+
+/// Sends an SSLRequest. Exactly one byte is read: what follows it is for TLS, or someone in between has put it there.
+fn ask_for_tls(mut socket: &Socket, patience: &Patience) -> Result<bool> {
+    // Into an empty socket buffer.
+    socket.write_all(&frontend::SSL_REQUEST).map_err(|error| ConnectError::io("send SSL negotiation packet", error))?;
+    let mut answer = [0];
+    loop {
+        match socket.read(&mut answer) {
+            Ok(0) => return Err(ConnectError::Closed),
+            Ok(_) => break,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => patience.wait(socket.as_fd(), true, false)?,
+            Err(error) if error.kind() == ErrorKind::Interrupted => (),
+            Err(error) => return Err(ConnectError::io("receive data from server", error)),
+        }
+    }
+    match answer[0] {
+        b'S' => Ok(true),
+        b'N' => Ok(false),
+        // Its text could be anyone's, and is not shown (CVE-2024-10977).
+        b'E' => Err(ConnectError::Protocol("server sent an error response during SSL exchange".to_owned())),
+        other => Err(ConnectError::Protocol(format!("received invalid response to SSL negotiation: 0x{other:02x}"))),
+    }
 }
 
 /// Startup message, authentication, parameters, until ReadyForQuery.
@@ -207,7 +229,7 @@ fn start_up(connection: &mut Connection, options: &ConnectOptions, host: &Host, 
 }
 
 /// Is it a server of the kind that was asked for? Servers since 14 tell by parameters.
-fn check_target(connection: Connection, target: TargetSession) -> std::result::Result<Connection, Failure> {
+fn check_target(connection: Connection, target: TargetSession) -> Result<Connection> {
     let is_on = |name| connection.parameter(name) == Some("on");
     let (standby, read_only) = (is_on("in_hot_standby"), is_on("default_transaction_read_only"));
     let reason = match target {
@@ -217,7 +239,7 @@ fn check_target(connection: Connection, target: TargetSession) -> std::result::R
         TargetSession::Standby if !standby => "server is not in hot standby mode",
         _ => return Ok(connection),
     };
-    Err(Failure::Here(ConnectError::Auth(reason.to_owned())))
+    Err(ConnectError::Target(reason))
 }
 
 /// In any order, for `load_balance_hosts=random`. The standard library seeds its hash tables at random; more is not needed.

@@ -413,7 +413,8 @@ fn ssl(info: &ConnInfo, env: Env<'_>) -> Result<SslOptions> {
         root_cert: file("sslrootcert", "root.crt"),
         cert: file("sslcert", "postgresql.crt"),
         key: file("sslkey", "postgresql.key"),
-        crl: file("sslcrl", "root.crl"),
+        // The default is looked for; one that was asked for must be there.
+        crl: file("sslcrl", "root.crl").filter(|path| info.non_empty("sslcrl").is_some() || path.exists()),
         sni: info.non_empty("sslsni") != Some("0"),
         versions: (min <= 2, max >= 3),
     })

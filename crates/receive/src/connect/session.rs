@@ -13,7 +13,7 @@ use walrider_wire::{command, frontend};
 use super::input::Input;
 use super::socket::Patience;
 use super::transport::Transport;
-use super::{ConnectError, Result};
+use super::{ConnectError, Result, tls};
 
 /// The longest message of a server that is accepted, in bytes. A stock walsender sends at most 128 kB of WAL at a time.
 pub const MAX_MESSAGE: usize = 64 << 20;
@@ -294,6 +294,7 @@ impl Connection {
             Err(error) => match error.kind() {
                 ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(Read::WouldBlock),
                 ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => Ok(Read::Closed),
+                ErrorKind::InvalidData => Err(tls::io_failed(error)),
                 _ => Err(ConnectError::io("receive data from server", error)),
             },
         }

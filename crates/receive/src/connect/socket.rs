@@ -61,9 +61,12 @@ pub(super) fn unix_address(directory: &str, port: u16) -> Result<SockAddr> {
     })
 }
 
+/// What fails if nobody is there, in [`ConnectError::Io`].
+pub(super) const CONNECT: &str = "connect";
+
 /// Connects, with the options that libpq sets (`PQconnectPoll`).
 pub(super) fn connect(address: &SockAddr, tcp: &TcpOptions, patience: &Patience) -> Result<Socket> {
-    let failed = |error| ConnectError::io("connect", error);
+    let failed = |error| ConnectError::io(CONNECT, error);
     let socket = Socket::new(address.domain(), Type::STREAM, None).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     if address.domain() != Domain::UNIX {

@@ -5,10 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::Socket;
 
+use super::tls::Tls;
+
 /// How bytes travel.
 pub(super) enum Transport {
     /// As they are.
     Plain(Socket),
+    /// Encrypted.
+    Tls(Box<Tls>),
 }
 
 impl Transport {
@@ -16,6 +20,7 @@ impl Transport {
     pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Transport::Plain(socket) => socket.read(into),
+            Transport::Tls(tls) => tls.read(into),
         }
     }
 
@@ -23,6 +28,7 @@ impl Transport {
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Transport::Plain(socket) => socket.write(bytes),
+            Transport::Tls(tls) => tls.write(bytes),
         }
     }
 
@@ -30,20 +36,20 @@ impl Transport {
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         match self {
             Transport::Plain(_) => Ok(true),
+            Transport::Tls(tls) => tls.flush(),
         }
     }
 
-    /// Whether others on the way can read it.
+    /// Whether others on the way cannot read it.
     pub(super) fn is_encrypted(&self) -> bool {
-        match self {
-            Transport::Plain(_) => false,
-        }
+        matches!(self, Transport::Tls(_))
     }
 
     /// Whether something was kept.
     pub(super) fn wants_write(&self) -> bool {
         match self {
             Transport::Plain(_) => false,
+            Transport::Tls(tls) => tls.session.wants_write(),
         }
     }
 }
@@ -52,6 +58,7 @@ impl AsFd for Transport {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Transport::Plain(socket) => socket.as_fd(),
+            Transport::Tls(tls) => tls.socket.as_fd(),
         }
     }
 }

@@ -60,7 +60,7 @@ impl Server {
             &["-D", server.data_str(), "-U", "postgres", "-A", "trust", "--no-sync", "--no-locale", "-E", "UTF8"],
         );
         if !hba.is_empty() {
-            fs::write(server.data().join("pg_hba.conf"), hba).unwrap();
+            server.set_hba(hba);
         }
         let socket = server.dir.path().display();
         let port = server.port;
@@ -70,6 +70,11 @@ impl Server {
         ));
         server.start_again();
         server
+    }
+
+    /// Who may connect, from the next start on.
+    pub fn set_hba(&self, text: &str) {
+        fs::write(self.data().join("pg_hba.conf"), text).unwrap();
     }
 
     pub fn configure(&self, text: &str) {
@@ -107,6 +112,11 @@ impl Server {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Where everything of it is.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     pub fn unix_no_user(&self) -> String {

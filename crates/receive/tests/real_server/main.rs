@@ -2,6 +2,7 @@
 //! `PG_BINDIR=/usr/lib/postgresql/18/bin cargo test -p walrider-receive --test real_server -- --ignored`.
 
 mod server;
+mod tls;
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
