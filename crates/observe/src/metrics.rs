@@ -93,6 +93,22 @@ pub const METRICS: &[Metric] = &[
     metric("restartpoints_total", "Restartpoints made.", Counter(|s| s.replay.restartpoints as f64)),
     metric("spool_written_bytes_total", "WAL written to the spool.", Counter(|s| s.spool.bytes as f64)),
     metric("spool_writes_total", "Calls that wrote WAL to the spool.", Counter(|s| s.spool.writes as f64)),
+    metric(
+        "spool_segments_created_total",
+        "Segments made ahead of their use.",
+        Counter(|s| s.spool.segments_created as f64),
+    ),
+    metric(
+        "spool_segments_recycled_total",
+        "Segments renamed to future ones.",
+        Counter(|s| s.spool.segments_recycled as f64),
+    ),
+    metric("spool_segments_removed_total", "Segments removed.", Counter(|s| s.spool.segments_removed as f64)),
+    metric(
+        "spool_segment_waits_total",
+        "How often writing waited for its next segment.",
+        Counter(|s| s.spool.segment_waits as f64),
+    ),
     metric("spool_fsync_seconds", "How long each fsync of the spool took.", Source::Histogram(|s| &s.spool.fsync)),
 ];
 
@@ -279,7 +295,7 @@ mod tests {
     #[test]
     fn each_counter_has_its_own_metric() {
         let samples = read(&render(&streaming()));
-        for wanted in 1001..=1008 {
+        for wanted in 1001..=1012 {
             let of: Vec<_> = samples.iter().filter(|(_, value)| **value == f64::from(wanted)).collect();
             assert_eq!(of.len(), 1, "{wanted}: {of:?}");
         }
@@ -301,6 +317,17 @@ mod tests {
         let text = render(&status);
         read(&text);
         assert!(text.contains(r#"slot="a\"b\\c\nd\",x=\"","#), "{text}");
+    }
+
+    /// The documentation names every metric, and no other.
+    #[test]
+    fn all_are_documented() {
+        let words = include_str!("../../../docs/standby.md").split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let named: BTreeSet<&str> = words
+            .filter_map(|word| word.strip_prefix("walrider_"))
+            .map(|name| name.trim_end_matches("_bucket"))
+            .collect();
+        assert_eq!(named, METRICS.iter().map(|metric| metric.name).collect());
     }
 
     #[test]

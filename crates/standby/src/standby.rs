@@ -242,5 +242,9 @@ pub(crate) fn spool_status(stats: &walrider_spool::SpoolStats) -> status::Spool 
             counts: stats.fsync_buckets.to_vec(),
             sum_seconds: Duration::from_micros(stats.fsync_micros).as_secs_f64(),
         },
+        segments_created: stats.segments_created,
+        segments_recycled: stats.segments_recycled,
+        segments_removed: stats.segments_removed,
+        segment_waits: stats.segment_waits,
     }
 }
