@@ -1,8 +1,12 @@
 //! The `walrider` command.
 
 mod compare;
+mod logging;
 mod promote;
+mod receive;
 mod replay;
+mod service;
+mod standby;
 mod values;
 mod wal;
 
@@ -23,14 +27,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Roll a data directory forward through WAL, and hand it to PostgreSQL
     Replay(replay::ReplayArgs),
-    /// Promote a running standby
+    Standby(standby::StandbyArgs),
     Promote(promote::PromoteArgs),
     /// Pause replay of a running standby; it goes on receiving
     Pause(promote::PauseArgs),
     /// Resume replay of a running standby
     Resume(promote::PauseArgs),
+    Receive(receive::ReceiveArgs),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
@@ -40,9 +44,11 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Replay(args) => replay::run(args),
+        Command::Standby(args) => standby::run(args),
         Command::Promote(args) => promote::run(&args),
         Command::Pause(args) => promote::pause(&args),
         Command::Resume(args) => promote::resume(&args),
+        Command::Receive(args) => receive::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),
     }

@@ -53,6 +53,18 @@ pub fn parse_timeline(text: &str) -> Result<TargetTimeline, String> {
     }
 }
 
+/// A name as the primary accepts it (`ReplicationSlotValidateName`, `replication/slot.c`, PostgreSQL 18); empty for none.
+pub fn parse_slot(name: &str) -> Result<String, String> {
+    let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    if name.len() >= 64 {
+        return Err("a slot's name has at most 63 characters".into());
+    }
+    if !name.bytes().all(valid) {
+        return Err("a slot's name has only lower case letters, digits and the underscore".into());
+    }
+    Ok(name.to_owned())
+}
+
 /// Threads where the user names no number.
 pub fn default_jobs() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -92,6 +104,16 @@ mod tests {
         }
         assert_eq!(parse_memory("16MB"), Ok(16 << 20));
         assert_eq!(parse_memory("15MB"), Err("expected a size of at least 16MB".into()));
+    }
+
+    #[test]
+    fn slots() {
+        for good in ["", "a", "node_1", &"x".repeat(63)] {
+            assert_eq!(parse_slot(good).as_deref(), Ok(good));
+        }
+        for bad in ["A", "a-b", "a b", "ä", &"x".repeat(64)] {
+            assert!(parse_slot(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

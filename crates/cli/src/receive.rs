@@ -1,0 +1,110 @@
+//! `walrider receive`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use tracing_subscriber::filter::LevelFilter;
+use walrider_layout::Lsn;
+use walrider_standby::{Receive, ReceiveSettings, StandbyError};
+
+use crate::logging::{self, LogFormat, parse_level};
+use crate::service::{self, ServiceError, Wish};
+use crate::values::{parse_duration, parse_slot};
+
+/// Receive WAL into a directory and acknowledge it, without replaying it, as pg_receivewal --synchronous does
+///
+/// Segments are named as in pg_wal; the one being written ends in .partial. WAL goes on where the directory ends; in an
+/// empty one, where the slot stands, else at the primary's position. Writing never waits for an fsync, so
+/// synchronous_commit = remote_write does not either. The application_name is "walrider" unless CONNINFO says otherwise.
+///
+/// SIGTERM and SIGINT stop it, and what came in is durable then.
+#[derive(Args)]
+pub struct ReceiveArgs {
+    /// How to connect to the primary; libpq's PG… variables, password and service files count too
+    #[arg(short, long, value_name = "CONNINFO")]
+    dbname: Option<String>,
+    /// Where the segments go
+    #[arg(short = 'D', long, value_name = "DIRECTORY")]
+    directory: PathBuf,
+    /// Replication slot of the primary
+    #[arg(short = 'S', long, value_name = "NAME", value_parser = parse_slot)]
+    slot: Option<String>,
+    /// Create the slot first
+    #[arg(long, requires = "slot")]
+    create_slot: bool,
+    /// With --create-slot: do not fail if the slot is there
+    #[arg(long, requires = "create_slot")]
+    if_not_exists: bool,
+    /// End when the connection is lost
+    #[arg(short, long)]
+    no_loop: bool,
+    /// End when everything up to this position is durable
+    #[arg(short = 'E', long, value_name = "LSN")]
+    endpos: Option<Lsn>,
+    /// Tell the primary at least this often how far it is; 0: only when something moved or it asks
+    #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    status_interval: Duration,
+    /// Give up a connection that is silent for so long; 0: never
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    receiver_timeout: Duration,
+    /// Wait so long before connecting again
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    retry_interval: Duration,
+    /// Serve /metrics, /health and /status there, as in 127.0.0.1:9187
+    #[arg(long, value_name = "ADDR:PORT")]
+    http: Option<String>,
+    /// Form of the log, on stderr
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    log_format: LogFormat,
+    /// How much is logged: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = parse_level)]
+    log_level: LevelFilter,
+}
+
+/// Why it ended early.
+#[derive(Debug, thiserror::Error)]
+enum RunError {
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    #[error(transparent)]
+    Receive(#[from] StandbyError),
+}
+
+/// Runs the command.
+pub fn run(args: ReceiveArgs) -> ExitCode {
+    logging::start(args.log_format, args.log_level);
+    match receive(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn receive(args: ReceiveArgs) -> Result<(), RunError> {
+    let receive = Receive::new(ReceiveSettings {
+        directory: args.directory,
+        primary: args.dbname,
+        slot: args.slot.filter(|name| !name.is_empty()),
+        create_slot: args.create_slot,
+        if_not_exists: args.if_not_exists,
+        reconnect: !args.no_loop,
+        end: args.endpos,
+        status_interval: args.status_interval,
+        receiver_timeout: args.receiver_timeout,
+        retry_interval: args.retry_interval,
+        application_name_fallback: "walrider".to_owned(),
+    })?;
+    let (told, observed) = (receive.clone(), receive.clone());
+    let _http = service::start(args.http.as_deref(), Arc::new(move || observed.status()), move |wish| {
+        // There is nothing to reload, to promote or to pause.
+        if wish == Wish::Stop {
+            told.stop();
+        }
+    })?;
+    Ok(receive.run()?)
+}

@@ -1,0 +1,118 @@
+//! `walrider standby`.
+
+mod options;
+#[cfg(test)]
+mod options_tests;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+use walrider_standby::{Outcome, Standby, StandbyError};
+
+use crate::logging::{self, LevelSwitch};
+use crate::service::{self, Wish};
+use options::{Resolved, StandbyOptions};
+
+/// Follow a primary: receive its WAL, replay it, acknowledge it; and be promoted
+///
+/// DIR is a base backup of the primary, or the directory of a stopped standby. After `pg_basebackup -R` nothing but -D is
+/// needed: what no option says is taken from the directory's own configuration, as PostgreSQL takes it.
+///
+/// SIGTERM and SIGINT stop it; the directory is then one that PostgreSQL, or the same command, goes on with. SIGHUP reads
+/// FILE and the directory's configuration again. `walrider promote` promotes, `walrider pause` and `resume` hold replay.
+#[derive(Args)]
+pub struct StandbyArgs {
+    /// TOML file with options: each by its name here, with underscores; options given here go before
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    options: StandbyOptions,
+}
+
+/// Runs the command.
+pub fn run(args: StandbyArgs) -> ExitCode {
+    let resolved = match Resolved::load(&args.options, args.config.as_deref()) {
+        Ok(resolved) => resolved,
+        Err(error) => {
+            eprintln!("walrider: {error}");
+            return ExitCode::from(1);
+        }
+    };
+    let level = logging::start(resolved.log_format, resolved.log_level);
+    match follow(args, resolved, level) {
+        Ok(Outcome::Stopped(summary)) => {
+            tracing::info!("stopped at {} on timeline {}", summary.end, summary.timeline);
+            ExitCode::SUCCESS
+        }
+        Ok(Outcome::Promoted(summary)) => {
+            tracing::info!("handed over at {} on timeline {}", summary.end, summary.timeline);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            tracing::error!("{error}");
+            error.code()
+        }
+    }
+}
+
+/// Why it ended early.
+#[derive(Debug, thiserror::Error)]
+enum RunError {
+    #[error("could not start threads: {0}")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
+    #[error(transparent)]
+    Service(#[from] service::ServiceError),
+    #[error(transparent)]
+    Standby(#[from] StandbyError),
+}
+
+impl RunError {
+    fn code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            RunError::Standby(error) if error.is_unsupported() => 3,
+            RunError::Standby(error) if error.is_corruption() => 4,
+            _ => 1,
+        })
+    }
+}
+
+fn follow(args: StandbyArgs, resolved: Resolved, level: LevelSwitch) -> Result<Outcome, RunError> {
+    note(&resolved);
+    rayon::ThreadPoolBuilder::new().num_threads(resolved.jobs).build_global()?;
+    let standby = Standby::new(resolved.settings.clone())?;
+    let (told, observed) = (standby.clone(), standby.clone());
+    let http = resolved.http.clone();
+    let _http = service::start(http.as_deref(), Arc::new(move || observed.status()), move |wish| match wish {
+        Wish::Stop => told.stop(),
+        Wish::Promote => told.promote(),
+        Wish::Look => told.check_control_files(),
+        Wish::Reload => reload(&args, &resolved, &level, &told),
+    })?;
+    Ok(standby.run()?)
+}
+
+/// Reads everything again. What is wrong now is said, and what was right before stays.
+fn reload(args: &StandbyArgs, running: &Resolved, level: &LevelSwitch, standby: &Standby) {
+    match Resolved::load(&args.options, args.config.as_deref()) {
+        Ok(mut new) => {
+            tracing::info!("received SIGHUP, reloading configuration files");
+            note(&new);
+            for name in running.fixed(&new) {
+                tracing::warn!("\"{name}\" cannot be changed without restarting walrider");
+            }
+            new.settings.data_dir.clone_from(&running.settings.data_dir);
+            new.settings.memory_bytes = running.settings.memory_bytes;
+            level.set(new.log_level);
+            standby.reload(new.settings);
+        }
+        Err(error) => tracing::error!("the configuration is wrong, and stays as it was: {error}"),
+    }
+}
+
+fn note(resolved: &Resolved) {
+    for note in &resolved.notes {
+        tracing::warn!("{note}");
+    }
+}

@@ -1,0 +1,379 @@
+//! The options of `walrider standby`, from all places that they come from: the command line, the file that it names, the
+//! data directory's own configuration, and what is built in, in this order.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde::{Deserialize, Deserializer};
+use tracing_subscriber::filter::LevelFilter;
+use walrider_datadir::DataDirError;
+use walrider_datadir::config::{Config, Setting, Unit};
+use walrider_datadir::open::read_version;
+use walrider_datadir::recovery_settings::{RecoverySettings, TargetTimeline};
+use walrider_standby::Settings;
+
+use crate::logging::{LogFormat, parse_level};
+use crate::values::{
+    default_jobs, default_memory, parse_duration, parse_memory, parse_size, parse_slot, parse_timeline,
+};
+
+/// Longest configuration file that is read, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+/// `application_name` where neither the connection string nor `cluster_name` says one.
+const APPLICATION_NAME: &str = "walrider";
+
+/// One layer of options: what it does not say is none. Each flag is a key of the file, with underscores.
+#[derive(Args, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StandbyOptions {
+    /// The data directory
+    #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
+    pub data_dir: Option<PathBuf>,
+    /// postgresql.conf, where it is not in the data directory (config_file)
+    #[arg(long, value_name = "FILE")]
+    pub config_file: Option<PathBuf>,
+    /// How to connect to the primary (primary_conninfo); libpq's PG… variables, password and service files count too
+    #[arg(long, value_name = "CONNINFO")]
+    pub primary: Option<String>,
+    /// Replication slot of the primary (primary_slot_name)
+    #[arg(long, value_name = "NAME", value_parser = parse_slot, conflicts_with = "temporary_slot")]
+    #[serde(deserialize_with = "slot")]
+    pub slot: Option<String>,
+    /// Create the slot if it is not there
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_possible_values = true)]
+    pub create_slot: Option<bool>,
+    /// Use a slot that goes with the connection (wal_receiver_create_temp_slot)
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_possible_values = true)]
+    pub temporary_slot: Option<bool>,
+    /// Shell command that fetches WAL from the archive (restore_command)
+    #[arg(long, value_name = "CMD", conflicts_with = "wal")]
+    pub restore_command: Option<String>,
+    /// Directory with WAL segments, instead of restore_command
+    #[arg(long, value_name = "SOURCE")]
+    pub wal: Option<PathBuf>,
+    /// Tell the primary at least this often how far it is; 0: only when something moved or it asks (wal_receiver_status_interval) [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[serde(deserialize_with = "duration")]
+    pub status_interval: Option<Duration>,
+    /// Give up a connection that is silent for so long; 0: never (wal_receiver_timeout) [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[serde(deserialize_with = "duration")]
+    pub receiver_timeout: Option<Duration>,
+    /// Wait so long before WAL is asked for again (wal_retrieve_retry_interval) [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[serde(deserialize_with = "duration")]
+    pub retry_interval: Option<Duration>,
+    /// Replay commits so long after they were made (recovery_min_apply_delay) [default: 0]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[serde(deserialize_with = "duration")]
+    pub min_apply_delay: Option<Duration>,
+    /// Keep this much WAL in pg_wal for others (wal_keep_size) [default: 0]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[serde(deserialize_with = "size")]
+    pub wal_keep: Option<u64>,
+    /// Follow this timeline: latest, current, or a number (recovery_target_timeline) [default: latest]
+    #[arg(long, value_name = "TIMELINE", value_parser = parse_timeline)]
+    #[serde(deserialize_with = "timeline")]
+    pub timeline: Option<TargetTimeline>,
+    /// Make a restartpoint after this time [default: 5min]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[serde(deserialize_with = "duration")]
+    pub restartpoint_interval: Option<Duration>,
+    /// Make a restartpoint after this much WAL [default: 1GB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[serde(deserialize_with = "size")]
+    pub restartpoint_wal: Option<u64>,
+    /// Serve /metrics, /health and /status there, as in 127.0.0.1:9187
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub http: Option<String>,
+    /// Start PostgreSQL with this pg_ctl once promoted
+    #[arg(long, value_name = "PATH")]
+    pub pg_ctl: Option<PathBuf>,
+    /// Threads [default: one per core]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub jobs: Option<u16>,
+    /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    #[serde(deserialize_with = "memory")]
+    pub memory: Option<u64>,
+    /// Form of the log, on stderr [default: text]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// How much is logged: error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "LEVEL", value_parser = parse_level)]
+    #[serde(deserialize_with = "level")]
+    pub log_level: Option<LevelFilter>,
+}
+
+/// Why options are not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum OptionsError {
+    /// The directory's own configuration.
+    #[error(transparent)]
+    Directory(#[from] DataDirError),
+    /// The file of options could not be read.
+    #[error("could not read \"{}\": {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Its contents.
+    #[error("{}:{line}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What is wrong; without the line itself, which may hold a password.
+        reason: String,
+    },
+    /// What they say together.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What a run needs.
+#[derive(Clone)]
+pub struct Resolved {
+    /// For the standby.
+    pub settings: Settings,
+    /// Threads of replay.
+    pub jobs: usize,
+    /// Address and port.
+    pub http: Option<String>,
+    /// Form of the log.
+    pub log_format: LogFormat,
+    /// Level of the log.
+    pub log_level: LevelFilter,
+    /// What the user should know about the configuration.
+    pub notes: Vec<String>,
+}
+
+impl Resolved {
+    /// Puts together what the flags, the file `config`, the directory and the defaults say.
+    ///
+    /// # Errors
+    /// If one of them is wrong, or what they say does not go together.
+    pub fn load(flags: &StandbyOptions, config: Option<&Path>) -> Result<Resolved, OptionsError> {
+        let file = config.map(StandbyOptions::read).transpose()?.unwrap_or_default();
+        let given = flags.clone().or(file);
+        given.check()?;
+        let Some(data_dir) = given.data_dir.clone() else {
+            return Err(OptionsError::Refused("no data directory: name it with -D, data_dir or PGDATA".into()));
+        };
+        let configuration = Config::read(&data_dir, given.config_file.as_deref())?;
+        let directory = StandbyOptions::of_directory(&data_dir, &configuration)?;
+        given.or(directory).resolve(data_dir, &configuration)
+    }
+
+    /// What this run keeps, although `new` says otherwise: it needs a restart.
+    pub fn fixed(&self, new: &Resolved) -> Vec<&'static str> {
+        let settings = (&self.settings, &new.settings);
+        let same = [
+            ("data_dir", settings.0.data_dir == settings.1.data_dir),
+            ("http", self.http == new.http),
+            ("jobs", self.jobs == new.jobs),
+            ("log_format", self.log_format == new.log_format),
+            ("memory", settings.0.memory_bytes == settings.1.memory_bytes),
+        ];
+        same.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
+    }
+}
+
+impl StandbyOptions {
+    /// Reads a TOML file.
+    fn read(path: &Path) -> Result<StandbyOptions, OptionsError> {
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
+            .map_err(|source| OptionsError::Read { path: path.to_owned(), source })?;
+        toml::from_str(&text).map_err(|error| OptionsError::File {
+            path: path.to_owned(),
+            line: 1 + error.span().map_or(0, |span| text[..span.start].matches('\n').count()),
+            reason: error.message().to_owned(),
+        })
+    }
+
+    /// What the directory's own configuration says (`utils/misc/guc_tables.c`, PostgreSQL 18).
+    fn of_directory(data_dir: &Path, config: &Config) -> Result<StandbyOptions, OptionsError> {
+        let recovery = RecoverySettings::from_config(config, read_version(data_dir)?)?;
+        let number = |name: &str, unit: Unit, unit_value: u64| -> Result<Option<u64>, OptionsError> {
+            let Some(setting) = config.get(name) else { return Ok(None) };
+            let number = u64::try_from(setting.number(unit)?).ok().filter(|&number| number <= i32::MAX as u64);
+            Ok(Some(number.ok_or_else(|| out_of_range(setting))? * unit_value))
+        };
+        let time = |name: &str, unit: Unit, milliseconds: u64| -> Result<Option<Duration>, OptionsError> {
+            Ok(number(name, unit, milliseconds)?.map(Duration::from_millis))
+        };
+        let slot = config.get("primary_slot_name").filter(|setting| !setting.value.is_empty());
+        if let Some(setting) = slot {
+            parse_slot(&setting.value).map_err(|reason| invalid(setting, &reason))?;
+        }
+        Ok(StandbyOptions {
+            primary: recovery.primary_conninfo,
+            slot: slot.map(|setting| setting.value.clone()),
+            temporary_slot: config.get("wal_receiver_create_temp_slot").map(Setting::bool).transpose()?,
+            restore_command: recovery.restore_command,
+            status_interval: time("wal_receiver_status_interval", Unit::Seconds, 1000)?,
+            receiver_timeout: time("wal_receiver_timeout", Unit::Milliseconds, 1)?,
+            retry_interval: time("wal_retrieve_retry_interval", Unit::Milliseconds, 1)?,
+            min_apply_delay: time("recovery_min_apply_delay", Unit::Milliseconds, 1)?,
+            wal_keep: number("wal_keep_size", Unit::Megabytes, 1 << 20)?,
+            timeline: Some(recovery.target_timeline),
+            ..StandbyOptions::default()
+        })
+    }
+
+    /// What this layer says, and where it says nothing, the other. Two options of which one excludes the other count
+    /// together: who names a directory of WAL does not want the configured command.
+    fn or(self, other: StandbyOptions) -> StandbyOptions {
+        let named = self.restore_command.is_some() || self.wal.is_some();
+        let (restore_command, wal) =
+            if named { (self.restore_command, self.wal) } else { (other.restore_command, other.wal) };
+        let temporary = self.temporary_slot.or(if self.slot.is_none() { other.temporary_slot } else { None });
+        let slot = self.slot.or(if self.temporary_slot == Some(true) { None } else { other.slot });
+        macro_rules! first {
+            ($($field:ident)*) => {
+                StandbyOptions {
+                    restore_command,
+                    wal,
+                    slot,
+                    temporary_slot: temporary,
+                    $($field: self.$field.or(other.$field),)*
+                }
+            };
+        }
+        first! {
+            data_dir config_file primary create_slot status_interval receiver_timeout retry_interval min_apply_delay
+            wal_keep timeline restartpoint_interval restartpoint_wal http pg_ctl jobs memory log_format log_level
+        }
+    }
+
+    /// What clap checks of flags, for what flags and file say together.
+    fn check(&self) -> Result<(), OptionsError> {
+        let refused = |reason: &str| Err(OptionsError::Refused(reason.to_owned()));
+        if self.restore_command.is_some() && self.wal.is_some() {
+            return refused("restore_command and wal exclude each other: name one");
+        }
+        if self.slot.is_some() && self.temporary_slot == Some(true) {
+            return refused("slot and temporary_slot exclude each other: name one");
+        }
+        if self.jobs == Some(0) {
+            return refused("jobs must be at least 1");
+        }
+        Ok(())
+    }
+
+    /// With the defaults for what nobody said.
+    fn resolve(self, data_dir: PathBuf, config: &Config) -> Result<Resolved, OptionsError> {
+        // Empty is a way to say none, as in postgresql.conf.
+        let some = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let seconds = Duration::from_secs;
+        let slot = some(self.slot);
+        let create_slot = self.create_slot.unwrap_or(false);
+        if create_slot && slot.is_none() {
+            return Err(OptionsError::Refused("create_slot needs the name of a slot: set slot".into()));
+        }
+        let cluster_name = some(config.get("cluster_name").map(|setting| setting.value.clone()));
+        let settings = Settings {
+            data_dir,
+            config_file: self.config_file,
+            primary: some(self.primary),
+            create_slot,
+            // A permanent slot goes before (`RequestXLogStreaming`, `replication/walreceiverfuncs.c`).
+            temporary_slot: self.temporary_slot.unwrap_or(false) && slot.is_none(),
+            slot,
+            restore_command: some(self.restore_command),
+            wal: self.wal.filter(|path| !path.as_os_str().is_empty()),
+            status_interval: self.status_interval.unwrap_or(seconds(10)),
+            receiver_timeout: self.receiver_timeout.unwrap_or(seconds(60)),
+            retry_interval: self.retry_interval.unwrap_or(seconds(5)),
+            min_apply_delay: self.min_apply_delay.unwrap_or(Duration::ZERO),
+            wal_keep_bytes: self.wal_keep.unwrap_or(0),
+            timeline: self.timeline.unwrap_or_default(),
+            restartpoint_interval: self.restartpoint_interval.unwrap_or(seconds(300)),
+            restartpoint_wal_bytes: self.restartpoint_wal.unwrap_or(1 << 30),
+            memory_bytes: self.memory.unwrap_or_else(default_memory),
+            pg_ctl: self.pg_ctl,
+            application_name_fallback: cluster_name.unwrap_or_else(|| APPLICATION_NAME.to_owned()),
+        };
+        if settings.primary.is_none() && settings.restore_command.is_none() && settings.wal.is_none() {
+            return Err(OptionsError::Refused(
+                "nothing says where WAL comes from: name the primary (--primary, primary_conninfo), or an archive \
+                 (--restore-command, --wal)"
+                    .into(),
+            ));
+        }
+        let mut notes = Vec::new();
+        if config.get("hot_standby_feedback").is_some_and(|setting| matches!(setting.bool(), Ok(true))) {
+            notes.push(
+                "hot_standby_feedback is on, but nobody reads here while Walrider runs: nothing is fed back".to_owned(),
+            );
+        }
+        Ok(Resolved {
+            settings,
+            jobs: self.jobs.map_or_else(default_jobs, usize::from),
+            http: some(self.http),
+            log_format: self.log_format.unwrap_or_default(),
+            log_level: self.log_level.unwrap_or(LevelFilter::INFO),
+            notes,
+        })
+    }
+}
+
+fn invalid(setting: &Setting, reason: &str) -> OptionsError {
+    let reason = format!("invalid value for parameter \"{}\": \"{}\"; {reason}", setting.name, setting.value);
+    OptionsError::Directory(DataDirError::Config { path: setting.file.clone(), line: setting.line, reason })
+}
+
+fn out_of_range(setting: &Setting) -> OptionsError {
+    invalid(setting, "it is outside the valid range")
+}
+
+/// A value of the file: text as on the command line, or a number.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a text or a number")]
+enum Scalar {
+    Text(String),
+    Number(u64),
+}
+
+fn parsed<'de, D, T>(deserializer: D, parse: fn(&str) -> Result<T, String>) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let text = match Scalar::deserialize(deserializer)? {
+        Scalar::Text(text) => text,
+        Scalar::Number(number) => number.to_string(),
+    };
+    parse(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+fn slot<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    parsed(deserializer, parse_slot)
+}
+
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    parsed(deserializer, parse_duration)
+}
+
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    parsed(deserializer, parse_size)
+}
+
+fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    parsed(deserializer, parse_memory)
+}
+
+fn timeline<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TargetTimeline>, D::Error> {
+    parsed(deserializer, parse_timeline)
+}
+
+fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<LevelFilter>, D::Error> {
+    parsed(deserializer, parse_level)
+}
