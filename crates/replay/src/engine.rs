@@ -5,6 +5,8 @@
 //! directory stands, and [`crate::restartpoint`] may write it down.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::prelude::*;
@@ -26,6 +28,7 @@ use crate::partition::{PageSettings, Part, Partition, Shared};
 use crate::plan::{Global, Obstacle, PARTITIONS, Planned};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
+use crate::spread::{Spread, Step};
 use crate::stats::Stats;
 use crate::target::{Goal, RecoveryTarget};
 
@@ -108,7 +111,7 @@ pub enum Stop {
 pub struct Engine<'a> {
     settings: Settings,
     source: &'a dyn ReadWal,
-    files: &'a RelationFiles,
+    files: &'a Arc<RelationFiles>,
     rels: RelTable,
     partitions: Vec<Partition>,
     globals: Globals,
@@ -125,6 +128,8 @@ pub struct Engine<'a> {
     is_short: bool,
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
+    /// A restartpoint that is being made.
+    spread: Option<Spread>,
     overwritten: Option<Lsn>,
     looks_behind: bool,
     /// Commits made later than this are not replayed yet.
@@ -153,7 +158,7 @@ impl<'a> Engine<'a> {
     pub fn new(
         settings: Settings,
         source: &'a dyn ReadWal,
-        files: &'a RelationFiles,
+        files: &'a Arc<RelationFiles>,
         globals: Globals,
         recovery: Recovery,
         loader: Loader,
@@ -178,6 +183,7 @@ impl<'a> Engine<'a> {
             stretches,
             is_short: false,
             replayed,
+            spread: None,
             overwritten: None,
             looks_behind: true,
             commits_until: None,
@@ -229,6 +235,7 @@ impl<'a> Engine<'a> {
                 self.stats.load += started.elapsed();
             }
             if self.queue.is_empty() {
+                self.work_on_restartpoint()?;
                 return self.ending();
             }
             let mut batch = self.sequence()?;
@@ -256,10 +263,7 @@ impl<'a> Engine<'a> {
             if flow == Flow::Stop {
                 return Ok(Stop::Interrupted);
             }
-            if self.invalid.is_empty() && self.recovery.restartpoint_is_due(self.replayed) {
-                self.restartpoint(false)?;
-                self.source.note_restartpoint(self.recovery.control().checkpoint_copy.redo);
-            }
+            self.work_on_restartpoint()?;
         }
     }
 
@@ -647,17 +651,59 @@ impl<'a> Engine<'a> {
         self.invalid.first().map(|key| page_name(&self.rels.fork(key.fork()), key.block()))
     }
 
-    /// Writes all that was replayed to the directory, durably. `finished`: nothing follows, hand over.
-    pub fn restartpoint(&mut self, finished: bool) -> Result<(), ReplayError> {
+    /// Begins a restartpoint if one is due, or gets on with the one that is under way: a little at a time, so that replay does
+    /// not wait for it.
+    fn work_on_restartpoint(&mut self) -> Result<(), ReplayError> {
+        if self.recovery.must_restart_here() && self.invalid.is_empty() {
+            self.restartpoint(false)?;
+            self.source.note_restartpoint(self.recovery.control().checkpoint_copy.redo);
+            return Ok(());
+        }
+        let Some(spread) = &mut self.spread else {
+            self.spread =
+                self.recovery.due_restartpoint(self.replayed).filter(|_| self.invalid.is_empty()).map(Spread::new);
+            return Ok(());
+        };
         let started = Instant::now();
-        self.recovery.ensure_min_recovery_point(self.replayed)?;
+        match spread.step(self.files)? {
+            Step::Write(partitions) => {
+                self.recovery.ensure_min_recovery_point(self.replayed)?;
+                self.write_back(partitions)?;
+                self.stats.write += started.elapsed();
+            }
+            Step::Wait => {}
+            Step::Done => {
+                let checkpoint = spread.checkpoint;
+                self.spread = None;
+                self.recovery.ensure_min_recovery_point(self.replayed)?;
+                self.recovery.conclude(&mut self.globals, Some(checkpoint), self.replayed, false)?;
+                self.stats.restartpoints += 1;
+                self.stats.sync += started.elapsed();
+                self.source.note_restartpoint(checkpoint.body.redo);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the pages of some partitions.
+    fn write_back(&mut self, partitions: Range<usize>) -> Result<(), ReplayError> {
         let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings.pages };
-        let written = self
-            .partitions
+        let written = self.partitions[partitions]
             .par_iter_mut()
             .map(|partition| partition.write_back(&shared, |_| true))
             .try_reduce(|| 0, |a, b| Ok(a + b))?;
         self.stats.pages_written += written;
+        Ok(())
+    }
+
+    /// Writes all that was replayed to the directory, durably. `finished`: nothing follows, hand over.
+    pub fn restartpoint(&mut self, finished: bool) -> Result<(), ReplayError> {
+        if let Some(mut spread) = self.spread.take() {
+            spread.join()?;
+        }
+        let started = Instant::now();
+        self.recovery.ensure_min_recovery_point(self.replayed)?;
+        self.write_back(0..PARTITIONS)?;
         self.stats.write += started.elapsed();
         let started = Instant::now();
         let eligible = self.invalid.is_empty();

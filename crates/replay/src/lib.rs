@@ -16,6 +16,7 @@ pub mod plan;
 pub mod rels;
 pub mod restartpoint;
 pub mod source;
+mod spread;
 pub mod startup;
 pub mod stats;
 pub mod target;

@@ -3,7 +3,7 @@
 //! `access/transam/xlogrecovery.c`, PostgreSQL 18). The steps are argued in docs/crash-safety.md.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -133,14 +133,17 @@ impl Recovery {
         self.copied_until = Some(end);
     }
 
-    /// Whether a restartpoint should be made, with replay at `replayed`.
-    pub fn restartpoint_is_due(&self, replayed: Lsn) -> bool {
-        let copied = |redo: Lsn| self.copied_until.is_some_and(|copied| copied <= redo);
+    /// Where recovery should begin now, if a restartpoint should be made, with replay at `replayed`.
+    pub fn due_restartpoint(&self, replayed: Lsn) -> Option<SeenCheckpoint> {
         let behind = replayed.0.saturating_sub(self.control.checkpoint_copy.redo.0);
-        (self.last_restartpoint.elapsed() >= self.policy.interval
-            || behind >= self.policy.wal_bytes
-            || self.last_checkpoint.is_some_and(|seen| copied(seen.body.redo)))
-            && self.last_checkpoint.is_some_and(|seen| seen.body.redo > self.control.checkpoint_copy.redo)
+        let is_due = self.last_restartpoint.elapsed() >= self.policy.interval || behind >= self.policy.wal_bytes;
+        self.newer_checkpoint().filter(|_| is_due || self.must_restart_here())
+    }
+
+    /// Whether a restartpoint must be made before anything else is replayed: see [`Recovery::copied_database`].
+    pub fn must_restart_here(&self) -> bool {
+        let newer = self.newer_checkpoint();
+        self.copied_until.is_some_and(|copied| newer.is_some_and(|seen| copied <= seen.body.redo))
     }
 
     /// Checks a change of timeline against the history (`checkTimeLineSwitch`).
@@ -218,9 +221,25 @@ impl Recovery {
         eligible: bool,
         finished: bool,
     ) -> Result<(), ReplayError> {
-        let newer = |seen: &SeenCheckpoint| seen.body.redo > self.control.checkpoint_copy.redo;
-        let checkpoint = self.last_checkpoint.filter(|seen| eligible && newer(seen));
+        let checkpoint = self.newer_checkpoint().filter(|_| eligible);
         sync_relations(files)?;
+        self.conclude(globals, checkpoint, replayed, finished)
+    }
+
+    /// The last checkpoint record that was sequenced, if recovery does not begin there already.
+    pub fn newer_checkpoint(&self) -> Option<SeenCheckpoint> {
+        self.last_checkpoint.filter(|seen| seen.body.redo > self.control.checkpoint_copy.redo)
+    }
+
+    /// The end of [`Recovery::restartpoint`]: relation files are durable with all that was replayed before `checkpoint` was
+    /// sequenced.
+    pub fn conclude(
+        &mut self,
+        globals: &mut Globals,
+        checkpoint: Option<SeenCheckpoint>,
+        replayed: Lsn,
+        finished: bool,
+    ) -> Result<(), ReplayError> {
         if let Some(checkpoint) = &checkpoint {
             self.copied_until = self.copied_until.filter(|&copied| copied > checkpoint.body.redo);
             globals.checkpoint(checkpoint)?;
@@ -251,10 +270,23 @@ fn sync_relations(files: &RelationFiles) -> Result<(), ReplayError> {
     let unsynced = files.take_unsynced();
     unsynced.par_iter().try_for_each(|&file| files.sync(file))?;
     let directories: BTreeSet<PathBuf> = unsynced.iter().map(|&file| files.directory(file)).collect();
-    directories.par_iter().try_for_each(|directory| match durable::fsync_dir(directory) {
+    directories.par_iter().try_for_each(|directory| sync_directory(directory))?;
+    Ok(())
+}
+
+/// The same without the threads that replay needs.
+pub fn sync_one_by_one(files: &RelationFiles) -> Result<(), ReplayError> {
+    let unsynced = files.take_unsynced();
+    unsynced.iter().try_for_each(|&file| files.sync(file))?;
+    let directories: BTreeSet<PathBuf> = unsynced.iter().map(|&file| files.directory(file)).collect();
+    directories.iter().try_for_each(|directory| sync_directory(directory))?;
+    Ok(())
+}
+
+fn sync_directory(directory: &Path) -> Result<(), DataDirError> {
+    match durable::fsync_dir(directory) {
         // The database was dropped since.
         Err(DataDirError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => other,
-    })?;
-    Ok(())
+    }
 }

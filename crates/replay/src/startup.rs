@@ -142,7 +142,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
 
     let globals = Globals::open(data_dir.path(), data_dir.control(), archive_recovery)
         .map_err(|error| ReplayError::Refused(format!("could not begin at {}: {error}", begin.start)))?;
-    let files = data_dir.relation_files();
+    let files = Arc::new(data_dir.relation_files());
     let control = data_dir.control();
     let (window_bytes, ample, short) = share_memory(options.memory_bytes);
     let engine_settings = Settings {
