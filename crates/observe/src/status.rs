@@ -62,7 +62,7 @@ pub enum State {
     Streaming,
     /// The disk is full: nothing is received until there is space.
     WaitingForDisk,
-    /// Streaming, while replay is paused.
+    /// Replay is paused; receiving goes on.
     Paused,
     /// Replaying what is left, to hand the directory over.
     Promoting,

@@ -1,0 +1,219 @@
+"""Operating `walrider standby`: configuration, signals, systemd, logs, what it tells over HTTP, and what it refuses."""
+
+import json
+import os
+import signal
+import socket
+import time
+from datetime import datetime
+
+import pytest
+
+from tests.harness import standby
+from tests.harness.standby import LOCALLY, Walrider, start_primary, wait_for, wait_position, wait_streaming
+from tests.harness.walrider import DONE, FAILED, USAGE, walrider
+
+
+@pytest.fixture
+def directory(primary, work):
+    """A base backup that follows the primary."""
+    return standby.clone(primary, work / "ours")
+
+
+def logged(follower, text, timeout=30):
+    """Wait until the log has this text."""
+    wait_for(lambda: text in follower.log_text(), lambda: f"{text!r} in the log\n{follower.log_tail()}", timeout)
+
+
+def samples(text):
+    """Samples of Prometheus' text format, by name and labels."""
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    assert len({series for series, _ in lines}) == len(lines)
+    return {series: float(value) for series, value in lines}
+
+
+def test_what_it_tells(primary, directory):
+    """/status, /metrics and /health agree with the primary, and notice when it goes."""
+    with Walrider(directory).start() as follower:
+        wait_streaming(primary)
+        primary.psql("CREATE TABLE t AS SELECT generate_series(1, 1000) AS id")
+        end = wait_position(primary)
+        follower.wait_replayed(end)
+        status = follower.status()
+        assert status["state"] == "streaming" and not status["paused"] and status["consistent"], status
+        assert (status["pid"], status["command"]) == (follower.process.pid, "standby")
+        assert status["system_identifier"] == primary.value("SELECT system_identifier FROM pg_control_system()")
+        assert status["timeline"] == 1 and status["connections"] == 1
+        assert status["primary"] == f"127.0.0.1:{primary.port}" and status["application_name"] == standby.NAME
+        assert status["replay"]["transactions"] > 0 and status["spool"]["fsyncs"] > 0
+        assert status["positions"]["checkpoint_redo"]["lsn"]
+        wait_for(lambda: follower.status()["replay_lag_seconds"] == 0, lambda: follower.status())
+        now = datetime.now().timestamp()
+        for key, oldest in [("started_at", 120), ("connected_since", 120), ("last_message_received", 60), ("replayed_commit", 60)]:
+            assert -1 < now - datetime.fromisoformat(status[key]).timestamp() < oldest, (key, status)
+
+        code, text = follower.get("/metrics")
+        metrics = samples(text)
+        assert code == 200 and metrics['walrider_state{state="streaming"}'] == 1 and metrics["walrider_connected"] == 1
+        assert metrics['walrider_position_bytes{stage="replayed"}'] >= follower_lsn(status, "replayed")
+        assert metrics["walrider_spool_fsync_seconds_count"] >= status["spool"]["fsyncs"]
+
+        assert follower.get("/health") == (200, "ok\n")
+        assert follower.get("/health?max_lag_bytes=0&max_lag_seconds=1")[0] == 200
+        assert follower.get("/health?lag=1")[0] == 400
+        assert follower.get("/nothing")[0] == 404
+
+        follower.pause()
+        wait_for(lambda: follower.get("/health")[0] == 503, "unhealthy while paused")
+        assert "paused" in follower.get("/health")[1]
+        primary.psql("INSERT INTO t SELECT generate_series(1, 1000)", options=LOCALLY)
+        wait_position(primary, stage="flush")
+        wait_for(lambda: follower.status()["replay_lag_seconds"] > 0, lambda: follower.status())
+        status = follower.status()
+        assert status["paused"] and status["positions"]["replayed"]["behind_bytes"] > status["positions"]["flushed"]["behind_bytes"]
+        follower.resume()
+        wait_for(lambda: follower.get("/health")[0] == 200, "healthy again")
+
+        primary.kill()
+        wait_for(lambda: follower.get("/health")[0] == 503, "unhealthy without the primary")
+        status = follower.status()
+        assert status["state"] == "connecting" and status["connected_since"] is None and status["last_error"]["message"]
+        assert samples(follower.get("/metrics")[1])["walrider_connected"] == 0
+        start_primary(primary)
+        wait_for(lambda: follower.get("/health")[0] == 200, "healthy when it is back")
+        assert follower.status()["connections"] >= 2
+
+
+def follower_lsn(status, stage):
+    """A position as a number."""
+    return standby.parse_lsn(status["positions"][stage]["lsn"])
+
+
+def test_the_file_and_what_sighup_changes(primary, directory, work):
+    """Options come from the file; SIGHUP takes up what may change, says what may not, and keeps what is right."""
+    file = work / "standby.toml"
+    file.write_text(f"min_apply_delay = '1h'\nlog_format = 'json'\njobs = 1\nconfig_file = '{directory}/postgresql.conf'\n")
+    with Walrider(directory, "--config", file).start() as follower:
+        wait_streaming(primary)
+        assert follower.status()["min_apply_delay_seconds"] == 3600
+        primary.psql("CREATE TABLE t (id int)", options=LOCALLY)
+        end = wait_position(primary, stage="flush")
+        time.sleep(1)
+        behind = follower.status()["positions"]["replayed"]["behind_bytes"]
+        assert behind > 0, "the commit is held back"
+
+        for wrong in ("no_such_key = 1\n", "min_apply_delay = 5\n", "primary = 'password=secret\n"):
+            file.write_text("\n" + wrong)
+            follower.send_signal(signal.SIGHUP)
+            logged(follower, f"{file}:2: ")
+            follower.log.write_text("")
+        assert follower.status()["min_apply_delay_seconds"] == 3600
+
+        file.write_text("min_apply_delay = '0'\njobs = 2\nlog_level = 'debug'\n")
+        follower.send_signal(signal.SIGHUP)
+        for name in ("jobs", "log_format"):
+            logged(follower, f'\\"{name}\\" cannot be changed without restarting')
+        wait_position(primary, end)
+        lines = [json.loads(line) for line in follower.log_text().splitlines() if line.strip("\0")]
+        assert all({"timestamp", "level", "message"} <= line.keys() for line in lines), lines
+        assert "secret" not in follower.log_text()
+
+        # The directory's own configuration counts as well.
+        with open(directory / "postgresql.auto.conf", "a") as conf:
+            conf.write("recovery_min_apply_delay = '2min'\n")
+        file.write_text("")
+        follower.send_signal(signal.SIGHUP)
+        wait_for(lambda: follower.status()["min_apply_delay_seconds"] == 120, lambda: follower.status())
+        follower.stop(signal.SIGTERM)
+
+
+def test_a_new_connection_string_is_taken_up(primary, directory, work):
+    """SIGHUP with another application_name: a new connection, under that name."""
+    file = work / "standby.toml"
+    file.write_text("")
+    with Walrider(directory, "--config", file).start() as follower:
+        wait_streaming(primary)
+        file.write_text(f"primary = '{standby.conninfo(primary.port, 'another')}'\n")
+        follower.send_signal(signal.SIGHUP)
+        wait_streaming(primary, "another")
+        wait_for(lambda: standby.replication(primary) is None, "the old connection is gone")
+        assert follower.status()["application_name"] == "another"
+
+
+def test_systemd(primary, directory, work):
+    """READY once recovery has begun, RELOADING and READY around a reload, STOPPING at the end, and the watchdog is fed."""
+    path = work / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(30)
+        os.environ.update(NOTIFY_SOCKET=str(path), WATCHDOG_USEC="1000000")
+        try:
+            follower = Walrider(directory).start()
+        finally:
+            del os.environ["NOTIFY_SOCKET"], os.environ["WATCHDOG_USEC"]
+
+        def until(wanted):
+            seen = []
+            while not seen or wanted not in seen[-1]:
+                seen.append(manager.recv(65536).decode().splitlines())
+            return seen
+
+        with follower:
+            until("READY=1")
+            wait_streaming(primary)
+            while not any(line.startswith("STATUS=streaming") for line in until("WATCHDOG=1")[-1]):
+                pass
+            follower.send_signal(signal.SIGHUP)
+            reloading = until("RELOADING=1")[-1]
+            assert 0 < int(reloading[1].removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
+            until("READY=1")
+            follower.send_signal(signal.SIGTERM)
+            until("STOPPING=1")
+            assert follower.wait_end() == DONE
+
+
+def test_log_lines_are_like_the_servers(primary, directory):
+    """Time, process, severity."""
+    with Walrider(directory).start() as follower:
+        wait_streaming(primary)
+        follower.stop()
+        lines = follower.log_text().splitlines()
+        assert lines
+        for line in lines:
+            if not line.startswith("\t"):
+                date, clock, zone, process, severity = line.split()[:5]
+                datetime.fromisoformat(f"{date} {clock}")
+                assert (zone, process) == ("UTC", lines[0].split()[3]) and severity in ("LOG:", "WARNING:", "ERROR:"), line
+
+
+def test_who_cannot_be_told(primary, directory, work):
+    """promote, pause and resume touch nothing but a running standby of ours."""
+    for command in ("promote", "pause", "resume"):
+        for data_dir, why in [(directory, "no walrider standby runs"), (primary.data_dir, "PostgreSQL runs on"),
+                              (work / "nothing", "no walrider standby runs")]:
+            assert why in walrider(command, "-D", data_dir).expect(FAILED).stderr
+            assert not list(data_dir.glob("promote")) + list(data_dir.glob("walrider.pause"))
+    assert primary.value("SELECT 1") == "1"
+
+
+def test_refusals(primary, directory, work):
+    """What is wrong is said before anything is touched."""
+    file = work / "standby.toml"
+
+    def refused(*args, code=FAILED):
+        return walrider("standby", *args).expect(code).stderr
+
+    file.write_text("a = 1")
+    assert f"{file}:1: unknown field `a`" in refused("-D", directory, "--config", file)
+    assert "could not read" in refused("-D", directory, "--config", work / "none.toml")
+    assert "nothing says where WAL comes from" in refused("-D", directory, "--primary", "")
+    assert "create_slot needs the name of a slot" in refused("-D", directory, "--create-slot")
+    assert "could not listen on" in refused("-D", directory, "--http", f"127.0.0.1:{primary.port}")
+    assert "does not exist" in refused("-D", work / "nothing")
+    refused("-D", directory, "--status-interval", "10", code=USAGE)
+    refused("-D", directory, "--slot", "Not-a-slot", code=USAGE)
+    refused("-D", directory, "--wal", "x", "--restore-command", "y", code=USAGE)
+    with Walrider(directory).start() as follower:
+        wait_streaming(primary)
+        assert "in use by process" in refused("-D", directory)
+        assert follower.state() == "streaming"
