@@ -70,6 +70,9 @@ pub(crate) struct Control {
     /// Not before then.
     attempt_at: Option<Instant>,
     failures: u32,
+    /// Sessions, and attempts at one, that have ended; how many of them replay knows of.
+    ended: u64,
+    ended_seen: u64,
     /// What replay could see when it was last told of news.
     seen: Lsn,
     looked_at: Option<Instant>,
@@ -286,6 +289,7 @@ impl Follower {
         let mut control = self.control();
         control.next = next;
         control.link = LinkState::Down;
+        control.ended += 1;
         let lasted = control.connected_since.take().and_then(|since| since.elapsed().ok());
         if let Some(error) = error {
             if lasted.is_some_and(|lasted| lasted > settings.retry_interval) {
@@ -342,6 +346,11 @@ impl Follower {
             control.seen = control.seen.max(self.visible());
             return Ok(News::More);
         }
+        // Why it ended may be that there are new timelines, or that an archive has to help out.
+        if control.ended != control.ended_seen {
+            control.ended_seen = control.ended;
+            return Ok(News::Perhaps);
+        }
         if settings.primary.is_some() {
             // What was streamed before is there without gaps.
             let goes_on = spool.timeline() == timeline && spool.written() >= at;
@@ -353,9 +362,8 @@ impl Follower {
                 self.changed.notify_all();
             }
         }
-        let failures = control.failures;
         let waits = |control: &mut Control| {
-            control.stream.is_none() && control.failures == failures && !control.stops && !control.promotes
+            control.stream.is_none() && control.ended == control.ended_seen && !control.stops && !control.promotes
         };
         drop(
             self.changed
