@@ -65,6 +65,9 @@ pub struct ReplayArgs {
     /// Wait for more WAL at its end, until SIGINT or SIGTERM
     #[arg(long)]
     follow: bool,
+    /// After replay, end recovery: the directory becomes a primary on a new timeline (recovery_target_action = promote)
+    #[arg(long, conflicts_with = "follow")]
+    promote: bool,
     /// Threads [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
@@ -138,6 +141,7 @@ fn options(args: ReplayArgs) -> Options {
         memory_bytes: args.memory.unwrap_or_else(default_memory),
         verify_images: args.verify_images,
         follow: args.follow,
+        promote: args.promote,
         restore_command: None,
         restartpoints: RestartpointPolicy::default(),
         upstream: None,
@@ -234,6 +238,11 @@ fn to_json(summary: &Summary) -> Value {
         "end_lsn": summary.end.to_string(),
         "checkpoint_lsn": summary.checkpoint.to_string(),
         "timeline": summary.timeline.0,
+        "promoted": summary.promoted.as_ref().map(|promoted| json!({
+            "timeline": promoted.timeline.0,
+            "switch_lsn": promoted.switch_point.to_string(),
+            "checkpoint_lsn": promoted.checkpoint.to_string(),
+        })),
         "records": stats.records,
         "wal_bytes": summary.end.0 - summary.start.0,
         "transactions": stats.transactions,
@@ -254,11 +263,20 @@ fn to_json(summary: &Summary) -> Value {
 }
 
 fn print(summary: &Summary, verify: bool) {
-    let stats = &summary.stats;
-    if summary.stop.is_none() {
-        println!("The directory was shut down cleanly at {}: nothing to replay.", summary.end);
-        return;
+    match &summary.stop {
+        None => println!("The directory was shut down cleanly at {}: nothing to replay.", summary.end),
+        Some(stop) => print_replay(summary, stop, verify),
     }
+    if let Some(promoted) = &summary.promoted {
+        println!(
+            "Recovery has ended at {}: the directory is a primary's on timeline {} now. Start PostgreSQL on it.",
+            promoted.switch_point, promoted.timeline
+        );
+    }
+}
+
+fn print_replay(summary: &Summary, stop: &Stop, verify: bool) {
+    let stats = &summary.stats;
     let seconds = summary.redo.as_secs_f64().max(1e-6);
     println!(
         "Replayed {} to {} on timeline {}: {} records, {} transactions, {:.1} MB of WAL.",
@@ -282,7 +300,7 @@ fn print(summary: &Summary, verify: bool) {
     for (name, value) in &summary.settings_written {
         println!("Set in postgresql.auto.conf: {name} = '{value}'");
     }
-    if let Some(Stop::EndOfWal { why }) = &summary.stop {
+    if let Stop::EndOfWal { why } = stop {
         println!("The WAL ends there: {why}.");
     }
 }
@@ -294,6 +312,9 @@ fn complain(summary: &Summary) -> ExitCode {
             "walrider: at {}: {}: redo differs from the image at {}",
             difference.lsn, difference.what, difference.at
         );
+    }
+    if let Some(warning) = summary.promoted.as_ref().and_then(|promoted| promoted.warning.as_ref()) {
+        eprintln!("walrider: warning: {warning}");
     }
     match &summary.stop {
         Some(Stop::Unsupported { lsn, record, relation }) => {

@@ -490,6 +490,14 @@ pub fn write_standby_signal(data_dir: &Path) -> Result<()> {
     write_signal(data_dir, "standby.signal")
 }
 
+/// Removes the signal files; durable on return.
+pub fn remove_signals(data_dir: &Path) -> Result<()> {
+    for name in ["standby.signal", "recovery.signal"] {
+        crate::durable::unlink(&data_dir.join(name))?;
+    }
+    Ok(())
+}
+
 fn write_signal(data_dir: &Path, name: &str) -> Result<()> {
     let path = data_dir.join(name);
     match fs::File::create_new(&path) {

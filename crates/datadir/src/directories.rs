@@ -188,20 +188,26 @@ impl Directories {
     pub fn remove_relation_caches(&self) -> Result<()> {
         const CACHE: &str = "pg_internal.init";
         unlink_if_there(&self.root.join("global").join(CACHE))?;
+        for database in self.databases()? {
+            unlink_if_there(&database.join(CACHE))?;
+        }
+        Ok(())
+    }
+
+    /// The directories of all databases, in all tablespaces but `pg_global`.
+    pub fn databases(&self) -> Result<Vec<PathBuf>> {
         let mut parents = vec![self.root.join("base")];
         for link in list_dir(&self.root.join("pg_tblspc"))? {
             if is_number(&link.file_name()) {
                 parents.push(link.path().join(&self.version_dir));
             }
         }
+        let mut databases = Vec::new();
         for parent in parents {
-            for database in list_dir(&parent)? {
-                if is_number(&database.file_name()) {
-                    unlink_if_there(&database.path().join(CACHE))?;
-                }
-            }
+            let numbered = list_dir(&parent)?.into_iter().filter(|database| is_number(&database.file_name()));
+            databases.extend(numbered.map(|database| database.path()));
         }
-        Ok(())
+        Ok(databases)
     }
 
     /// The directory that a database's is made in exists, or is made (`recovery_create_dbdir`).

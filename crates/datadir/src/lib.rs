@@ -18,6 +18,8 @@ pub mod slots;
 pub mod slru;
 pub mod timestamp;
 pub mod twophase;
+pub mod unlogged;
+pub mod wal_dir;
 pub mod wal_file;
 pub mod watch;
 

@@ -69,6 +69,8 @@ pub struct RecoverySettings {
     pub restore_command: Option<String>,
     /// `archive_cleanup_command`.
     pub archive_cleanup_command: Option<String>,
+    /// `archive_mode` is `on` or `always`: a primary archives its WAL (`XLogArchivingActive`).
+    pub archiving: bool,
     /// `recovery_end_command`.
     pub recovery_end_command: Option<String>,
     /// `primary_conninfo`.
@@ -101,6 +103,7 @@ impl Default for RecoverySettings {
         RecoverySettings {
             restore_command: None,
             archive_cleanup_command: None,
+            archiving: false,
             recovery_end_command: None,
             primary_conninfo: None,
             target: None,
@@ -129,6 +132,9 @@ impl RecoverySettings {
             match setting.name.as_str() {
                 "restore_command" => settings.restore_command = text(),
                 "archive_cleanup_command" => settings.archive_cleanup_command = text(),
+                "archive_mode" => {
+                    settings.archiving = setting.value.eq_ignore_ascii_case("always") || setting.bool()?;
+                }
                 "recovery_end_command" => settings.recovery_end_command = text(),
                 "primary_conninfo" => settings.primary_conninfo = text(),
                 "recovery_target_inclusive" => settings.target_inclusive = setting.bool()?,

@@ -27,13 +27,30 @@ impl From<std::time::SystemTime> for TimestampTz {
 impl std::fmt::Display for TimestampTz {
     /// As PostgreSQL prints it in UTC.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match jiff::Timestamp::from_microsecond(self.0.saturating_add(EPOCH_MICROSECONDS)) {
-            Ok(time) => {
-                let shown = time.strftime("%Y-%m-%d %H:%M:%S%.f").to_string();
-                write!(f, "{}+00", shown.trim_end_matches('.'))
-            }
-            Err(_) => write!(f, "{} microseconds after 2000-01-01 00:00:00+00", self.0),
-        }
+        f.write_str(&self.show(&TimeZone::UTC))
+    }
+}
+
+impl TimestampTz {
+    /// As PostgreSQL prints it where `timezone` is set to this; in UTC if the zone is not known (`timestamptz_to_str`).
+    pub fn in_zone(self, zone: &str) -> String {
+        self.show(&named_zone(zone).unwrap_or(TimeZone::UTC))
+    }
+
+    fn show(self, zone: &TimeZone) -> String {
+        let Ok(time) = jiff::Timestamp::from_microsecond(self.0.saturating_add(EPOCH_MICROSECONDS)) else {
+            return format!("{} microseconds after 2000-01-01 00:00:00+00", self.0);
+        };
+        let shown = time.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S%.f").to_string();
+        let offset = zone.to_offset(time).seconds();
+        let (hours, minutes, seconds) = (offset.abs() / 3600, offset.abs() / 60 % 60, offset.abs() % 60);
+        // As short as it can be (`EncodeTimezone`).
+        let rest = match (minutes, seconds) {
+            (0, 0) => String::new(),
+            (_, 0) => format!(":{minutes:02}"),
+            _ => format!(":{minutes:02}:{seconds:02}"),
+        };
+        format!("{}{}{hours:02}{rest}", shown.trim_end_matches('.'), if offset < 0 { '-' } else { '+' })
     }
 }
 
@@ -164,6 +181,22 @@ mod tests {
 
     fn utc(text: &str) -> String {
         parse_timestamptz(text, "Europe/Rome", true).map_or_else(|error| error, |time| time.to_string())
+    }
+
+    #[test]
+    fn times_are_shown_where_the_server_is() {
+        let time = TimestampTz(500_000);
+        for (zone, shown) in [
+            ("Europe/Rome", "2000-01-01 01:00:00.5+01"),
+            ("America/St_Johns", "1999-12-31 20:30:00.5-03:30"),
+            ("nowhere", "2000-01-01 00:00:00.5+00"),
+        ] {
+            assert_eq!(time.in_zone(zone), shown);
+        }
+        assert_eq!(
+            TimestampTz(-5_000_000_000_000_000_000).in_zone("UTC").split_once(' ').unwrap().1,
+            "microseconds after 2000-01-01 00:00:00+00"
+        );
     }
 
     #[test]

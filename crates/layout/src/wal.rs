@@ -1,7 +1,7 @@
 //! WAL pages, record headers and segment files (`access/xlog_internal.h`, `access/xlogrecord.h`; the same in
 //! every supported major, except the magic number).
 
-use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at, u64_at};
 use crate::{Lsn, TimelineId, XLOG_BLCKSZ};
 
 /// Bytes of a short WAL page header (`SizeOfXLogShortPHD`).
@@ -17,6 +17,8 @@ pub const RECORD_MAX_SIZE: usize = 1020 * 1024 * 1024;
 pub const XLP_FIRST_IS_CONTRECORD: u16 = 0x0001;
 /// `xlp_info`: the long header.
 pub const XLP_LONG_HEADER: u16 = 0x0002;
+/// `xlp_info`: images on this page are not needed by a backup; set unless one is running.
+pub const XLP_BKP_REMOVABLE: u16 = 0x0004;
 /// `xlp_info`: what should continue a record from the page before was lost, and is replaced.
 pub const XLP_FIRST_IS_OVERWRITE_CONTRECORD: u16 = 0x0008;
 /// `xlp_info`: all bits that are defined.
@@ -73,6 +75,22 @@ impl WalPageHeader {
                 page_size: u32_at(page, 36),
             }),
         })
+    }
+
+    /// Appends the header as it stands on the page.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let mut bytes = [0; LONG_PAGE_HEADER_SIZE];
+        put_u16(&mut bytes, 0, self.magic);
+        put_u16(&mut bytes, 2, self.info);
+        put_u32(&mut bytes, 4, self.timeline.0);
+        put_u64(&mut bytes, 8, self.page_address.0);
+        put_u32(&mut bytes, 16, self.remaining_len);
+        if let Some(long) = &self.long {
+            put_u64(&mut bytes, 24, long.system_identifier);
+            put_u32(&mut bytes, 32, long.segment_size);
+            put_u32(&mut bytes, 36, long.page_size);
+        }
+        out.extend_from_slice(&bytes[..self.size()]);
     }
 
     /// Bytes of this header (`XLogPageHeaderSize`).

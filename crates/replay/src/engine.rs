@@ -128,6 +128,8 @@ pub struct Engine<'a> {
     is_short: bool,
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
+    /// Where it begins (`lastReplayedReadRecPtr`); not valid before the first.
+    last_record: Lsn,
     /// A restartpoint that is being made.
     spread: Option<Spread>,
     overwritten: Option<Lsn>,
@@ -183,6 +185,7 @@ impl<'a> Engine<'a> {
             stretches,
             is_short: false,
             replayed,
+            last_record: Lsn::INVALID,
             spread: None,
             overwritten: None,
             looks_behind: true,
@@ -194,6 +197,11 @@ impl<'a> Engine<'a> {
     /// End of the last record that was replayed.
     pub fn replayed(&self) -> Lsn {
         self.replayed
+    }
+
+    /// Where the last record that was replayed begins; `None` before the first.
+    pub fn last_record(&self) -> Option<Lsn> {
+        self.last_record.is_valid().then_some(self.last_record)
     }
 
     /// Whether to look, at the end of valid WAL, if it goes on behind, and is damaged there. At first it is.
@@ -219,6 +227,11 @@ impl<'a> Engine<'a> {
     /// What is known about recovery.
     pub fn recovery(&self) -> &Recovery {
         &self.recovery
+    }
+
+    /// Both sides of what a restartpoint writes down.
+    pub(crate) fn globals_and_recovery(&mut self) -> (&mut Globals, &mut Recovery) {
+        (&mut self.globals, &mut self.recovery)
     }
 
     /// Replays until there is a reason to stop. At the end of WAL it can be called again, when there is more.
@@ -609,7 +622,8 @@ impl<'a> Engine<'a> {
         for &upto in upto {
             let planned = self.queue.front_mut().expect("one stretch for each part");
             if upto > planned.done {
-                self.replayed = planned.end_of(upto - 1);
+                let last = planned.stretch.span(planned.stretch.place(upto - 1));
+                (self.last_record, self.replayed) = (last.lsn, last.end);
                 self.stats.records += u64::from(upto - planned.done);
                 planned.done = upto;
             }

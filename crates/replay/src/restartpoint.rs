@@ -263,7 +263,31 @@ impl Recovery {
         self.last_restartpoint = Instant::now();
         self.write_control()
     }
+
+    /// Makes durable what belongs to the checkpoint that ends recovery, all prepared transactions included
+    /// (`CheckPointGuts`). All relation pages are durable, and `minRecoveryPoint` is where they stand.
+    pub fn prepare_end(&self, globals: &mut Globals, checkpoint: &SeenCheckpoint) -> Result<(), ReplayError> {
+        globals.checkpoint(checkpoint)?;
+        Ok(globals.checkpoint_prepared(checkpoint)?)
+    }
+
+    /// Makes the directory that of a server which was shut down at this checkpoint (`CreateCheckPoint`).
+    pub fn end(&mut self, checkpoint: &SeenCheckpoint) -> Result<(), ReplayError> {
+        self.control = ControlFile {
+            state: DbState::ShutDown,
+            checkpoint: checkpoint.lsn,
+            checkpoint_copy: checkpoint.body,
+            unlogged_lsn: FIRST_NORMAL_UNLOGGED_LSN,
+            min_recovery_point: Lsn::INVALID,
+            min_recovery_point_timeline: TimelineId(0),
+            ..self.control.clone()
+        };
+        self.write_control()
+    }
 }
+
+/// Where the positions of pages of unlogged relations begin, which have no WAL (`FirstNormalUnloggedLSN`).
+const FIRST_NORMAL_UNLOGGED_LSN: Lsn = Lsn(1000);
 
 /// Makes all relation files that were written or made durable, and then their directories.
 fn sync_relations(files: &RelationFiles) -> Result<(), ReplayError> {

@@ -143,7 +143,7 @@ impl Source {
     /// The history of a timeline (`readTimeLineHistory`): that of its file, or it alone if there is none.
     pub fn read_history(&self, timeline: TimelineId) -> Result<TimelineHistory, ReplayError> {
         let Some((path, text)) = self.history_file(timeline)? else { return Ok(TimelineHistory::alone(timeline)) };
-        TimelineHistory::parse(timeline, &text)
+        TimelineHistory::parse(timeline, &String::from_utf8_lossy(&text))
             .map_err(|error| ReplayError::CorruptWal(format!("file \"{}\": {error}", path.display())))
     }
 
@@ -161,7 +161,8 @@ impl Source {
         Ok(newest)
     }
 
-    fn history_file(&self, timeline: TimelineId) -> Result<Option<(PathBuf, String)>, ReplayError> {
+    /// Path and contents of a timeline's history file, if it has one.
+    pub(crate) fn history_file(&self, timeline: TimelineId) -> Result<Option<(PathBuf, Vec<u8>)>, ReplayError> {
         if timeline <= TimelineId(1) {
             return Ok(None);
         }
@@ -174,7 +175,7 @@ impl Source {
             if temporary {
                 let _ = fs::remove_file(&path);
             }
-            return Ok(Some((path, String::from_utf8_lossy(&bytes).into_owned())));
+            return Ok(Some((path, bytes)));
         }
         Ok(None)
     }

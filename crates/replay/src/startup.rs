@@ -19,6 +19,7 @@ use walrider_wal::record::Record;
 use walrider_wal::records::xlog;
 use walrider_wal::rmgr::RmgrId;
 
+use crate::end_of_recovery::{Promoted, end_again, end_of_recovery};
 use crate::engine::{Engine, Flow, MemoryShares, Settings, Stop};
 use crate::error::ReplayError;
 use crate::follow::follow;
@@ -64,6 +65,9 @@ pub struct Options {
     pub verify_images: bool,
     /// Wait for more WAL at its end.
     pub follow: bool,
+    /// End recovery where replay ends: the directory becomes that of a primary on a new timeline. Whoever brings WAL may wish
+    /// that, too.
+    pub promote: bool,
     /// `restore_command`; without, what the configuration says.
     pub restore_command: Option<String>,
     /// When restartpoints are made.
@@ -85,6 +89,8 @@ pub struct Summary {
     pub timeline: TimelineId,
     /// The checkpoint record that recovery begins at now.
     pub checkpoint: Lsn,
+    /// Recovery has ended.
+    pub promoted: Option<Promoted>,
     /// Counters and stages.
     pub stats: Stats,
     /// From the first record to the last page change.
@@ -135,6 +141,11 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
     let in_archive_recovery = archive_recovery || data_dir.label().is_some();
     let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
+    if options.promote
+        && let Some(promoted) = end_again(&data_dir, &source, &format, &settings, begin.start)?
+    {
+        return Ok(Summary { promoted: Some(promoted), ..Summary::nothing_to_do(&data_dir, started) });
+    }
     begin.check_history(&data_dir, &history)?;
     source.note_restartpoint(begin.checkpoint.redo);
     let settings_written = if archive_recovery { write_settings(&data_dir, options, wanted)? } else { Vec::new() };
@@ -173,6 +184,12 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     let redo = redo_started.elapsed();
     keep_partial_segments(&source, &engine)?;
     hand_over(&mut engine, &stop, settings.target.is_some())?;
+    let promoted = match stop {
+        Stop::Target | Stop::EndOfWal { .. } if is_promoted(options) => {
+            Some(end_of_recovery(&mut engine, &source, &settings)?)
+        }
+        _ => None,
+    };
     Ok(Summary {
         stop: Some(stop),
         start: begin.start,
@@ -181,6 +198,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         checkpoint: engine.recovery().control().checkpoint,
         redo,
         total: started.elapsed(),
+        promoted,
         settings_written,
         stats: std::mem::take(&mut engine.stats),
     })
@@ -207,7 +225,12 @@ fn asks_for_archive_recovery(options: &Options, data_dir: &DataDir) -> bool {
     let pg_wal = fs::canonicalize(data_dir.path().join("pg_wal")).ok();
     let is_backup = data_dir.label().is_some();
     let archive = options.wal.as_ref().is_some_and(|wal| is_backup || fs::canonicalize(wal).ok() != pg_wal);
-    archive || options.goal.is_some() || options.timeline.is_some() || options.upstream.is_some()
+    archive || options.promote || options.goal.is_some() || options.timeline.is_some() || options.upstream.is_some()
+}
+
+/// Whether recovery is to end where replay has.
+fn is_promoted(options: &Options) -> bool {
+    options.promote || options.upstream.as_ref().is_some_and(|upstream| upstream.wanted() == Wanted::Promote)
 }
 
 /// A primary that was shut down cleanly needs no recovery, unless somebody asks for it (`InitWalRecovery`).
@@ -216,17 +239,26 @@ fn nothing_to_do(data_dir: &DataDir, archive_recovery: bool, started: Instant) -
     if archive_recovery || control.state != DbState::ShutDown || data_dir.label().is_some() {
         return None;
     }
-    Some(Summary {
-        stop: None,
-        start: control.checkpoint,
-        end: control.checkpoint,
-        timeline: control.checkpoint_copy.timeline,
-        checkpoint: control.checkpoint,
-        stats: Stats::default(),
-        redo: Duration::ZERO,
-        total: started.elapsed(),
-        settings_written: Vec::new(),
-    })
+    Some(Summary::nothing_to_do(data_dir, started))
+}
+
+impl Summary {
+    /// Of a directory that was shut down cleanly.
+    fn nothing_to_do(data_dir: &DataDir, started: Instant) -> Summary {
+        let control = data_dir.control();
+        Summary {
+            stop: None,
+            start: control.checkpoint,
+            end: control.checkpoint,
+            timeline: control.checkpoint_copy.timeline,
+            checkpoint: control.checkpoint,
+            promoted: None,
+            stats: Stats::default(),
+            redo: Duration::ZERO,
+            total: started.elapsed(),
+            settings_written: Vec::new(),
+        }
+    }
 }
 
 /// A crashed primary that is to go on from an archive: PostgreSQL first replays all of `pg_wal`, because nothing tells

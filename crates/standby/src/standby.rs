@@ -89,6 +89,7 @@ impl Standby {
             memory_bytes: settings.memory_bytes,
             verify_images: false,
             follow: true,
+            promote: false,
             restore_command: Some(settings.restore_command.clone().unwrap_or_default()),
             restartpoints: RestartpointPolicy {
                 interval: settings.restartpoint_interval,

@@ -5,6 +5,7 @@
 pub mod crc;
 pub mod decode;
 pub mod describe;
+pub mod encode;
 pub mod image;
 pub mod pglz;
 pub mod record;

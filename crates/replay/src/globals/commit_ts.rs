@@ -3,6 +3,7 @@
 
 use walrider_datadir::slru::Slru;
 use walrider_layout::bytes::{put_u16, put_u64};
+use walrider_layout::control::CheckPoint;
 use walrider_layout::{BLCKSZ, TransactionId};
 
 use super::GlobalError;
@@ -27,13 +28,18 @@ pub(super) struct CommitTs {
     pub(super) slru: Pages,
     /// Commits are recorded (`commitTsActive`): as the primary's `track_commit_timestamp`, whatever the standby's.
     active: bool,
+    /// The transactions whose entries can be asked for, both inclusive (`oldestCommitTsXid`, `newestCommitTsXid`); 0 if
+    /// there are none.
+    pub(super) oldest: TransactionId,
+    pub(super) newest: TransactionId,
 }
 
 impl CommitTs {
     /// `StartupCommitTs`, if the control file says that the primary tracked them.
-    pub(super) fn start(slru: Slru, track: bool, next_xid: TransactionId) -> Result<CommitTs, GlobalError> {
-        let mut commit_ts = CommitTs { slru: Pages::new(slru), active: false };
-        commit_ts.set_active(track, next_xid)?;
+    pub(super) fn start(slru: Slru, track: bool, checkpoint: &CheckPoint) -> Result<CommitTs, GlobalError> {
+        let (oldest, newest) = (checkpoint.oldest_commit_ts_xid, checkpoint.newest_commit_ts_xid);
+        let mut commit_ts = CommitTs { slru: Pages::new(slru), active: false, oldest, newest };
+        commit_ts.set_active(track, checkpoint.next_xid as TransactionId)?;
         Ok(commit_ts)
     }
 
@@ -51,11 +57,17 @@ impl CommitTs {
         match (self.active, track) {
             (false, true) => {
                 let (page, _) = place(next_xid);
+                if self.oldest == 0 {
+                    (self.oldest, self.newest) = (next_xid, next_xid);
+                }
                 if !self.slru.exists(page)? {
                     self.slru.zero_page(page)?;
                 }
             }
-            (true, false) => self.slru.remove_segments(|_| true)?,
+            (true, false) => {
+                (self.oldest, self.newest) = (0, 0);
+                self.slru.remove_segments(|_| true)?;
+            }
             _ => {}
         }
         self.active = track;
@@ -69,6 +81,9 @@ impl CommitTs {
         let bytes = self.slru.page_mut(page)?;
         put_u64(bytes, at, time as u64);
         put_u16(bytes, at + 8, origin);
+        if xid::precedes(self.newest, xid) {
+            self.newest = xid;
+        }
         Ok(())
     }
 
@@ -79,7 +94,10 @@ impl CommitTs {
     }
 
     /// `COMMIT_TS_TRUNCATE` (`commit_ts_redo`, which makes `SimpleLruTruncate` believe any cutoff).
-    pub(super) fn truncate(&mut self, cutoff: i64) -> Result<(), GlobalError> {
+    pub(super) fn truncate(&mut self, cutoff: i64, oldest: TransactionId) -> Result<(), GlobalError> {
+        if self.oldest != 0 && xid::precedes(self.oldest, oldest) {
+            self.oldest = oldest;
+        }
         let cutoff = super::page_number(cutoff, LAST_PAGE)?;
         self.slru.truncate(cutoff, |page, cutoff| xid::page_precedes(page, cutoff, XACTS_PER_PAGE))?;
         Ok(())
@@ -91,7 +109,8 @@ mod tests {
     use super::*;
 
     fn commit_ts(dir: &tempfile::TempDir, track: bool, next_xid: TransactionId) -> CommitTs {
-        CommitTs::start(Slru::new(dir.path(), 8), track, next_xid).unwrap()
+        let checkpoint = CheckPoint { next_xid: next_xid.into(), ..CheckPoint::default() };
+        CommitTs::start(Slru::new(dir.path(), 8), track, &checkpoint).unwrap()
     }
 
     #[test]
@@ -119,6 +138,11 @@ mod tests {
         assert!(!commit_ts.is_active());
         commit_ts.set_active(true, 33 * 819 + 5).unwrap();
         commit_ts.set(33 * 819 + 5, 9, 0).unwrap();
+        commit_ts.set(33 * 819 + 7, 9, 0).unwrap();
+        commit_ts.set(33 * 819 + 6, 9, 0).unwrap();
+        assert_eq!((commit_ts.oldest, commit_ts.newest), (33 * 819 + 5, 33 * 819 + 7));
+        commit_ts.truncate(33, 33 * 819 + 6).unwrap();
+        assert_eq!(commit_ts.oldest, 33 * 819 + 6);
         commit_ts.slru.sync().unwrap();
         assert_eq!(dir.path().join("0001").metadata().unwrap().len(), 2 * BLCKSZ as u64);
         commit_ts.set_active(true, 90 * 819).unwrap();
@@ -127,6 +151,7 @@ mod tests {
         commit_ts.zero_page(34).unwrap();
         commit_ts.set(34 * 819, 9, 0).unwrap();
         commit_ts.set_active(false, 0).unwrap();
+        assert_eq!((commit_ts.oldest, commit_ts.newest), (0, 0));
         commit_ts.set_active(true, 34 * 819).unwrap();
         commit_ts.slru.sync().unwrap();
         let file = std::fs::read(dir.path().join("0001")).unwrap();

@@ -106,6 +106,8 @@ pub struct Globals {
     origins: Origins,
     next_xid: NextXid,
     next_oid: Oid,
+    /// The oldest transaction id that may be in a table (`oldestXid`), and the database that has it.
+    oldest_xid: (TransactionId, Oid),
     timeline: TimelineId,
     latest_checkpoint: Option<SeenCheckpoint>,
     parameters: ParameterChange,
@@ -128,13 +130,8 @@ impl Globals {
         let slru = |directory: &str| Slru::new(root.join(directory), SLRU_PAGES);
         let next_xid = NextXid(checkpoint.next_xid);
         let clog = Clog::start(slru("pg_xact"), next_xid.xid());
-        let multixacts = MultiXacts::start(
-            slru("pg_multixact/offsets"),
-            slru("pg_multixact/members"),
-            checkpoint.next_multi,
-            checkpoint.next_multi_offset,
-        );
-        let commit_ts = CommitTs::start(slru("pg_commit_ts"), control.track_commit_timestamp, next_xid.xid())?;
+        let multixacts = MultiXacts::start(slru("pg_multixact/offsets"), slru("pg_multixact/members"), checkpoint);
+        let commit_ts = CommitTs::start(slru("pg_commit_ts"), control.track_commit_timestamp, checkpoint)?;
         let mut globals = Globals {
             root: root.to_owned(),
             clog,
@@ -145,6 +142,7 @@ impl Globals {
             origins: Origins::default(),
             next_xid,
             next_oid: checkpoint.next_oid,
+            oldest_xid: (checkpoint.oldest_xid, checkpoint.oldest_xid_db),
             timeline: checkpoint.timeline,
             latest_checkpoint: None,
             parameters: xlog::parameters_of(control),

@@ -4,7 +4,8 @@
 
 use walrider_datadir::slru::{PAGES_PER_SEGMENT, Slru};
 use walrider_layout::bytes::put_u32;
-use walrider_layout::{BLCKSZ, MultiXactId};
+use walrider_layout::control::CheckPoint;
+use walrider_layout::{BLCKSZ, MultiXactId, Oid};
 use walrider_wal::records::multixact::Member;
 
 use super::GlobalError;
@@ -51,6 +52,8 @@ pub(super) struct MultiXacts {
     pub(super) next_multi: MultiXactId,
     /// `nextOffset`.
     pub(super) next_offset: u32,
+    /// The oldest id that may be in a table (`oldestMultiXactId`), and the database that has it.
+    pub(super) oldest: (MultiXactId, Oid),
     /// The newest offsets page that this replay knows to exist (`last_initialized_offsets_page`).
     last_initialized: Option<u64>,
     /// An offsets page made ahead of its own record, which must then not clear it (`pre_initialized_offsets_page`).
@@ -59,13 +62,15 @@ pub(super) struct MultiXacts {
 
 impl MultiXacts {
     /// `StartupMultiXact`: changes no file.
-    pub(super) fn start(offsets: Slru, members: Slru, next_multi: MultiXactId, next_offset: u32) -> MultiXacts {
+    pub(super) fn start(offsets: Slru, members: Slru, checkpoint: &CheckPoint) -> MultiXacts {
+        let (next_multi, next_offset) = (checkpoint.next_multi, checkpoint.next_multi_offset);
         MultiXacts {
             offsets: Pages::new(offsets),
             members: Pages::new(members),
             latest_offsets_page: offset_place(next_multi).0,
             next_multi,
             next_offset,
+            oldest: (checkpoint.oldest_multi, checkpoint.oldest_multi_db),
             last_initialized: None,
             pre_initialized: None,
         }
@@ -147,6 +152,13 @@ impl MultiXacts {
         }
     }
 
+    /// The oldest id of a checkpoint (`MultiXactAdvanceOldest`).
+    pub(super) fn advance_oldest(&mut self, multi: MultiXactId, database: Oid) {
+        if precedes_modulo(self.oldest.0, multi) {
+            self.oldest = (multi, database);
+        }
+    }
+
     /// `XLOG_MULTIXACT_TRUNCATE_ID` (`PerformMembersTruncation`, `PerformOffsetsTruncation`). Members are removed by
     /// range, up to the segment where the oldest ones that stay begin: they may use the whole range of offsets, where
     /// "older" means nothing.
@@ -202,7 +214,8 @@ mod tests {
             std::fs::create_dir(dir.path().join(part)).unwrap();
         }
         let slru = |part| Slru::new(dir.path().join(part), 8);
-        let multixacts = MultiXacts::start(slru("offsets"), slru("members"), next_multi, next_offset);
+        let checkpoint = CheckPoint { next_multi, next_multi_offset: next_offset, ..CheckPoint::default() };
+        let multixacts = MultiXacts::start(slru("offsets"), slru("members"), &checkpoint);
         (dir, multixacts)
     }
 
@@ -266,7 +279,8 @@ mod tests {
         put_u32(before.offsets.page_mut(1).unwrap(), 4, 77);
         before.offsets.sync().unwrap();
         let slru = |part| Slru::new(dir.path().join(part), 8);
-        let mut multixacts = MultiXacts::start(slru("offsets"), slru("members"), 2040, 1);
+        let checkpoint = CheckPoint { next_multi: 2040, next_multi_offset: 1, ..CheckPoint::default() };
+        let mut multixacts = MultiXacts::start(slru("offsets"), slru("members"), &checkpoint);
         multixacts.create(2047, 50, members(&[(9, 1)])).unwrap();
         assert_eq!((multixacts.offset(2048), multixacts.offset(2049)), (51, 77), "not cleared");
     }

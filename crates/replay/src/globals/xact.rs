@@ -165,7 +165,8 @@ impl Globals {
             }
             commit_ts::COMMIT_TS_TRUNCATE => {
                 let truncate = commit_ts::Truncate::parse(record.main_data);
-                self.commit_ts.truncate(truncate.ok_or(GlobalError::DataLength("truncation"))?.page)?;
+                let truncate = truncate.ok_or(GlobalError::DataLength("truncation"))?;
+                self.commit_ts.truncate(truncate.page, truncate.oldest_xid)?;
             }
             _ => return Err(GlobalError::UnknownType(record.header.info)),
         }
@@ -192,6 +193,7 @@ impl Globals {
             }
             multixact::XLOG_MULTIXACT_TRUNCATE_ID => {
                 let truncate = multixact::Truncate::parse(data).ok_or(GlobalError::DataLength("truncation"))?;
+                self.multixacts.oldest = (truncate.offsets_end, truncate.oldest_multi_db);
                 self.multixacts.truncate(truncate.members_start, truncate.members_end, truncate.offsets_end)?;
             }
             _ => return Err(GlobalError::UnknownType(record.header.info)),

@@ -8,7 +8,7 @@ use walrider_wal::record::Record;
 use walrider_wal::records::xlog::{self, ParameterChange};
 
 use super::action::{Action, SeenCheckpoint};
-use super::xid::NextXid;
+use super::xid::{NextXid, precedes};
 use super::{GlobalError, Globals};
 
 /// The primary's settings in a control file.
@@ -85,6 +85,32 @@ impl Globals {
         control.backup_end_required = self.backup.end_required;
     }
 
+    /// The body of the checkpoint record that ends recovery at `redo`, on a new timeline, at `time` in seconds since 1970: what
+    /// is known here at the end of the last record (`CreateCheckPoint`). Nothing runs then but prepared transactions.
+    pub fn end_of_recovery(&self, redo: Lsn, timeline: TimelineId, time: i64) -> CheckPoint {
+        CheckPoint {
+            redo,
+            timeline,
+            previous_timeline: self.timeline,
+            full_page_writes: self.full_page_writes,
+            // Of the WAL so far. A server that is set to another one logs that when it starts (`XLogReportParameters`).
+            wal_level: self.parameters.wal_level,
+            next_xid: self.next_xid.0,
+            next_oid: self.next_oid,
+            next_multi: self.multixacts.next_multi,
+            next_multi_offset: self.multixacts.next_offset,
+            oldest_xid: self.oldest_xid.0,
+            oldest_xid_db: self.oldest_xid.1,
+            oldest_multi: self.multixacts.oldest.0,
+            oldest_multi_db: self.multixacts.oldest.1,
+            time,
+            oldest_commit_ts_xid: self.commit_ts.oldest,
+            newest_commit_ts_xid: self.commit_ts.newest,
+            oldest_active_xid: 0,
+            padding: [0; 11],
+        }
+    }
+
     /// `xlog_redo`, and the part of it that is in `xlogrecovery.c`.
     pub(super) fn redo_xlog(&mut self, record: &Record<'_>) -> Result<Vec<Action>, GlobalError> {
         let data = record.main_data;
@@ -145,6 +171,7 @@ impl Globals {
             self.next_oid = body.next_oid;
             self.multixacts.next_multi = body.next_multi;
             self.multixacts.next_offset = body.next_multi_offset;
+            self.oldest_xid = (body.oldest_xid, body.oldest_xid_db);
         } else {
             if body.timeline != self.timeline {
                 return Err(GlobalError::Timeline { found: body.timeline, expected: self.timeline });
@@ -152,7 +179,11 @@ impl Globals {
             // They are from the beginning of the checkpoint; records since then may have said more.
             self.next_xid = self.next_xid.max(NextXid(body.next_xid));
             self.multixacts.advance_next(body.next_multi, body.next_multi_offset);
+            if precedes(self.oldest_xid.0, body.oldest_xid) {
+                self.oldest_xid = (body.oldest_xid, body.oldest_xid_db);
+            }
         }
+        self.multixacts.advance_oldest(body.oldest_multi, body.oldest_multi_db);
         let seen = SeenCheckpoint { lsn: record.lsn, end: record.end, shutdown, body };
         self.latest_checkpoint = Some(seen);
         actions.push(Action::Checkpoint(seen));

@@ -1,8 +1,7 @@
 //! For tests: lays records out on WAL pages, as `CopyXLogRecordToWAL` (`access/transam/xlog.c`) does.
 
 use walrider_layout::wal::{
-    LONG_PAGE_HEADER_SIZE, SHORT_PAGE_HEADER_SIZE, SegmentSize, XLP_FIRST_IS_CONTRECORD,
-    XLP_FIRST_IS_OVERWRITE_CONTRECORD, XLP_LONG_HEADER,
+    LongHeader, SegmentSize, WalPageHeader, XLP_FIRST_IS_CONTRECORD, XLP_FIRST_IS_OVERWRITE_CONTRECORD, XLP_LONG_HEADER,
 };
 use walrider_layout::{Lsn, Major, TimelineId, XLOG_BLCKSZ};
 
@@ -137,17 +136,20 @@ impl WalBuilder {
 
     fn page_header(&mut self, remaining_len: u32, flags: u16) {
         let long = self.size.offset_of(self.at) == 0;
-        let mut header = vec![0; if long { LONG_PAGE_HEADER_SIZE } else { SHORT_PAGE_HEADER_SIZE }];
-        header[0..2].copy_from_slice(&Major::V18.wal_magic().to_le_bytes());
-        header[2..4].copy_from_slice(&(flags | if long { XLP_LONG_HEADER } else { 0 }).to_le_bytes());
-        header[4..8].copy_from_slice(&self.timeline.0.to_le_bytes());
-        header[8..16].copy_from_slice(&self.at.0.to_le_bytes());
-        header[16..20].copy_from_slice(&remaining_len.to_le_bytes());
-        if long {
-            header[24..32].copy_from_slice(&Self::SYSTEM_IDENTIFIER.to_le_bytes());
-            header[32..36].copy_from_slice(&(self.size.bytes() as u32).to_le_bytes());
-            header[36..40].copy_from_slice(&(XLOG_BLCKSZ as u32).to_le_bytes());
+        let mut header = Vec::new();
+        WalPageHeader {
+            magic: Major::V18.wal_magic(),
+            info: flags | if long { XLP_LONG_HEADER } else { 0 },
+            timeline: self.timeline,
+            page_address: self.at,
+            remaining_len,
+            long: long.then_some(LongHeader {
+                system_identifier: Self::SYSTEM_IDENTIFIER,
+                segment_size: self.size.bytes() as u32,
+                page_size: XLOG_BLCKSZ as u32,
+            }),
         }
+        .write(&mut header);
         self.append(&header);
     }
 }
