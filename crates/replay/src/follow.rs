@@ -60,6 +60,9 @@ fn follow_upstream(
         match wanted {
             Wanted::Stop => return Ok(Stop::Interrupted),
             Wanted::Pause => {
+                // WAL is received all the same.
+                let at = engine.replayed();
+                upstream.wait(at, source.history().timeline_at(at), "replay is paused")?;
                 upstream.sleep(SAFETY_INTERVAL);
                 continue;
             }

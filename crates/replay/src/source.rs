@@ -214,6 +214,8 @@ impl Source {
             .arg("-c")
             .arg(&line)
             .current_dir(data_dir)
+            // Only our own service manager's business.
+            .env_remove("NOTIFY_SOCKET")
             .stdin(std::process::Stdio::null())
             // Our own output may be JSON.
             .stdout(io::stderr())

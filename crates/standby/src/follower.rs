@@ -379,8 +379,12 @@ impl Follower {
         if control.looked_at.is_some_and(|at| at.elapsed() < LOOK_INTERVAL) {
             return;
         }
-        control.looked_at = Some(Instant::now());
+        let first = control.looked_at.replace(Instant::now()).is_none();
         drop(control);
+        if first {
+            // Left over from an earlier run, and not meant for this one (RemovePromoteSignalFiles).
+            let _ = std::fs::remove_file(self.settings().data_dir.join(PROMOTE_FILE));
+        }
         self.check_control_files();
     }
 }

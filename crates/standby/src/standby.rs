@@ -97,8 +97,6 @@ impl Standby {
             },
             upstream: Some(self.0.follower.clone()),
         };
-        // One that is left over from an earlier run is not meant for this one.
-        self.0.follower.check_control_files();
         let mut transactions = 0;
         let summary = replay(&options, &mut |stats, lsn| {
             let commits = stats.transactions != transactions;
@@ -145,6 +143,8 @@ impl Standby {
         let Some(program) = &settings.pg_ctl else { return Ok(Outcome::Promoted(summary)) };
         let not_started = |why: String| StandbyError::NotStarted { program: program.clone(), why };
         let mut command = Command::new(program);
+        // It is ours, not the server's.
+        command.env_remove("NOTIFY_SOCKET");
         command.arg("start").arg("-w").arg("-D").arg(&settings.data_dir);
         if let Some(file) = &settings.config_file {
             command.arg("-o").arg(format!("-c config_file='{}'", file.display()));
