@@ -10,6 +10,7 @@ use walrider_datadir::open::read_control;
 use walrider_datadir::recovery_settings::RecoverySettings;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{self, LastError, StandbyStatus, State, from_timestamptz};
+use walrider_replay::end_of_recovery::Promoted;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::restartpoint::RestartpointPolicy;
 use walrider_replay::startup::{Options, Summary, replay};
@@ -103,8 +104,10 @@ impl Standby {
             transactions = stats.transactions;
             self.progress(stats, lsn, commits)
         })?;
+        if let Some(promoted) = summary.promoted.clone() {
+            return self.promoted(summary, &promoted, &settings);
+        }
         match &summary.stop {
-            Some(Stop::EndOfWal { .. }) => self.promoted(summary, &settings),
             Some(Stop::Corrupt { lsn, why }) => Err(StandbyError::Corrupt { lsn: *lsn, why: why.clone() }),
             Some(Stop::Unsupported { lsn, record, .. }) => {
                 Err(StandbyError::Unsupported { lsn: *lsn, record: record.clone() })
@@ -136,10 +139,21 @@ impl Standby {
         }
     }
 
-    /// The directory is handed over; starts a server on it, if that is wanted.
-    fn promoted(&self, summary: Summary, settings: &Settings) -> Result<Outcome, StandbyError> {
-        let _ = fs::remove_file(settings.data_dir.join(PROMOTE_FILE));
-        tracing::info!("promoted: recovery ended at {}", summary.end);
+    /// The directory is a primary's; starts a server on it, if that is wanted.
+    fn promoted(&self, summary: Summary, promoted: &Promoted, settings: &Settings) -> Result<Outcome, StandbyError> {
+        if let Err(error) = fs::remove_file(settings.data_dir.join(PROMOTE_FILE))
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!("could not remove file \"{PROMOTE_FILE}\": {error}");
+        }
+        if let Some(warning) = &promoted.warning {
+            tracing::warn!("{warning}");
+        }
+        tracing::info!(
+            "promoted: selected new timeline ID: {}, it begins at {}",
+            promoted.timeline,
+            promoted.switch_point
+        );
         let Some(program) = &settings.pg_ctl else { return Ok(Outcome::Promoted(summary)) };
         let not_started = |why: String| StandbyError::NotStarted { program: program.clone(), why };
         let mut command = Command::new(program);
