@@ -42,6 +42,9 @@ impl ConnInfo {
             return error("a connection string must not contain a zero byte");
         }
         match ["postgresql://", "postgres://"].iter().find_map(|prefix| text.strip_prefix(prefix)) {
+            // A password with a "?" that should have been encoded: what follows looks like parameters, and is not shown.
+            Some(rest) if rest.split_once('?').is_some_and(|(_, query)| query.contains('@')) => uri::parse(rest)
+                .or_else(|_| error("invalid URI: percent-encode \"@\", \"/\" and \"?\" in its password")),
             Some(rest) => uri::parse(rest),
             None => ConnInfo::parse_list(text),
         }
@@ -49,17 +52,22 @@ impl ConnInfo {
 
     fn parse_list(text: &str) -> Result<ConnInfo, ConnInfoError> {
         let mut info = ConnInfo::default();
+        // The rest of a password that should have been quoted looks like the next keyword, and is not shown.
+        let mut after_secret = false;
         let mut rest = text.trim_start_matches(is_space);
         while !rest.is_empty() {
             let end = rest.find(|c| c == '=' || is_space(c)).unwrap_or(rest.len());
             let (name, after) = rest.split_at(end);
             let Some(value) = after.trim_start_matches(is_space).strip_prefix('=') else {
-                // The rest of a password that should have been quoted is not shown.
-                let name = if info.get("password").is_some() { "..." } else { name };
+                let name = if after_secret { "..." } else { name };
                 return error(format!("missing \"=\" after \"{name}\" in connection info string"));
             };
             let (value, after) = take_value(value.trim_start_matches(is_space))?;
-            info.set(name, &value)?;
+            match info.set(name, &value) {
+                Err(_) if after_secret && !is_known(name) => return error("invalid connection option \"...\""),
+                result => result?,
+            }
+            after_secret = is_secret(name);
             rest = after.trim_start_matches(is_space);
         }
         Ok(info)
@@ -156,6 +164,14 @@ impl fmt::Debug for ConnInfo {
     }
 }
 
+fn is_known(keyword: &str) -> bool {
+    KEYWORDS.iter().any(|row| row.name == keyword)
+}
+
+fn is_secret(keyword: &str) -> bool {
+    KEYWORDS.iter().any(|row| row.name == keyword && row.secret)
+}
+
 /// C's `isspace`.
 fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t'..='\r')
@@ -208,6 +224,7 @@ mod tests {
         assert_eq!(failure("user='a"), "unterminated quoted string in connection info string");
         assert_eq!(failure("nosuch=1"), "invalid connection option \"nosuch\"");
         assert!(!failure("password=my secret").contains("secret"));
+        assert!(!failure("password=my secret=1").contains("secret"));
         assert!(failure("user=a\0b").contains("zero byte"));
     }
 
@@ -254,7 +271,12 @@ mod tests {
         for (uri, expected) in failures {
             assert_eq!(failure(uri), expected, "{uri}");
         }
-        for uri in ["postgresql://u:secr et@h", "postgresql://u:secret%zz@h", "postgresql://h?password=secr%e"] {
+        for uri in [
+            "postgresql://u:secr et@h",
+            "postgresql://u:secret%zz@h",
+            "postgresql://h?password=secr%e",
+            "postgresql://u:p/x?secr@h",
+        ] {
             assert!(!failure(uri).contains("secr"), "{uri}");
         }
         assert!(failure("postgresql://h?user=%ff").contains("not valid UTF-8"));

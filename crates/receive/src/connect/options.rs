@@ -342,6 +342,10 @@ fn hosts(info: &ConnInfo, user: &str, env: Env<'_>, warnings: &mut Vec<String>) 
                 "" => 5432,
                 text => match text.trim().parse() {
                     Ok(port) if port != 0 => port,
+                    // In a URI, what should be a port may be a password with a "/" in it.
+                    _ if text.contains(|c: char| !c.is_ascii_digit()) => {
+                        return config("invalid port number: it is not a number, or not one from 1 to 65535");
+                    }
                     _ => return config(format!("invalid port number: \"{text}\"")),
                 },
             };
@@ -497,9 +501,11 @@ mod tests {
         assert_eq!(peers("hostaddr=::1,10.0.0.1 host=,x user=u"), ["[::1]:5432", "x:5432"]);
         assert_eq!(failure("host=a,b port=1,2,3"), "could not match 3 port numbers to 2 hosts");
         assert_eq!(failure("host=a,b hostaddr=1"), "could not match 2 host names to 1 hostaddr values");
-        for port in ["0", "65536", "x", "-1"] {
+        for port in ["0", "65536"] {
             assert_eq!(failure(&format!("host=a port={port}")), format!("invalid port number: \"{port}\""));
         }
+        assert!(failure("host=a port=-1").starts_with("invalid port number"));
+        assert!(!failure("postgresql://u:secret/x@h").contains("secret"));
     }
 
     #[test]

@@ -414,13 +414,8 @@ impl Connection {
             // Also what the server sent before it stopped reading is worth having, an error most of all.
             let sent = self.flush();
             match self.read_some()? {
-                Read::Bytes(_) => {
-                    // A server that never stops sending notices is not waited for, but there is an end to it.
-                    if patience.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                        return Err(ConnectError::Timeout);
-                    }
-                    continue;
-                }
+                // There is an end to it even if the server sends notices without end.
+                Read::Bytes(_) => patience.check()?,
                 Read::Closed => return Err(sent.err().unwrap_or(ConnectError::Closed)),
                 Read::WouldBlock => patience.wait(self.transport.as_fd(), true, !sent?)?,
             }

@@ -20,6 +20,19 @@ pub(super) struct Patience {
 }
 
 impl Patience {
+    /// Is it time to give up?
+    pub(super) fn check(&self) -> Result<()> {
+        if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Err(ConnectError::Timeout);
+        }
+        let Some(interrupt) = &self.interrupt else { return Ok(()) };
+        let mut fds = [PollFd::new(interrupt, PollFlags::IN)];
+        match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(0) | Err(_) => Ok(()),
+            Ok(_) => Err(ConnectError::Interrupted),
+        }
+    }
+
     /// Waits until `fd` is readable, or writable if `write`. Errors of the socket count as both.
     pub(super) fn wait(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> Result<()> {
         let mut wanted = PollFlags::empty();

@@ -195,7 +195,7 @@ fn trust(ssl: &SslOptions, provider: &Arc<rustls::crypto::CryptoProvider>) -> Re
     }
     let chain =
         builder.build().map_err(|error| ConnectError::Tls(format!("could not use root certificates: {error}")))?;
-    Ok(Some(Trust { chain, exact }))
+    Ok(Some(Trust { chain, exact, revocation: ssl.crl.is_some() }))
 }
 
 /// Our certificate and its key, if there is one and it may be shown.

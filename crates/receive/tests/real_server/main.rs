@@ -181,6 +181,8 @@ fn a_server_that_shuts_down_ends_the_stream() {
     let mut connection = connect(&server.unix(""));
     let identity = connection.identify_system().unwrap();
     connection.start_replication(None, identity.flushed, identity.timeline).unwrap();
+    // Before it is, it is terminated like any backend (HandleWalSndInitStopping, walsender.c).
+    server.wait_for("SELECT state FROM pg_stat_replication", "streaming");
     let stopping = std::thread::spawn({
         let stop = server.stopper();
         move || stop("fast")

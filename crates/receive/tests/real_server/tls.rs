@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType, IsCa, KeyIdMethod,
-    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P384_SHA384, RevokedCertParams, SanType, date_time_ymd,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P384_SHA384, RevokedCertParams, SanType, SigningKey, date_time_ymd,
 };
 use walrider_layout::{Lsn, TimelineId};
 
@@ -27,6 +27,47 @@ fn named(common_name: &str) -> CertificateParams {
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, common_name);
     params
+}
+
+/// One element of DER.
+fn der(tag: u8, contents: &[u8]) -> Vec<u8> {
+    let head = match contents.len() {
+        len @ 0..128 => vec![tag, len as u8],
+        len @ 128..256 => vec![tag, 0x81, len as u8],
+        len => vec![tag, 0x82, (len >> 8) as u8, len as u8],
+    };
+    [&head, contents].concat()
+}
+
+/// Takes one element of DER off the front: its tag, all of it, its contents.
+fn take_der<'a>(bytes: &mut &'a [u8]) -> (u8, &'a [u8], &'a [u8]) {
+    let (head, len) = match bytes[1] {
+        0x81 => (3, usize::from(bytes[2])),
+        0x82 => (4, usize::from(bytes[2]) << 8 | usize::from(bytes[3])),
+        len => (2, usize::from(len)),
+    };
+    let (element, rest) = bytes.split_at(head + len);
+    *bytes = rest;
+    (element[0], element, &element[head..])
+}
+
+/// The same certificate in version 1, as `openssl x509 -req` made them before OpenSSL 3.2, signed again.
+fn in_version_1(certificate: &rcgen::Certificate, issuer: &Authority) -> String {
+    let (_, _, mut outer) = take_der(&mut certificate.der().as_ref());
+    let (_, _, mut fields) = take_der(&mut outer);
+    let (_, algorithm, _) = take_der(&mut outer);
+    let mut kept = Vec::new();
+    while !fields.is_empty() {
+        let (tag, field, _) = take_der(&mut fields);
+        // Without [0] version and [3] extensions.
+        if tag != 0xa0 && tag != 0xa3 {
+            kept.extend(field);
+        }
+    }
+    let signed = der(0x30, &kept);
+    let signature = der(3, &[&[0], issuer.key().sign(&signed).unwrap().as_slice()].concat());
+    let bytes = der(0x30, &[&signed, algorithm, &signature].concat());
+    pem::encode(&pem::Pem::new("CERTIFICATE", bytes))
 }
 
 /// Writes certificate and key under a name, in the server's directory.
@@ -216,6 +257,32 @@ fn servers_and_clients_prove_who_they_are() {
     accepted("sslmode=verify-full sslrootcert={}/ours.crt");
     accepted("user=scram password=p channel_binding=require");
     refused("sslmode=verify-full sslrootcert={}/ours.crt host=127.0.0.1", "for \"localhost\" does not match");
+
+    // Version 1.
+    let impostor = authority("Our CA");
+    for (file, issuer, year) in [("v1", &ours, 2090), ("v1_impostor", &impostor, 2090), ("v1_expired", &ours, 2020)] {
+        let mut params = named("localhost");
+        params.not_after = date_time_ymd(year, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, issuer).unwrap();
+        write(&server, &format!("{file}.crt"), &in_version_1(&certificate, issuer));
+        write(&server, &format!("{file}.key"), &key.serialize_pem());
+    }
+    show(&server, "v1");
+    for version in ["TLSv1.2", "TLSv1.3"] {
+        accepted(&format!("sslmode=require ssl_min_protocol_version={version} ssl_max_protocol_version={version}"));
+    }
+    accepted("sslmode=verify-full sslrootcert={}/ours.crt");
+    accepted("user=scram password=p channel_binding=require");
+    refused("sslmode=verify-full sslrootcert={}/ours.crt host=127.0.0.1", "for \"localhost\" does not match");
+    refused("sslmode=verify-ca sslrootcert={}/theirs.crt", "of X.509 version 1, and not signed by an authority");
+    refused("sslmode=verify-ca sslrootcert={}/good.crt", "of X.509 version 1, and not signed by an authority");
+    refused("sslmode=verify-ca sslrootcert={}/ours.crt sslcrl={}/revoked.crl", "not looked for in sslcrl");
+    show(&server, "v1_impostor");
+    refused("sslmode=verify-ca sslrootcert={}/ours.crt", "of X.509 version 1, and not signed by an authority");
+    show(&server, "v1_expired");
+    refused("sslmode=verify-ca sslrootcert={}/ours.crt", "certificate has expired");
+
     show(&server, "expired");
     refused("sslmode=verify-ca sslrootcert={}/ours.crt", "certificate has expired");
     accepted("sslmode=require");

@@ -1,6 +1,6 @@
 //! `postgresql://[user[:password]@][host][:port][,...][/dbname][?keyword=value[&...]]` (`conninfo_uri_parse_options`).
 
-use super::{ConnInfo, ConnInfoError, KEYWORDS, error};
+use super::{ConnInfo, ConnInfoError, error, is_known, is_secret};
 
 /// Reads what follows the scheme.
 pub(super) fn parse(rest: &str) -> Result<ConnInfo, ConnInfoError> {
@@ -77,13 +77,9 @@ fn store_parameter(info: &mut ConnInfo, parameter: &str) -> Result<(), ConnInfoE
     match (keyword.as_str(), value.as_str()) {
         // As JDBC writes it.
         ("ssl", "true") => info.set("sslmode", "require"),
-        (known, value) if KEYWORDS.iter().any(|row| row.name == known) => info.set(known, value),
+        (known, value) if is_known(known) => info.set(known, value),
         (unknown, _) => error(format!("invalid URI query parameter: \"{}\"", unknown.escape_debug())),
     }
-}
-
-fn is_secret(keyword: &str) -> bool {
-    KEYWORDS.iter().any(|row| row.name == keyword && row.secret)
 }
 
 /// Decodes `%xx`. Spaces at either end are dropped, others refused (`conninfo_uri_decode`).

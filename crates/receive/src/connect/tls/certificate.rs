@@ -3,22 +3,98 @@
 use std::net::IpAddr;
 
 use ring::digest;
-use rustls::pki_types::{CertificateDer, UnixTime};
-use x509_cert::Certificate;
-use x509_cert::der::asn1::{AnyRef, ContextSpecific, ObjectIdentifier};
+use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, UnixTime};
+use x509_cert::der::asn1::{AnyRef, BitString, ContextSpecific, ObjectIdentifier};
 use x509_cert::der::{Decode, Encode, SliceReader, TagNumber};
-use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
-use x509_cert::spki::AlgorithmIdentifierRef;
+use x509_cert::ext::pkix::{BasicConstraints, KeyUsage, NameConstraints, SubjectAltName};
+use x509_cert::spki::{AlgorithmIdentifierOwned, AlgorithmIdentifierRef};
+use x509_cert::{Certificate, TbsCertificate, Version};
 
 fn parse(der: &CertificateDer<'_>) -> Result<Certificate, String> {
-    Certificate::from_der(der).map_err(|error| format!("server certificate is invalid: {error}"))
+    Certificate::from_der(der).map_err(invalid)
 }
 
-/// The SubjectPublicKeyInfo.
-pub(super) fn public_key(der: &CertificateDer<'_>) -> Result<Vec<u8>, String> {
-    let key = parse(der)?.tbs_certificate().subject_public_key_info().to_der();
-    key.map_err(|error| format!("server certificate is invalid: {error}"))
+/// A public key, or a signature: the contents of its AlgorithmIdentifier, and its bits.
+pub(super) struct Keyed {
+    pub(super) algorithm: Vec<u8>,
+    pub(super) bits: Vec<u8>,
+}
+
+impl Keyed {
+    fn new(algorithm: &AlgorithmIdentifierOwned, bits: &BitString) -> Result<Keyed, String> {
+        let algorithm = algorithm.to_der().and_then(|der| Ok(AnyRef::from_der(&der)?.value().to_vec()));
+        let bits = bits.as_bytes().ok_or("server certificate is invalid: a key is not whole bytes")?;
+        Ok(Keyed { algorithm: algorithm.map_err(invalid)?, bits: bits.to_vec() })
+    }
+}
+
+fn invalid(error: impl std::fmt::Display) -> String {
+    format!("server certificate is invalid: {error}")
+}
+
+/// The certificate's own key.
+pub(super) fn public_key(der: &CertificateDer<'_>) -> Result<Keyed, String> {
+    let certificate = parse(der)?;
+    let key = certificate.tbs_certificate().subject_public_key_info();
+    Keyed::new(&key.algorithm, &key.subject_public_key)
+}
+
+/// Whether it is of version 1, without any extension.
+pub(super) fn is_version_1(der: &CertificateDer<'_>) -> bool {
+    parse(der).is_ok_and(|certificate| certificate.tbs_certificate().version() == Version::V1)
+}
+
+/// Is a certificate of version 1 signed by one of these authorities, without others in between?
+///
+/// WebPKI does not read such certificates, but the recipes in PostgreSQL's manual make them with OpenSSL before 3.2. They
+/// have no extensions that could restrict them, so that issuer, signature and validity are all there is to verify.
+pub(super) fn check_version_1(
+    der: &CertificateDer<'_>,
+    roots: &[CertificateDer<'_>],
+    algorithms: &[&dyn SignatureVerificationAlgorithm],
+    now: UnixTime,
+) -> Result<(), String> {
+    check_validity(der, now)?;
+    let certificate = parse(der)?;
+    let signed = certificate.tbs_certificate().to_der().map_err(invalid)?;
+    let signature = Keyed::new(certificate.signature_algorithm(), certificate.signature())?;
+    for root_der in roots {
+        let Ok(root) = parse(root_der) else { continue };
+        let tbs = root.tbs_certificate();
+        if tbs.subject() != certificate.tbs_certificate().issuer()
+            || !may_sign(tbs)
+            || check_validity(root_der, now).is_err()
+        {
+            continue;
+        }
+        let key = public_key(root_der)?;
+        let verified = algorithms.iter().any(|algorithm| {
+            algorithm.signature_alg_id().as_ref() == signature.algorithm
+                && algorithm.public_key_alg_id().as_ref() == key.algorithm
+                && algorithm.verify_signature(&key.bits, &signed, &signature.bits).is_ok()
+        });
+        if verified {
+            return Ok(());
+        }
+    }
+    Err("certificate verify failed: the server's certificate is of X.509 version 1, and not signed by an authority in \
+         sslrootcert itself"
+        .to_owned())
+}
+
+/// Is it an authority's, for any name? One of version 1 cannot tell.
+fn may_sign(root: &TbsCertificate) -> bool {
+    let authority = match root.get_extension::<BasicConstraints>() {
+        Ok(Some((_, constraints))) => constraints.ca,
+        Ok(None) => root.version() == Version::V1,
+        Err(_) => false,
+    };
+    let usage = match root.get_extension::<KeyUsage>() {
+        Ok(usage) => usage.is_none_or(|(_, usage)| usage.key_cert_sign()),
+        Err(_) => false,
+    };
+    authority && usage && matches!(root.get_extension::<NameConstraints>(), Ok(None))
 }
 
 /// Is it valid at this time?
@@ -39,9 +115,7 @@ pub(super) fn check_host(der: &CertificateDer<'_>, host: &str) -> Result<(), Str
     let certificate = parse(der)?;
     let certificate = certificate.tbs_certificate();
     let address: Option<IpAddr> = host.parse().ok();
-    let alternatives = certificate
-        .get_extension::<SubjectAltName>()
-        .map_err(|error| format!("server certificate is invalid: {error}"))?;
+    let alternatives = certificate.get_extension::<SubjectAltName>().map_err(invalid)?;
     let alternatives = alternatives.map(|(_, names)| names.0).unwrap_or_default();
     let mut names = Vec::new();
     let mut same_kind = false;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::WebPkiSupportedAlgorithms;
-use rustls::pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
-use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
+use rustls::pki_types::{CertificateDer, ServerName, SignatureVerificationAlgorithm, UnixTime};
+use rustls::{CertificateError, DigitallySignedStruct, Error, PeerMisbehaved, SignatureScheme};
 
 use super::certificate;
 
@@ -28,6 +28,8 @@ pub(super) struct Trust {
     /// A server's own certificate among them is trusted as it is: PostgreSQL's manual has one made that way, and
     /// WebPKI does not take a certificate of an authority for that of a server.
     pub(super) exact: Vec<CertificateDer<'static>>,
+    /// There is a list of revoked certificates, which `chain` looks at.
+    pub(super) revocation: bool,
 }
 
 impl Trust {
@@ -36,13 +38,21 @@ impl Trust {
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         name: &ServerName<'_>,
-        ocsp: &[u8],
         now: UnixTime,
+        algorithms: &[&dyn SignatureVerificationAlgorithm],
     ) -> Result<(), Error> {
         if self.exact.contains(end_entity) {
             return certificate::check_validity(end_entity, now).map_err(Error::General);
         }
-        match self.chain.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
+        if certificate::is_version_1(end_entity) {
+            if self.revocation {
+                let text = "certificate verify failed: the server's certificate is of X.509 version 1, which is not looked \
+                            for in sslcrl; make one of version 3";
+                return Err(Error::General(text.to_owned()));
+            }
+            return certificate::check_version_1(end_entity, &self.exact, algorithms, now).map_err(Error::General);
+        }
+        match self.chain.verify_server_cert(end_entity, intermediates, name, &[], now) {
             Ok(_) => Ok(()),
             // The name is looked at last; whether it matters, we say.
             Err(Error::InvalidCertificate(
@@ -69,17 +79,53 @@ fn reason(error: &Error) -> String {
     known.to_owned()
 }
 
+/// What may sign a handshake of TLS 1.3 (RFC 8446, 4.2.3): no PKCS #1, no SHA-1.
+const TLS13_SCHEMES: [SignatureScheme; 7] = [
+    SignatureScheme::ECDSA_NISTP256_SHA256,
+    SignatureScheme::ECDSA_NISTP384_SHA384,
+    SignatureScheme::ECDSA_NISTP521_SHA512,
+    SignatureScheme::RSA_PSS_SHA256,
+    SignatureScheme::RSA_PSS_SHA384,
+    SignatureScheme::RSA_PSS_SHA512,
+    SignatureScheme::ED25519,
+];
+
+impl Verifier {
+    /// Is the handshake signed with the certificate's key? As in rustls, but it reads certificates of version 1 too.
+    fn verify_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let key = certificate::public_key(certificate).map_err(Error::General)?;
+        let mut possible = self.algorithms.mapping.iter().filter(|(scheme, _)| *scheme == signature.scheme);
+        let Some((_, algorithms)) = possible.next() else {
+            return Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into());
+        };
+        // In TLS 1.2 the scheme does not say which curve.
+        let fits =
+            |algorithm: &&&dyn SignatureVerificationAlgorithm| algorithm.public_key_alg_id().as_ref() == key.algorithm;
+        match algorithms.iter().find(fits) {
+            Some(algorithm) if algorithm.verify_signature(&key.bits, message, signature.signature()).is_ok() => {
+                Ok(HandshakeSignatureValid::assertion())
+            }
+            _ => Err(CertificateError::BadSignature.into()),
+        }
+    }
+}
+
 impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         name: &ServerName<'_>,
-        ocsp: &[u8],
+        _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         if let Some(trust) = &self.trust {
-            trust.check(end_entity, intermediates, name, ocsp, now)?;
+            trust.check(end_entity, intermediates, name, now, self.algorithms.all)?;
         }
         if let Some(host) = &self.host {
             certificate::check_host(end_entity, host).map_err(Error::General)?;
@@ -93,7 +139,7 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.algorithms)
+        self.verify_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -102,11 +148,10 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        // By the key: WebPKI does not read certificates of version 1, which PostgreSQL's manual has made with
-        // OpenSSL before 3.2, and which are good enough where nobody verifies them.
-        let key = certificate::public_key(certificate).map_err(Error::General)?;
-        let key = SubjectPublicKeyInfoDer::from(key.as_slice());
-        rustls::crypto::verify_tls13_signature_with_raw_key(message, &key, signature, &self.algorithms)
+        if !TLS13_SCHEMES.contains(&signature.scheme) {
+            return Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into());
+        }
+        self.verify_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

@@ -1,0 +1,103 @@
+//! Bytes that make no sense, or nearly do: every parser answers with an error or goes through.
+//!
+//! The test prints its seed; `WALRIDER_FUZZ_SEED` sets it, `WALRIDER_FUZZ_SECONDS` how long it runs. The same inputs,
+//! driven by coverage, are under `fuzz/`.
+
+mod drive;
+
+use std::time::{Duration, Instant, SystemTime};
+
+use walrider_layout::Lsn;
+use walrider_wire::frontend;
+use walrider_wire::stream::{HotStandbyFeedback, StatusUpdate, Streamed};
+
+/// Numbers that look random, and are the same for the same seed (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+}
+
+/// Tells which round a panic came from.
+struct Round(u64);
+
+impl Drop for Round {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed: set WALRIDER_FUZZ_SEED={} to see it at once", self.0);
+        }
+    }
+}
+
+/// What makes sense, to be changed.
+fn valid() -> Vec<Vec<u8>> {
+    let mut cases = Vec::new();
+    let mut add = |build: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = Vec::new();
+        build(&mut bytes);
+        let mut framed = Vec::new();
+        frontend::copy_data(&mut framed, &bytes);
+        cases.extend([bytes, framed]);
+    };
+    add(&|out| Streamed::XLogData { start: Lsn(1), wal_end: Lsn(2), send_time: 3, data: b"wal" }.encode(out));
+    add(&|out| Streamed::Keepalive { wal_end: Lsn(2), send_time: 3, reply_requested: true }.encode(out));
+    add(&|out| StatusUpdate { write: Lsn(3), ..StatusUpdate::default() }.encode(out));
+    add(&|out| HotStandbyFeedback::default().encode(out));
+    for bytes in [
+        b"SERROR\0C58P01\0Mm\0Dd\0Hh\0\0".as_slice(),
+        b"\0\0\0\x0aSCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0",
+        b"\0\x02\0\0\0\x01a\xff\xff\xff\xff",
+        b"\0\x01name\0\0\0\0\0\0\0\0\0\0\x19\xff\xff\xff\xff\xff\xff\0\0",
+        b"server_version\x0018.6\0",
+        b"host=a,b port='1,2' password='x\\'y' sslmode=require",
+        b"u%20x:p%40@[::1]:5432,/db?application_name=a%2Fb&ssl=true&",
+        b"[s]\nhost=a\nport=1\n[t]\n",
+        b"h:5432:replication:u:p\\:q\n*:*:*:*:r",
+    ] {
+        add(&|out| out.extend(bytes));
+    }
+    cases
+}
+
+#[test]
+fn messages_and_strings_with_some_bytes_changed() {
+    let variable = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let first = variable("WALRIDER_FUZZ_SEED").unwrap_or_else(now);
+    let time = Duration::from_secs(variable("WALRIDER_FUZZ_SECONDS").unwrap_or(2));
+    println!("seed {first}");
+    let cases = valid();
+    cases.iter().for_each(|case| drive::everything(case));
+    let begin = Instant::now();
+    let mut seed = first;
+    while seed == first || begin.elapsed() < time {
+        let told = Round(seed);
+        let random = &mut Random(seed);
+        let mut bytes = cases[random.below(cases.len())].clone();
+        for _ in 0..=random.below(4) {
+            let at = random.below(bytes.len());
+            match random.below(6) {
+                0 => bytes.truncate(at),
+                1 => bytes.insert(at, random.next() as u8),
+                2 => bytes.extend_from_slice(&cases[random.below(cases.len())]),
+                3 if !bytes.is_empty() => bytes[at] = [0, 1, 4, 0x7f, 0x80, 0xff][random.below(6)],
+                4 if !bytes.is_empty() => bytes[at] = b"'\\= %:@/?&[]\n\0*,"[random.below(16)],
+                _ if !bytes.is_empty() => bytes[at] = random.next() as u8,
+                _ => bytes.push(random.next() as u8),
+            }
+        }
+        drive::everything(&bytes);
+        drop(told);
+        seed = seed.wrapping_add(1);
+    }
+    println!("{} rounds", seed.wrapping_sub(first));
+}
