@@ -1,15 +1,18 @@
 //! A connection to a walsender: opening it, commands, streaming.
 
+mod answer;
 mod auth;
 mod error;
 mod files;
 mod input;
 mod open;
 mod options;
+mod security;
 mod session;
 mod socket;
 mod tls;
 mod transport;
+mod value;
 
 pub use error::{ConnectError, FailedAttempt};
 pub use options::ConnectOptions;

@@ -5,7 +5,7 @@ use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, SCR
 use walrider_wire::backend::Authentication;
 use walrider_wire::frontend;
 
-use super::options::{AuthPolicy, Binding, Method};
+use super::security::{AuthPolicy, Binding, Method};
 use super::{ConnectError, Result};
 
 /// What is known of the encryption.

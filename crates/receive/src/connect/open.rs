@@ -12,7 +12,8 @@ use walrider_wire::frontend;
 
 use super::auth::{Authenticator, Security};
 use super::error::FailedAttempt;
-use super::options::{Host, SslMode, TargetSession};
+use super::options::{Host, TargetSession};
+use super::security::SslMode;
 use super::session::Connection;
 use super::socket::{self, Patience};
 use super::transport::Transport;

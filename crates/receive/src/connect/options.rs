@@ -9,8 +9,10 @@ use std::time::Duration;
 use walrider_wire::conninfo::ConnInfo;
 use walrider_wire::frontend::{PROTOCOL_3_0, PROTOCOL_3_2};
 
+use super::Result;
 use super::files::{self, Env};
-use super::{ConnectError, Result};
+use super::security::{AuthPolicy, Binding, RequireAuth, SslOptions};
+use super::value::{choice, config, duration, number};
 
 /// Everything that opening a connection needs. Shows itself without passwords. Two are equal if they were resolved from
 /// the same parameters, secrets included.
@@ -73,75 +75,6 @@ pub(super) struct TcpOptions {
     pub(super) user_timeout: Option<Duration>,
 }
 
-/// How much encryption, and how much proof.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum SslMode {
-    Disable,
-    Allow,
-    Prefer,
-    Require,
-    VerifyCa,
-    VerifyFull,
-}
-
-/// Whether our certificate is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CertMode {
-    Disable,
-    Allow,
-    Require,
-}
-
-/// All about encryption.
-#[derive(Clone, Debug)]
-pub(super) struct SslOptions {
-    pub(super) mode: SslMode,
-    /// TLS from the first byte, without asking the server first.
-    pub(super) direct: bool,
-    pub(super) cert_mode: CertMode,
-    /// Certificates to trust: a file, or "system".
-    pub(super) root_cert: Option<PathBuf>,
-    pub(super) cert: Option<PathBuf>,
-    pub(super) key: Option<PathBuf>,
-    pub(super) crl: Option<PathBuf>,
-    pub(super) sni: bool,
-    /// TLS 1.2 and 1.3 may be used.
-    pub(super) versions: (bool, bool),
-}
-
-/// Which authentication to agree to.
-#[derive(Clone, Debug)]
-pub(super) struct AuthPolicy {
-    pub(super) binding: Binding,
-    pub(super) require_auth: Option<RequireAuth>,
-}
-
-/// Channel binding: SCRAM proves that it is the TLS server itself that knows the password.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Binding {
-    Disable,
-    Prefer,
-    Require,
-}
-
-/// The methods that `require_auth` allows.
-#[derive(Clone, Debug)]
-pub(super) struct RequireAuth {
-    pub(super) text: String,
-    pub(super) methods: Vec<Method>,
-}
-
-/// A method of authentication.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Method {
-    None,
-    Password,
-    Md5,
-    ScramSha256,
-    /// GSSAPI, SSPI, OAuth: known to libpq, not offered by us.
-    Other,
-}
-
 /// What the server must be (`target_session_attrs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TargetSession {
@@ -185,7 +118,7 @@ impl ConnectOptions {
         ConnectOptions::build(info, env)
     }
 
-    /// Ends any waiting of [`super::Connection::open`] and of commands with [`ConnectError::Interrupted`] as soon as
+    /// Ends any waiting of [`super::Connection::open`] and of commands with [`super::ConnectError::Interrupted`] as soon as
     /// `fd`, an eventfd or pipe, is readable. Looking up a host name cannot be interrupted.
     pub fn interrupt_with(&mut self, fd: Arc<OwnedFd>) {
         self.interrupt = Some(fd);
@@ -212,9 +145,10 @@ impl ConnectOptions {
         let hosts = hosts(&info, &user, env, &mut warnings)?;
         let mut startup = vec![("user", user.clone()), ("database", "replication".to_owned())];
         startup.push(("replication", "true".to_owned()));
-        for (parameter, keyword) in [("options", "options"), ("client_encoding", "client_encoding")] {
-            startup.extend(info.non_empty(keyword).map(|value| (parameter, value.to_owned())));
-        }
+        startup.extend(info.non_empty("options").map(|value| ("options", value.to_owned())));
+        // "auto" is the locale's, for programs that show text.
+        let encoding = info.non_empty("client_encoding").filter(|encoding| *encoding != "auto");
+        startup.extend(encoding.map(|value| ("client_encoding", value.to_owned())));
         let mut options = ConnectOptions {
             warnings,
             hosts,
@@ -230,7 +164,7 @@ impl ConnectOptions {
                     .filter(|&n| n > 0),
                 user_timeout: duration(&info, "tcp_user_timeout", Duration::from_millis)?,
             },
-            ssl: ssl(&info, env)?,
+            ssl: SslOptions::read(&info, env)?,
             auth: AuthPolicy {
                 binding: choice(
                     &info,
@@ -238,7 +172,7 @@ impl ConnectOptions {
                     Binding::Prefer,
                     &[("disable", Binding::Disable), ("prefer", Binding::Prefer), ("require", Binding::Require)],
                 )?,
-                require_auth: info.non_empty("require_auth").map(require_auth).transpose()?,
+                require_auth: info.non_empty("require_auth").map(RequireAuth::parse).transpose()?,
             },
             requirepeer: info.non_empty("requirepeer").map(str::to_owned),
             target: choice(
@@ -283,10 +217,6 @@ impl fmt::Debug for ConnectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ConnectOptions({})", self.info)
     }
-}
-
-fn config<T>(text: impl Into<String>) -> Result<T> {
-    Err(ConnectError::Config(text.into()))
 }
 
 /// Parameters that libpq knows and we cannot honour are refused rather than ignored.
@@ -372,118 +302,10 @@ fn protocol(info: &ConnInfo) -> Result<(u32, u32)> {
     Ok((max, min))
 }
 
-fn ssl(info: &ConnInfo, env: Env<'_>) -> Result<SslOptions> {
-    use SslMode::*;
-    let modes = [
-        ("disable", Disable),
-        ("allow", Allow),
-        ("prefer", Prefer),
-        ("require", Require),
-        ("verify-ca", VerifyCa),
-        ("verify-full", VerifyFull),
-    ];
-    let mode = choice(info, "sslmode", Prefer, &modes)?;
-    let shown = info.get("sslmode").unwrap_or_default();
-    let direct = choice(info, "sslnegotiation", false, &[("postgres", false), ("direct", true)])?;
-    if direct && mode < Require {
-        return config(format!(
-            "weak sslmode \"{shown}\" may not be used with sslnegotiation=direct (use \"require\", \"verify-ca\", or \"verify-full\")"
-        ));
-    }
-    if info.get("sslrootcert") == Some("system") && mode != VerifyFull {
-        return config(format!(
-            "weak sslmode \"{shown}\" may not be used with sslrootcert=system (use \"verify-full\")"
-        ));
-    }
-    let versions = [("TLSv1", 0), ("TLSv1.1", 1), ("TLSv1.2", 2), ("TLSv1.3", 3)];
-    let min = choice(info, "ssl_min_protocol_version", 2, &versions)?;
-    let max = choice(info, "ssl_max_protocol_version", 3, &versions)?;
-    if min > max {
-        return config("invalid SSL protocol version range");
-    }
-    if max < 2 {
-        return config("ssl_max_protocol_version must be TLSv1.2 or TLSv1.3: older versions are not safe any more");
-    }
-    let certmodes = [("disable", CertMode::Disable), ("allow", CertMode::Allow), ("require", CertMode::Require)];
-    let home = files::home(env).map(|home| home.join(".postgresql"));
-    let file = |keyword, default: &str| {
-        let given = info.non_empty(keyword).map(PathBuf::from);
-        given.or_else(|| home.as_ref().map(|home| home.join(default)))
-    };
-    Ok(SslOptions {
-        mode,
-        direct,
-        cert_mode: choice(info, "sslcertmode", CertMode::Allow, &certmodes)?,
-        root_cert: file("sslrootcert", "root.crt"),
-        cert: file("sslcert", "postgresql.crt"),
-        key: file("sslkey", "postgresql.key"),
-        // The default is looked for; one that was asked for must be there.
-        crl: file("sslcrl", "root.crl").filter(|path| info.non_empty("sslcrl").is_some() || path.exists()),
-        sni: info.non_empty("sslsni") != Some("0"),
-        versions: (min <= 2, max >= 3),
-    })
-}
-
-/// A list of methods, or of methods that are not allowed, each with `!`.
-fn require_auth(text: &str) -> Result<RequireAuth> {
-    let known = [
-        ("password", Method::Password),
-        ("md5", Method::Md5),
-        ("scram-sha-256", Method::ScramSha256),
-        ("none", Method::None),
-        ("gss", Method::Other),
-        ("sspi", Method::Other),
-        ("oauth", Method::Other),
-    ];
-    let negated = text.trim_start().starts_with('!');
-    let mut named = Vec::new();
-    for item in text.split(',') {
-        let item = item.trim();
-        let name = item.strip_prefix('!').unwrap_or(item);
-        if negated != (name.len() != item.len()) {
-            return config(format!(
-                "require_auth method \"{item}\" cannot be mixed with {}",
-                if negated { "negative methods" } else { "positive methods" }
-            ));
-        }
-        match known.iter().find(|(known, _)| *known == name) {
-            Some((_, method)) => named.push(*method),
-            None => return config(format!("invalid require_auth value: \"{name}\"")),
-        }
-    }
-    // Other is never allowed by naming one of them, as we have none; forbidding one does not forbid the rest, and
-    // they fail all the same.
-    let all = [Method::None, Method::Password, Method::Md5, Method::ScramSha256, Method::Other];
-    let methods = all.into_iter().filter(|method| named.contains(method) != negated).collect();
-    Ok(RequireAuth { text: text.to_owned(), methods })
-}
-
-/// One of a few words.
-fn choice<T: Copy>(info: &ConnInfo, keyword: &str, default: T, words: &[(&str, T)]) -> Result<T> {
-    let Some(text) = info.non_empty(keyword) else { return Ok(default) };
-    match words.iter().find(|(word, _)| *word == text) {
-        Some((_, value)) => Ok(*value),
-        None => config(format!("invalid {keyword} value: \"{text}\"")),
-    }
-}
-
-fn number(info: &ConnInfo, keyword: &str) -> Result<Option<i64>> {
-    let Some(text) = info.non_empty(keyword) else { return Ok(None) };
-    match text.trim().parse::<i32>() {
-        Ok(number) => Ok(Some(number.into())),
-        Err(_) => config(format!("invalid integer value \"{text}\" for connection option \"{keyword}\"")),
-    }
-}
-
-/// A time in the option's unit; zero and less mean none.
-fn duration(info: &ConnInfo, keyword: &str, unit: fn(u64) -> Duration) -> Result<Option<Duration>> {
-    let number = number(info, keyword)?.and_then(|number| u64::try_from(number).ok());
-    Ok(number.filter(|&number| number > 0).map(unit))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::connect::security::SslMode;
 
     fn resolve(conninfo: &str) -> Result<ConnectOptions> {
         ConnectOptions::resolve_with(conninfo, "walreceiver", &|name| (name == "HOME").then(|| "/nonexistent".into()))
@@ -539,13 +361,6 @@ mod tests {
         }
         assert_eq!(resolve("sslrootcert=system").unwrap().ssl.mode, SslMode::VerifyFull);
         assert_eq!(resolve("connect_timeout=-1").unwrap().connect_timeout, None);
-    }
-
-    #[test]
-    fn require_auth_names_what_is_allowed() {
-        let methods = |text| require_auth(text).unwrap().methods;
-        assert_eq!(methods("scram-sha-256, none"), [Method::None, Method::ScramSha256]);
-        assert_eq!(methods("!password,!md5,!none"), [Method::ScramSha256, Method::Other]);
     }
 
     #[test]

@@ -19,7 +19,8 @@ use socket2::Socket;
 
 use super::auth::Security;
 use super::files;
-use super::options::{CertMode, Host, SslMode, SslOptions};
+use super::options::Host;
+use super::security::{CertMode, SslMode, SslOptions};
 use super::socket::Patience;
 use super::{ConnectError, Result};
 use verifier::{Trust, Verifier};
