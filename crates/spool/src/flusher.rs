@@ -50,6 +50,7 @@ fn flush(shared: &Shared, timeline: TimelineId, unsynced: &Unsynced, written: Ls
     state.flushed = flushed;
     if complete {
         state.unsynced.pop_front();
+        state.filing = Some(unsynced.segment);
     } else if let Some(first) = state.unsynced.front_mut() {
         first.renamed = false;
     }
@@ -67,6 +68,7 @@ fn flush(shared: &Shared, timeline: TimelineId, unsynced: &Unsynced, written: Ls
         if shared.archive_status.note_complete(&*shared.directory, &final_name).is_err() {
             count(&shared.counters.archive_status_failures, 1);
         }
+        shared.lock().filing = None;
     }
     Ok(())
 }

@@ -14,6 +14,8 @@ mod start;
 mod state;
 mod stats;
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
 mod writer;
 

@@ -90,7 +90,10 @@ fn prepare(shared: &Shared, id: SegmentId) -> Result<Prepared> {
             remove(shared, Some(temporary));
             return existing(shared, id, &name);
         }
-        directory.rename(&temporary, &name).map_err(|error| shared.error("rename to", &name, error))?;
+        if let Err(error) = directory.rename(&temporary, &name) {
+            remove(shared, Some(temporary));
+            return Err(shared.error("rename to", &name, error));
+        }
     }
     shared.sync_directory()?;
     Ok(Prepared { id, file, temporary: None })

@@ -21,7 +21,7 @@ pub struct Removed {
 
 impl Spool {
     /// WAL before `keep_from` is not needed any more: whole older segments, on whatever timeline, are renamed to future
-    /// segments of `timeline`, as many as may be kept ready, or else removed. What is not flushed yet always stays.
+    /// segments of `timeline`, as many as may be kept ready, or else removed. What is not flushed, or not yet under its final name, always stays.
     /// Durable on return.
     ///
     /// # Errors
@@ -29,12 +29,12 @@ impl Spool {
     pub fn remove_before(&self, keep_from: Lsn, timeline: TimelineId) -> Result<Removed> {
         let shared = &*self.shared;
         shared.check()?;
-        let (written, flushed) = {
+        let (written, flushed, filing) = {
             let state = shared.lock();
-            (state.written, state.flushed)
+            (state.written, state.flushed, state.filing)
         };
         let keep = if flushed.is_valid() { keep_from.min(flushed) } else { keep_from };
-        let keep = shared.size.segment_of(keep);
+        let keep = shared.size.segment_of(keep).min(filing.unwrap_or(u64::MAX));
         let names = shared.directory.names().map_err(|error| shared.error("read directory", "", error))?;
         let mut old: Vec<(SegmentId, &String)> =
             names.iter().filter_map(|name| shared.segment_of_name(name).map(|id| (id, name))).collect();

@@ -1,5 +1,7 @@
 //! The spool itself: opened on a directory, asked where it stands.
 
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -74,7 +76,13 @@ impl Spool {
         let mut spool = Spool { shared: shared.clone(), threads: Vec::new() };
         for (name, run) in [("spool-flush", flusher::run as fn(&Shared)), ("spool-prepare", prepare::run)] {
             let shared = shared.clone();
-            let thread = thread::Builder::new().name(name.into()).spawn(move || run(&shared));
+            let thread = thread::Builder::new().name(name.into()).spawn(move || {
+                let ended = panic::catch_unwind(AssertUnwindSafe(|| run(&shared)));
+                if ended.is_err() {
+                    // Nobody is left waiting for a thread that is gone.
+                    shared.fail("go on with", "", io::Error::other(format!("thread {name} panicked")));
+                }
+            });
             spool.threads.push(thread.map_err(|error| spool.shared.error("start a thread for", "", error))?);
         }
         Ok(Arc::new(spool))

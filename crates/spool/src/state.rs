@@ -53,8 +53,10 @@ pub(crate) struct State {
     pub flushed: Lsn,
     /// The files of `flushed..written`, in order; the last may be durable already.
     pub unsynced: VecDeque<Unsynced>,
-    /// The flusher is at it, or files a segment that it has just made durable.
+    /// The flusher is at it, or files a segment.
     pub flushing: bool,
+    /// The segment that is durable, and not yet given its final name and mark.
+    pub filing: Option<u64>,
     /// How often the positions were set anew.
     pub epoch: u64,
     /// How often all waiters were woken.
@@ -104,6 +106,7 @@ impl Shared {
             flushed: Lsn::INVALID,
             unsynced: VecDeque::new(),
             flushing: false,
+            filing: None,
             epoch: 0,
             wakes: 0,
             writer: false,

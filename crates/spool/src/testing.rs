@@ -1,0 +1,320 @@
+//! A directory in memory that knows what would survive a power loss, and that tests can watch, hold up and break.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::files::{Directory, SegmentFile, Stat};
+
+/// Numbers that look random, and are the same for the same seed (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    /// From `WALRIDER_SPOOL_SEED`, or of this moment; printed.
+    pub fn printed() -> Random {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+        let seed = std::env::var("WALRIDER_SPOOL_SEED").map_or(now, |seed| seed.parse().unwrap());
+        println!("WALRIDER_SPOOL_SEED={seed}");
+        Random(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    pub fn one_in(&mut self, bound: u64) -> bool {
+        self.below(bound) == 0
+    }
+}
+
+/// A call of the spool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Open,
+    Create,
+    Rename,
+    Remove,
+    SyncDirectory,
+    Write,
+    SyncData,
+    SyncAll,
+}
+
+/// Disk blocks that are written whole.
+const SECTOR: usize = 512;
+
+#[derive(Clone, Default)]
+struct Contents {
+    now: Vec<u8>,
+    durable: Vec<u8>,
+    /// What was written since `durable` was true.
+    dirty: Vec<Range<usize>>,
+}
+
+#[derive(Clone)]
+enum NameChange {
+    Set(String, usize),
+    Remove(String),
+}
+
+#[derive(Clone, Default)]
+struct Inner {
+    files: Vec<Contents>,
+    names: BTreeMap<String, usize>,
+    durable_names: BTreeMap<String, usize>,
+    /// What was done to names since they were durable; a rename is one step.
+    changes: Vec<Vec<NameChange>>,
+}
+
+impl Inner {
+    fn change(&mut self, changes: Vec<NameChange>) {
+        apply(&mut self.names, &changes);
+        self.changes.push(changes);
+    }
+}
+
+fn apply(names: &mut BTreeMap<String, usize>, changes: &[NameChange]) {
+    for change in changes {
+        match change {
+            NameChange::Set(name, file) => names.insert(name.clone(), *file),
+            NameChange::Remove(name) => names.remove(name),
+        };
+    }
+}
+
+/// Sees a call before it happens; may wait, or give the error that it ends with.
+pub type Hook = Arc<dyn Fn(Call, &str) -> io::Result<()> + Send + Sync>;
+
+/// The directory.
+#[derive(Clone, Default)]
+pub struct Model {
+    inner: Arc<Mutex<Inner>>,
+    hook: Arc<Mutex<Option<Hook>>>,
+}
+
+struct ModelFile {
+    model: Model,
+    file: usize,
+    name: String,
+}
+
+impl Model {
+    /// Has all calls seen by `hook` from now on.
+    pub fn watch(&self, hook: impl Fn(Call, &str) -> io::Result<()> + Send + Sync + 'static) {
+        *self.hook.lock().unwrap() = Some(Arc::new(hook));
+    }
+
+    pub fn watch_no_more(&self) {
+        *self.hook.lock().unwrap() = None;
+    }
+
+    fn seen(&self, call: Call, name: &str) -> io::Result<()> {
+        let hook = self.hook.lock().unwrap().clone();
+        hook.map_or(Ok(()), |hook| hook(call, name))
+    }
+
+    /// What a process that is killed leaves.
+    pub fn after_kill(&self) -> Model {
+        let mut inner = self.inner.lock().unwrap().clone();
+        // As new: the next power loss finds all of it.
+        inner.durable_names = inner.names.clone();
+        inner.changes.clear();
+        for file in &mut inner.files {
+            file.durable = file.now.clone();
+            file.dirty.clear();
+        }
+        Model { inner: Arc::new(Mutex::new(inner)), hook: Arc::default() }
+    }
+
+    /// What a power loss leaves: all that was synced; of the rest some sectors, and the changes of names up to some point,
+    /// as journalling file systems keep their order.
+    pub fn after_power_loss(&self, random: &mut Random) -> Model {
+        let mut inner = self.inner.lock().unwrap().clone();
+        let kept = random.below(inner.changes.len() as u64 + 1) as usize;
+        let mut names = std::mem::take(&mut inner.durable_names);
+        inner.changes.drain(..).take(kept).for_each(|changes| apply(&mut names, &changes));
+        inner.durable_names = names.clone();
+        inner.names = names;
+        for file in &mut inner.files {
+            let mut left = std::mem::take(&mut file.durable);
+            let none = random.one_in(3);
+            for range in std::mem::take(&mut file.dirty) {
+                let mut at = range.start;
+                while at < range.end {
+                    let end = range.end.min((at / SECTOR + 1) * SECTOR);
+                    if !none && random.one_in(2) {
+                        if left.len() < end {
+                            left.resize(end, 0);
+                        }
+                        left[at..end].copy_from_slice(&file.now[at..end]);
+                    }
+                    at = end;
+                }
+            }
+            file.now = left.clone();
+            file.durable = left;
+        }
+        Model { inner: Arc::new(Mutex::new(inner)), hook: Arc::default() }
+    }
+
+    pub fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let inner = self.inner.lock().unwrap();
+        inner.names.get(name).map(|&file| inner.files[file].now.clone())
+    }
+
+    fn file(&self, file: usize, name: &str) -> Arc<dyn SegmentFile> {
+        Arc::new(ModelFile { model: self.clone(), file, name: name.to_owned() })
+    }
+}
+
+fn not_found() -> io::Error {
+    io::ErrorKind::NotFound.into()
+}
+
+impl Directory for Model {
+    fn path(&self) -> &Path {
+        Path::new("model")
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn SegmentFile>> {
+        self.seen(Call::Open, name)?;
+        let file = *self.inner.lock().unwrap().names.get(name).ok_or_else(not_found)?;
+        Ok(self.file(file, name))
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn SegmentFile>> {
+        self.seen(Call::Create, name)?;
+        let mut inner = self.inner.lock().unwrap();
+        assert!(!inner.names.contains_key(name), "\"{name}\" would be overwritten");
+        let file = inner.files.len();
+        inner.files.push(Contents::default());
+        inner.change(vec![NameChange::Set(name.to_owned(), file)]);
+        Ok(self.file(file, name))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.seen(Call::Rename, to)?;
+        let mut inner = self.inner.lock().unwrap();
+        let file = *inner.names.get(from).ok_or_else(not_found)?;
+        inner.change(vec![NameChange::Remove(from.to_owned()), NameChange::Set(to.to_owned(), file)]);
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.seen(Call::Remove, name)?;
+        let mut inner = self.inner.lock().unwrap();
+        inner.names.get(name).ok_or_else(not_found)?;
+        inner.change(vec![NameChange::Remove(name.to_owned())]);
+        Ok(())
+    }
+
+    fn stat(&self, name: &str) -> io::Result<Option<Stat>> {
+        let inner = self.inner.lock().unwrap();
+        let stat = |&file: &usize| Stat { len: inner.files[file].now.len() as u64, regular: true };
+        Ok(inner.names.get(name).map(stat))
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        Ok(self.inner.lock().unwrap().names.keys().filter(|name| !name.contains('/')).cloned().collect())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.seen(Call::SyncDirectory, "")?;
+        let mut inner = self.inner.lock().unwrap();
+        inner.durable_names = inner.names.clone();
+        inner.changes.clear();
+        Ok(())
+    }
+}
+
+impl SegmentFile for ModelFile {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        self.model.seen(Call::Write, &self.name)?;
+        // Seldom less than was asked for, as on a disk that fills up.
+        let written = if bytes.len() % 97 == 5 { bytes.len() / 2 } else { bytes.len() };
+        let (start, end) = (offset as usize, offset as usize + written);
+        let mut inner = self.model.inner.lock().unwrap();
+        let contents = &mut inner.files[self.file];
+        if contents.now.len() < end {
+            contents.now.resize(end, 0);
+        }
+        contents.now[start..end].copy_from_slice(&bytes[..written]);
+        contents.dirty.push(start..end);
+        Ok(written)
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.model.inner.lock().unwrap().files[self.file].now.len() as u64)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.model.seen(Call::SyncData, &self.name)?;
+        self.make_durable();
+        Ok(())
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.model.seen(Call::SyncAll, &self.name)?;
+        self.make_durable();
+        Ok(())
+    }
+}
+
+impl ModelFile {
+    fn make_durable(&self) {
+        let mut inner = self.model.inner.lock().unwrap();
+        let contents = &mut inner.files[self.file];
+        contents.durable.resize(contents.now.len(), 0);
+        for range in std::mem::take(&mut contents.dirty) {
+            contents.durable[range.clone()].copy_from_slice(&contents.now[range]);
+        }
+    }
+}
+
+/// Something that can be held up.
+#[derive(Default)]
+pub struct Gate {
+    /// Whether it is closed, and how many wait at it.
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    pub fn close(&self) {
+        self.state.lock().unwrap().0 = true;
+    }
+
+    pub fn open(&self) {
+        self.state.lock().unwrap().0 = false;
+        self.changed.notify_all();
+    }
+
+    /// Goes through, when it is open.
+    pub fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.1 += 1;
+        self.changed.notify_all();
+        while state.0 {
+            state = self.changed.wait(state).unwrap();
+        }
+        state.1 -= 1;
+    }
+
+    /// Waits until somebody stands before it.
+    pub fn await_someone(&self) {
+        let mut state = self.state.lock().unwrap();
+        while state.1 == 0 {
+            state = self.changed.wait(state).unwrap();
+        }
+    }
+}
