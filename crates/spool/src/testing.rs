@@ -123,16 +123,9 @@ impl Model {
         hook.map_or(Ok(()), |hook| hook(call, name))
     }
 
-    /// What a process that is killed leaves.
+    /// What a process that is killed leaves: everything, though a power loss may still take from it what was not synced.
     pub fn after_kill(&self) -> Model {
-        let mut inner = self.inner.lock().unwrap().clone();
-        // As new: the next power loss finds all of it.
-        inner.durable_names = inner.names.clone();
-        inner.changes.clear();
-        for file in &mut inner.files {
-            file.durable = file.now.clone();
-            file.dirty.clear();
-        }
+        let inner = self.inner.lock().unwrap().clone();
         Model { inner: Arc::new(Mutex::new(inner)), hook: Arc::default() }
     }
 
@@ -310,11 +303,33 @@ impl Gate {
         state.1 -= 1;
     }
 
+    /// Has it open at the latest when the guard is dropped, so that a test that fails does not hang.
+    pub fn guard(self: &Arc<Gate>) -> GateGuard {
+        GateGuard(self.clone())
+    }
+
     /// Waits until somebody stands before it.
     pub fn await_someone(&self) {
         let mut state = self.state.lock().unwrap();
         while state.1 == 0 {
             state = self.changed.wait(state).unwrap();
         }
+    }
+}
+
+/// Opens a gate when dropped.
+pub struct GateGuard(Arc<Gate>);
+
+impl std::ops::Deref for GateGuard {
+    type Target = Gate;
+
+    fn deref(&self) -> &Gate {
+        &self.0
+    }
+}
+
+impl Drop for GateGuard {
+    fn drop(&mut self) {
+        self.open();
     }
 }

@@ -8,14 +8,14 @@ use std::time::Duration;
 use walrider_layout::Lsn;
 
 use super::{MB, ONE, name, on, options, wal, write_to};
-use crate::testing::{Call, Gate, Model, Random};
+use crate::testing::{Call, Gate, GateGuard, Model, Random};
 use crate::{MAX_UNSYNCED, Spool, SpoolOptions, Writer};
 
 /// Longer than anything here takes that is not held up.
 const LONG: Duration = Duration::from_secs(60);
 
 /// A spool at `MB` whose calls of one kind, on names that `which` picks, stop at the gate.
-fn held_up(call: Call, which: impl Fn(&str) -> bool + Send + Sync + 'static) -> (Arc<Spool>, Writer, Arc<Gate>) {
+fn held_up(call: Call, which: impl Fn(&str) -> bool + Send + Sync + 'static) -> (Arc<Spool>, Writer, GateGuard) {
     let (model, gate) = (Model::default(), Arc::new(Gate::default()));
     let spool = on(&model, options("".as_ref()));
     let at_gate = gate.clone();
@@ -26,7 +26,7 @@ fn held_up(call: Call, which: impl Fn(&str) -> bool + Send + Sync + 'static) -> 
         Ok(())
     });
     let writer = spool.start_at(ONE, Lsn(MB)).unwrap();
-    (spool, writer, gate)
+    (spool, writer, gate.guard())
 }
 
 /// Writes up to `end` in another thread.
@@ -171,8 +171,9 @@ fn a_segment_is_not_removed_before_it_has_its_name() {
         Ok(())
     });
     let spool = on(&model, SpoolOptions { partial: true, ..options("".as_ref()) });
-    gate.close();
     let mut writer = spool.start_at(ONE, Lsn(MB)).unwrap();
+    let gate = gate.guard();
+    gate.close();
     writer.write(Lsn(MB), &vec![1; MB as usize + 1]).unwrap();
     gate.await_someone();
     assert_eq!(spool.flushed(), Lsn(2 * MB));
@@ -181,4 +182,76 @@ fn a_segment_is_not_removed_before_it_has_its_name() {
     spool.wait_flushed(Lsn(2 * MB + 1)).unwrap();
     assert!(model.read(&whole).is_some());
     assert_eq!(spool.remove_before(Lsn(2 * MB), ONE).unwrap().removed, 1);
+}
+
+#[test]
+fn what_an_earlier_run_did_not_flush_is_flushed_first() {
+    let (model, gate) = (Model::default(), Arc::new(Gate::default()));
+    let at_gate = gate.clone();
+    model.watch(move |call, _| {
+        if call == Call::SyncData {
+            at_gate.pass();
+        }
+        Ok(())
+    });
+    let spool = on(&model, options("".as_ref()));
+    let mut writer = spool.start_at(ONE, Lsn(MB)).unwrap();
+    let gate = gate.guard();
+    gate.close();
+    let bytes = wal(MB, 3 * MB + 900);
+    writer.write(Lsn(MB), &bytes).unwrap();
+    gate.await_someone();
+    let left = model.after_kill();
+    // The next run goes on where this one stood, says that all before is flushed, and the power goes.
+    let next = on(&left, options("".as_ref()));
+    let next_writer = next.start_at(ONE, Lsn(3 * MB + 900)).unwrap();
+    assert_eq!(next.flushed(), Lsn(3 * MB + 900));
+    for seed in 0..20 {
+        let left = left.after_power_loss(&mut Random(seed));
+        let read: Vec<u8> = (1..=3).flat_map(|number| left.read(&name(ONE, number)).unwrap()).collect();
+        assert!(read[..bytes.len()] == bytes, "seed {seed}");
+    }
+    drop(next_writer);
+}
+
+#[test]
+fn a_recycled_segment_is_not_used_before_its_name_is_durable() {
+    let (model, gate) = (Model::default(), Arc::new(Gate::default()));
+    let at_gate = gate.clone();
+    let fifth = format!("xlogtemp.walrider.{}", name(ONE, 5));
+    model.watch(move |call, name| {
+        // Nobody else syncs the directory by chance.
+        let remover = call == Call::SyncDirectory && thread::current().name() == Some("remover");
+        if remover || call == Call::Create && name == fifth {
+            at_gate.pass();
+        }
+        Ok(())
+    });
+    let spool = on(&model, SpoolOptions { max_recycled: 2, ..options("".as_ref()) });
+    let mut writer = spool.start_at(ONE, Lsn(MB)).unwrap();
+    writer.write(Lsn(MB), &wal(MB, 2 * MB + 1)).unwrap();
+    spool.wait_flushed(Lsn(2 * MB + 1)).unwrap();
+    while model.read(&name(ONE, 3)).is_none() {
+        thread::yield_now();
+    }
+    let gate = gate.guard();
+    gate.close();
+    // The first becomes the fourth, and that is not durable yet.
+    let remover = {
+        let spool = spool.clone();
+        let remove = move || spool.remove_before(Lsn(2 * MB), ONE).unwrap();
+        thread::Builder::new().name("remover".into()).spawn(remove).unwrap()
+    };
+    gate.await_someone();
+    assert!(model.read(&name(ONE, 4)).is_some());
+    let bytes = wal(2 * MB, 4 * MB + 900);
+    writer.write(Lsn(2 * MB + 1), &bytes[1..]).unwrap();
+    spool.wait_flushed(Lsn(4 * MB + 900)).unwrap();
+    for seed in 0..20 {
+        let left = model.after_power_loss(&mut Random(seed));
+        let read = left.read(&name(ONE, 4)).expect("the recycled segment");
+        assert!(read[..900] == bytes[2 * MB as usize..], "seed {seed}");
+    }
+    gate.open();
+    assert_eq!(remover.join().unwrap().recycled, 1);
 }
