@@ -7,7 +7,6 @@ use walrider_layout::{Lsn, TimelineId};
 
 use crate::error::Result;
 use crate::state::{Shared, Unsynced};
-use crate::stats::count;
 
 /// Flushes until the spool is dropped, and then what is left; or until it fails.
 pub(crate) fn run(shared: &Shared) {
@@ -65,9 +64,7 @@ fn flush(shared: &Shared, timeline: TimelineId, unsynced: &Unsynced, written: Ls
             renamed.map_err(|error| shared.fail("rename to", &final_name, error))?;
             shared.sync_directory()?;
         }
-        if shared.archive_status.note_complete(&*shared.directory, &final_name).is_err() {
-            count(&shared.counters.archive_status_failures, 1);
-        }
+        shared.note_complete(&final_name);
         shared.lock().filing = None;
     }
     Ok(())

@@ -16,7 +16,7 @@ use crate::error::{Result, SpoolError};
 use crate::files::{Directory, Disk, write_all_at};
 use crate::prepare::TEMPORARY_PREFIX;
 use crate::state::Shared;
-use crate::stats::{SpoolStats, count};
+use crate::stats::SpoolStats;
 use crate::writer::Writer;
 use crate::{flusher, prepare};
 
@@ -111,6 +111,10 @@ impl Spool {
             state.writer = false;
             return Err(failure.into());
         }
+        // A timeline that has ended leaves its last segment as it is: that is complete, too (`WalReceiverMain`).
+        let left = (state.timeline, shared.size.segment_of(state.written));
+        let left_incomplete =
+            left.0 != TimelineId(0) && left.0 != timeline && shared.size.offset_of(state.written) != 0;
         state.unsynced.clear();
         state.timeline = timeline;
         state.written = at;
@@ -118,6 +122,9 @@ impl Spool {
         state.epoch += 1;
         drop(state);
         shared.wake_all();
+        if left_incomplete && !shared.partial {
+            shared.note_complete(&shared.names_of(left).1);
+        }
         Ok(Writer::new(self.clone(), timeline, at))
     }
 
@@ -225,9 +232,7 @@ impl Spool {
         }
         written?;
         shared.sync_directory()?;
-        if shared.archive_status.note_complete(&*shared.directory, &name).is_err() {
-            count(&shared.counters.archive_status_failures, 1);
-        }
+        shared.note_complete(&name);
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use walrider_layout::{Lsn, TimelineId};
 use crate::archive_status::ArchiveStatus;
 use crate::error::{Failure, Result, SpoolError};
 use crate::files::{Directory, SegmentFile};
-use crate::stats::Counters;
+use crate::stats::{Counters, count};
 
 /// Most segments that are written and not yet durable; then the writer waits. It is the one wait for an fsync there is,
 /// at 4 GB (of segments of 16 MB) that the disk lags behind, so that files stay open in a bounded number.
@@ -200,5 +200,12 @@ impl Shared {
     /// The segment whose file, complete or `.partial`, has this name.
     pub fn segment_of_name(&self, name: &str) -> Option<SegmentId> {
         self.size.parse_file_name(name.strip_suffix(".partial").unwrap_or(name))
+    }
+
+    /// Notes in `archive_status` that a file is complete. That this fails is counted, and no more, as in PostgreSQL.
+    pub fn note_complete(&self, name: &str) {
+        if self.archive_status.note_complete(&*self.directory, name).is_err() {
+            count(&self.counters.archive_status_failures, 1);
+        }
     }
 }

@@ -113,6 +113,18 @@ fn complete_segments_are_marked_for_the_archiver() {
 }
 
 #[test]
+fn the_last_segment_of_a_timeline_is_complete_when_the_next_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let spool = Spool::open(SpoolOptions { archive_status: ArchiveStatus::Ready, ..options(dir.path()) }).unwrap();
+    let ready = |timeline| dir.path().join(format!("archive_status/{}.ready", name(timeline, 1))).exists();
+    spool.start_at(ONE, Lsn(MB)).unwrap().write(Lsn(MB), &[1; 100]).unwrap();
+    drop(spool.start_at(ONE, Lsn(MB + 100)).unwrap());
+    assert!(!ready(ONE), "only the connection was lost");
+    drop(spool.start_at(TWO, Lsn(MB)).unwrap());
+    assert!(ready(ONE) && !ready(TWO));
+}
+
+#[test]
 fn what_is_to_be_archived_stays_until_it_is() {
     let dir = tempfile::tempdir().unwrap();
     segments(dir.path(), ONE, 1..=4);
