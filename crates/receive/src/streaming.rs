@@ -15,8 +15,8 @@ use crate::connect::{Connection, CopyEvent, Read};
 use crate::error::ReceiveError;
 use crate::positions::{Link, Positions, Report};
 
-/// Most WAL that is taken from the connection before it is written: small messages become one write, and there is a bound
-/// to what is in memory.
+/// WAL that is taken from the connection before it is written and reported: small messages become one write, and there is a
+/// bound to what is in memory.
 const MAX_PENDING_BYTES: usize = 1 << 20;
 /// A message with at least this much WAL is written as it is, without being copied together with others.
 const LARGE_BYTES: usize = 64 << 10;
@@ -120,6 +120,7 @@ impl<'a> Streaming<'a> {
 
     /// Takes what has come, up to a bound. `None`: the primary has ended the stream.
     fn receive(&mut self) -> Result<Option<Link>, ReceiveError> {
+        let upto = Lsn(self.received.0 + MAX_PENDING_BYTES as u64);
         loop {
             while let Some(event) = self.connection.next_message()? {
                 let payload = match event {
@@ -150,7 +151,7 @@ impl<'a> Streaming<'a> {
                 };
                 self.positions.heard(wal_end, reply_requested, now);
                 self.board.set_last_message(sent_at, TimestampTz::from(SystemTime::now()).0);
-                if self.pending.len() >= MAX_PENDING_BYTES {
+                if self.received >= upto {
                     return Ok(Some(Link::Busy));
                 }
             }
