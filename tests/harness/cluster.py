@@ -157,6 +157,7 @@ class PgCluster:
         self.port = free_port()
         self.sockets = socket_directory()
         self.process = None
+        self.own_environment = {}       # of the postmaster alone, added to ours
 
     # Making one
 
@@ -211,7 +212,7 @@ class PgCluster:
             argv += ["-c", f"{name}={value}"]
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            preexec_fn=_quit_with_parent)
+                                            env=dict(os.environ, **self.own_environment), preexec_fn=_quit_with_parent)
         _running.add(self)
         return self
 
