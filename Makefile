@@ -5,11 +5,11 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
-SMOKE = tests/test_replay.py tests/test_majors.py
+SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench bench-smoke bench-follow test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build \
-        fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress clean
+.PHONY: demo bench bench-smoke bench-follow bench-sync test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build \
+        fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress soak-standby clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -30,6 +30,10 @@ bench-smoke: build fetch-18
 # How long after its arrival a commit is replayed.
 bench-follow: build fetch-18
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.follow $(FOLLOW_ARGS)
+
+# What a commit costs at each level of synchronous_commit; about an hour, less with SYNC_ARGS="--rounds 1".
+bench-sync: build fetch-18
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.sync --save bench/runs $(SYNC_ARGS)
 
 test: test-rust fuzz-smoke test-datadir test-e2e test-17-smoke
 
@@ -90,6 +94,10 @@ soak-crash: build fetch
 # Random work on every kind of index, for an hour unless WALRIDER_STRESS_SECONDS says otherwise.
 soak-stress: build fetch
 	WALRIDER_STRESS_SECONDS=$${WALRIDER_STRESS_SECONDS:-3600} $(E2E) tests/test_stress.py -s $(PYTEST_ARGS)
+
+# A thousand times: the primary dies under load, its standby takes over, the bank is audited.
+soak-standby: build fetch
+	WALRIDER_STANDBY_ROUNDS=$${WALRIDER_STANDBY_ROUNDS:-1000} $(E2E) tests/test_standby_bank.py -s $(PYTEST_ARGS)
 
 clean:
 	cargo clean

@@ -85,10 +85,10 @@ SELECT to_json(r) FROM (
 
 
 def replication(server, name=NAME):
-    """The primary's row of pg_stat_replication about a standby, None without one."""
-    rows = server.psql(REPLICATION.format(name))
-    assert len(rows) < 2, rows
-    return json.loads(rows[0][0]) if rows else None
+    """The primary's row of pg_stat_replication about a standby, None without one; of several, whose connections are not all
+    known to be gone, one that streams."""
+    rows = [json.loads(row) for row, in server.psql(REPLICATION.format(name))]
+    return max(rows, key=lambda row: row["state"] == "streaming", default=None)
 
 
 def wait_streaming(server, name=NAME, timeout=60):
@@ -198,6 +198,13 @@ class Standby:
         status = self.wait_end(timeout)
         assert status == 0, f"exit {status}\n{self.log_tail()}"
 
+    def kill(self):
+        """SIGKILL."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self._gone()
+
     def _gone(self):
         self.process = None
         cluster._running.discard(self)
@@ -225,18 +232,18 @@ class Walrider(Standby):
         self.port = free_port()
 
     def start(self, timeout=60):
-        """Start, and wait until it answers."""
+        """Start, and wait until it has taken the directory over."""
         self.spawn([walrider.binary(), "standby", "-D", self.data_dir, "--http", f"127.0.0.1:{self.port}", *self.options],
                    self.disk.environment() if self.disk else None)
 
-        def answers():
+        def began():
             if self.process.poll() is not None:
                 raise AssertionError(f"walrider standby ended with {self.process.returncode}\n{self.log_tail()}")
             try:
-                return self.status()
+                return self.state() != "starting"
             except (urllib.error.URLError, ConnectionError):
                 return None
-        wait_for(answers, lambda: f"an answer\n{self.log_tail()}", timeout)
+        wait_for(began, lambda: f"more than starting\n{self.log_tail()}", timeout)
         return self
 
     def get(self, path):
@@ -269,17 +276,11 @@ class Walrider(Standby):
         """Wait until it says itself that it has replayed up to there."""
         wait_for(lambda: self.position("replayed") >= parse_lsn(lsn), lambda: f"{lsn}: {self.status()}", timeout)
 
-    def kill(self):
-        """SIGKILL."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self._gone()
-
     def promote(self, how="command", timeout=60):
         """Promote it by `command`, by a `signal` or by a `file`; returns when it has handed over."""
         if how == "command":
-            walrider.walrider("promote", "-D", self.data_dir, "--timeout", f"{timeout}s", timeout=timeout + 10).expect()
+            said = walrider.walrider("promote", "-D", self.data_dir, "--timeout", f"{timeout}s", timeout=timeout + 10)
+            assert said.code == walrider.DONE, f"exit {said.code}: {said.stdout}{said.stderr}\n{self.log_tail()}"
         elif how == "signal":
             self.send_signal(signal.SIGUSR1)
         else:
