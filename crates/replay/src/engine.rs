@@ -130,6 +130,8 @@ pub struct Engine<'a> {
     replayed: Lsn,
     /// Where it begins (`lastReplayedReadRecPtr`); not valid before the first.
     last_record: Lsn,
+    /// Where the WAL was found to end: nothing of it from there on.
+    needed: Lsn,
     /// A restartpoint that is being made.
     spread: Option<Spread>,
     overwritten: Option<Lsn>,
@@ -186,6 +188,7 @@ impl<'a> Engine<'a> {
             is_short: false,
             replayed,
             last_record: Lsn::INVALID,
+            needed: replayed,
             spread: None,
             overwritten: None,
             looks_behind: true,
@@ -202,6 +205,11 @@ impl<'a> Engine<'a> {
     /// Where the last record that was replayed begins; `None` before the first.
     pub fn last_record(&self) -> Option<Lsn> {
         self.last_record.is_valid().then_some(self.last_record)
+    }
+
+    /// Where replay needs more WAL to go on: behind [`Engine::replayed`] if a record was found in part.
+    pub fn needed(&self) -> Lsn {
+        self.needed.max(self.replayed)
     }
 
     /// Whether to look, at the end of valid WAL, if it goes on behind, and is damaged there. At first it is.
@@ -307,7 +315,8 @@ impl<'a> Engine<'a> {
         match self.loader.take_ending() {
             Some(Ending::Ends { at, page, why }) => {
                 // The file to look at is the one where the record should go on.
-                let file = self.source.describe(page.max(at));
+                self.needed = page.max(at);
+                let file = self.source.describe(self.needed);
                 // After a crash, pages behind the end may have got to the disk although ones before them did not.
                 let looks = self.looks_behind && self.recovery.is_archive_recovery();
                 if looks && self.loader.goes_on_behind(page, self.source)? {
@@ -316,7 +325,10 @@ impl<'a> Engine<'a> {
                 Ok(Stop::EndOfWal { why: format!("{file}: {why}") })
             }
             Some(Ending::Failed(error)) => Err(error),
-            Some(Ending::Goes(at)) => Ok(Stop::EndOfWal { why: format!("no WAL from {at} on") }),
+            Some(Ending::Goes(at)) => {
+                self.needed = at;
+                Ok(Stop::EndOfWal { why: format!("no WAL from {at} on") })
+            }
             None => Ok(Stop::EndOfWal { why: "no more WAL".into() }),
         }
     }

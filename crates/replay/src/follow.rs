@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_datadir::watch::{Watch, Woken};
+use walrider_layout::wal::page_of;
 use walrider_layout::{Lsn, XLOG_BLCKSZ};
 
 use crate::engine::{Engine, Flow, Stop};
@@ -61,8 +62,7 @@ fn follow_upstream(
             Wanted::Stop => return Ok(Stop::Interrupted),
             Wanted::Pause => {
                 // WAL is received all the same.
-                let at = engine.replayed();
-                upstream.wait(at, source.history().timeline_at(at), "replay is paused")?;
+                wait_for_more(engine, source, upstream, "replay is paused")?;
                 upstream.sleep(SAFETY_INTERVAL);
                 continue;
             }
@@ -92,7 +92,7 @@ fn follow_upstream(
             }
             Stop::EndOfWal { .. } if wanted == Wanted::Promote => news = News::Perhaps,
             Stop::EndOfWal { why } => {
-                news = upstream.wait(engine.replayed(), source.history().timeline_at(engine.replayed()), &why)?;
+                news = wait_for_more(engine, source, upstream, &why)?;
                 if news == News::Perhaps && latest {
                     look_for_timeline(engine, source)?;
                 }
@@ -109,6 +109,19 @@ fn follow_upstream(
             stop => return Ok(stop),
         }
     }
+}
+
+/// Waits until somebody has brought more.
+fn wait_for_more(
+    engine: &Engine<'_>,
+    source: &Source,
+    upstream: &dyn Upstream,
+    why: &str,
+) -> Result<News, ReplayError> {
+    let needed = engine.needed();
+    // A page on which timelines part is whole in the file of the new one, and is read from there only.
+    let timeline = source.history().timeline_at(Lsn(page_of(needed).0 + XLOG_BLCKSZ as u64 - 1));
+    upstream.wait(engine.replayed(), needed, timeline, why)
 }
 
 /// Follows what is written into the source's directories.

@@ -134,10 +134,15 @@ impl Source {
         self.open.lock().expect("no panic while locked").clear();
     }
 
-    /// Forgets which files were not there: they may be there now.
+    /// Forgets which files were not there: they may be there now, also that of a newer timeline than was found instead.
     pub fn forget_missing(&self) {
-        let found = |lookup: &Arc<Lookup>| !matches!(*lookup.lock().expect("no panic while locked"), Some(None));
-        self.open.lock().expect("no panic while locked").retain(|_, lookup| found(lookup));
+        let history = self.history();
+        let is_found = |segment: u64, lookup: &Arc<Lookup>| match &*lookup.lock().expect("no panic while locked") {
+            Some(Some(found)) => found.timeline == history.timeline_at(Lsn(self.size.start_of(segment + 1).0 - 1)),
+            Some(None) => false,
+            None => true,
+        };
+        self.open.lock().expect("no panic while locked").retain(|&segment, lookup| is_found(segment, lookup));
     }
 
     /// The history of a timeline (`readTimeLineHistory`): that of its file, or it alone if there is none.

@@ -434,7 +434,7 @@ impl Beginning {
                 (found, _) => return found,
             };
             let (why, upstream) = error;
-            upstream.wait(from, source.history().timeline_at(from), &why)?;
+            upstream.wait(from, from, source.history().timeline_at(from), &why)?;
             source.close_all();
         }
     }

@@ -35,12 +35,12 @@ pub trait Upstream: Send + Sync {
     /// What replay is to do. Asked between batches.
     fn wanted(&self) -> Wanted;
 
-    /// Replay needs the WAL from `at` on, of this timeline, and finds no more of it: brings it, if nobody does yet, and waits
-    /// until there may be more, until something else is wanted, or for a while. `why`: what was found instead.
+    /// Replay has got to `replayed`, and does not find the WAL at `needed`, on this timeline: brings it, if nobody does yet, and
+    /// waits until there may be more, until something else is wanted, or for a while. `why`: what was found instead.
     ///
     /// # Errors
     /// When there never will be more.
-    fn wait(&self, at: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError>;
+    fn wait(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError>;
 
     /// Waits for a time, or until something else is wanted.
     fn sleep(&self, time: Duration);

@@ -284,23 +284,26 @@ impl Follower {
     }
 
     /// The session is over. `next`: where the receiver goes on by itself; without, replay looks elsewhere and asks again.
-    pub fn stream_ends(&self, next: Option<Task>, error: Option<String>) {
+    /// `in_vain`: the next one is put off.
+    pub fn stream_ends(&self, next: Option<Task>, error: Option<String>, in_vain: bool) {
         let settings = self.settings();
         let mut control = self.control();
         control.next = next;
         control.link = LinkState::Down;
         control.ended += 1;
         let lasted = control.connected_since.take().and_then(|since| since.elapsed().ok());
-        if let Some(error) = error {
+        if in_vain {
             if lasted.is_some_and(|lasted| lasted > settings.retry_interval) {
                 control.failures = 0;
             }
             let pause = FIRST_PAUSE.saturating_mul(1 << control.failures.min(16)).min(settings.retry_interval);
             control.attempt_at = Some(Instant::now() + pause);
             control.failures += 1;
-            control.last_error = Some((SystemTime::now(), error));
         } else {
             control.failures = 0;
+        }
+        if let Some(error) = error {
+            control.last_error = Some((SystemTime::now(), error));
         }
         if next.is_none() {
             control.stream = None;
@@ -313,11 +316,11 @@ impl Follower {
     /// Nothing more will come: the standby ends.
     pub fn fail(&self, error: StandbyError) {
         self.control().fatal.get_or_insert(error);
-        self.stream_ends(None, None);
+        self.stream_ends(None, None, true);
     }
 
-    /// What replay is told when it has found nothing more at `at`.
-    fn news(&self, at: Lsn, timeline: TimelineId, why: &str) -> Result<News, StandbyError> {
+    /// What replay is told when it has found nothing more.
+    fn news(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, StandbyError> {
         let spool = self.open_spool()?;
         spool.check()?;
         let settings = self.settings();
@@ -330,6 +333,11 @@ impl Follower {
         }
         if control.stream.is_some() {
             let visible = self.visible();
+            if !control.seen.is_valid() {
+                // Segments that were found elsewhere, or on the timeline before, may have come anew.
+                control.seen = visible;
+                return Ok(News::Perhaps);
+            }
             if visible <= control.seen {
                 if control.link == LinkState::Down && control.stream == Some(timeline) {
                     // All is replayed, and nothing comes: perhaps the archive has more.
@@ -353,11 +361,11 @@ impl Follower {
         }
         if settings.primary.is_some() {
             // What was streamed before is there without gaps.
-            let goes_on = spool.timeline() == timeline && spool.written() >= at;
+            let goes_on = spool.timeline() == timeline && spool.written() >= replayed;
             let size = spool.segment_size();
-            let start = if goes_on { spool.written() } else { size.start_of(size.segment_of(at)) };
+            let start = if goes_on { spool.written() } else { size.start_of(size.segment_of(needed)) };
             if control.request.is_none() && control.link == LinkState::Down {
-                tracing::debug!("waiting for WAL at {at}, timeline {timeline}: {why}");
+                tracing::debug!("waiting for WAL at {needed}, timeline {timeline}: {why}");
                 control.request = Some(Task { start, timeline });
                 self.changed.notify_all();
             }
@@ -423,9 +431,9 @@ impl Upstream for Follower {
         }
     }
 
-    fn wait(&self, at: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError> {
+    fn wait(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError> {
         self.look_around();
-        self.news(at, timeline, why).map_err(|error| match error {
+        self.news(replayed, needed, timeline, why).map_err(|error| match error {
             StandbyError::Replay(error) => error,
             error => ReplayError::Refused(error.to_string()),
         })

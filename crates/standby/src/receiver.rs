@@ -22,7 +22,7 @@ pub(crate) fn run(follower: &Follower, system_identifier: u64, major: u32) {
         let next = Some(Task { start: spool.written(), timeline: task.timeline })
             .filter(|next| spool.timeline() == task.timeline && next.start >= task.start);
         match result {
-            Ok(End::Asked) => follower.stream_ends(next.or(Some(task)), None),
+            Ok(End::Asked) => follower.stream_ends(next.or(Some(task)), None, false),
             Ok(End::Timeline(branch)) => {
                 let to = branch.map_or(String::new(), |(timeline, at)| format!(": timeline {timeline} begins at {at}"));
                 tracing::info!(
@@ -30,11 +30,12 @@ pub(crate) fn run(follower: &Follower, system_identifier: u64, major: u32) {
                     task.timeline,
                     spool.written()
                 );
-                follower.stream_ends(None, None);
+                // More than once in a row only while replay has not found the way to the next timeline.
+                follower.stream_ends(None, None, spool.written() == task.start);
             }
             Err(error) if follower.board.ends() => {
                 tracing::debug!("ended: {error}");
-                follower.stream_ends(next.or(Some(task)), None);
+                follower.stream_ends(next.or(Some(task)), None, false);
             }
             Err(error) if error.is_final() => {
                 tracing::error!("{error}");
@@ -43,7 +44,7 @@ pub(crate) fn run(follower: &Follower, system_identifier: u64, major: u32) {
             Err(error) => {
                 tracing::warn!("could not receive data from the primary: {error}");
                 let next = next.filter(|_| !error.is_missing_wal());
-                follower.stream_ends(next, Some(error.to_string()));
+                follower.stream_ends(next, Some(error.to_string()), true);
             }
         }
     }
