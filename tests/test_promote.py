@@ -1,15 +1,17 @@
 """`replay --promote`: what it leaves is what stock PostgreSQL leaves when it ends the same recovery, and starts at once."""
 
-import re
+import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.harness import install, recovery
+from tests.harness import install, recovery, shim
 from tests.harness.cluster import PgCluster, controldata, copy_tree, format_lsn, parse_lsn, run
-from tests.harness.walrider import CORRUPT, FAILED, USAGE, compare, replay, start, walrider
+from tests.harness.standby import wait_for
+from tests.harness.walrider import FAILED, USAGE, replay, walrider
+
+ROUNDS = int(os.environ.get("WALRIDER_PROMOTE_ROUNDS", "12"))
 
 SEGMENT = 1 << 20
 PAGE = 8192
@@ -23,7 +25,6 @@ wal_log_hints = on
 """
 # What stock says of itself as it runs, and the clock.
 OWN = {"Database cluster state", "pg_control last modified", "Time of latest checkpoint"}
-# Made by hand, because xlp_sysid and the like must be those of the same cluster: all tests take copies of one primary.
 SETUP = """
 CREATE TABLE accounts (id int PRIMARY KEY, note text);
 INSERT INTO accounts SELECT n, repeat('x', 100) FROM generate_series(1, 2000) n;
@@ -33,6 +34,42 @@ CREATE UNLOGGED TABLE scratch_away (id int PRIMARY KEY) TABLESPACE away;
 INSERT INTO scratch (note) SELECT 'lost' FROM generate_series(1, 500);
 INSERT INTO scratch_away SELECT generate_series(1, 500);
 """
+
+
+# Where recovery ends, in bytes before the end of a page (False) or a segment (True): there the checkpoint record of 114 bytes
+# begins.  It fits, or goes on behind the boundary, whole or by its last bytes, or begins behind it.
+BOUNDARIES = [(within, before) for within in (False, True) for before in (0, 8, 24, 64, 112, 120, 128)]
+
+
+def record_ends(server):
+    """Makes records that end just there; returns where they begin, the target of a recovery that ends behind them."""
+    ends = {}
+    for segment, before in BOUNDARIES:
+        ends[segment, before] = message_up_to(server, SEGMENT if segment else PAGE, before)
+    ends["crosses a page"] = message_up_to(server, PAGE, PAGE - 512)
+    ends["crosses a segment"] = message_up_to(server, SEGMENT, SEGMENT - 512)
+    server.psql("SELECT pg_logical_emit_message(false, 'p', 'x')")
+    ends["switch"] = server.lsn()
+    server.switch_wal()
+    server.psql("SELECT pg_logical_emit_message(false, 'p', 'x', true)")
+    return ends
+
+
+def message_up_to(server, unit, before):
+    """A record that ends so many bytes before the end of a page or segment; where it begins."""
+    for _ in range(20):
+        begin = parse_lsn(server.lsn())
+        end = (begin + 200 + before + unit - 1) // unit * unit - before
+        headers = sum(40 if page % SEGMENT == 0 else 24 for page in range((begin // PAGE + 1) * PAGE, end, PAGE))
+        # Its header, that of its data, those of the message and its prefix.
+        text = end - begin - headers - 24 - 24 - 2
+        text -= 5 if text > 300 else 2
+        if text > 255 - 26 and text < 300:
+            continue
+        got = server.value(f"SELECT pg_logical_emit_message(false, 'p', repeat('m', {text}), true)")
+        if parse_lsn(got) == end:
+            return format_lsn(begin)
+    raise AssertionError(f"something else writes WAL all the time: {server.log_tail()}")
 
 
 class Primary:
@@ -51,11 +88,12 @@ class Primary:
             self.backup = server.basebackup(directory / "backup", f"--tablespace-mapping={self.location}={directory}/mapped",
                                             wal="stream")
             self.load(server)
-            self.end = server.lsn()
+            self.ends = record_ends(server)
             self.expected = server.psql("SELECT * FROM accounts ORDER BY id")
             self.prepared = server.psql("SELECT gid FROM pg_prepared_xacts ORDER BY 1")
             server.stop("immediate")
         self.server.complete_archive()
+        self.last = max(file.name for file in self.archive.iterdir() if len(file.name) == 24)
 
     def load(self, server):
         """Commits, multixacts, prepared transactions before and after a checkpoint, unlogged tables made and dropped."""
@@ -75,6 +113,8 @@ class Primary:
             two.run("COMMIT")
         server.psql("CREATE TABLE newest (id int); INSERT INTO newest VALUES (1)")
         server.psql("SELECT pg_create_restore_point('here')")
+        xid = server.psql("BEGIN; INSERT INTO newest VALUES (3); SELECT txid_current(); COMMIT")[-1][0]
+        self.target = dict(xid=xid, time=server.value(f"SELECT pg_xact_commit_timestamp('{xid}'::xid)"))
         server.psql("INSERT INTO newest VALUES (2)")
         server.psql("SELECT nextval('counter')")
 
@@ -101,21 +141,14 @@ def promote(server, wal, *options):
     return result.json
 
 
-def stock_promotes(server, wal, *, stop="immediate", **settings):
+def stock_promotes(server, wal, **target):
     """Stock PostgreSQL ends the same recovery."""
     (server.data_dir / "recovery.signal").touch()
-    server.configure(recovery.restore_settings(wal, **settings), "postgresql.auto.conf")
-    recovery.recover_and_promote(server, recovery_target_action="promote", max_connections="60",
+    server.configure(recovery.restore_settings(wal, **target), "postgresql.auto.conf")
+    recovery.recover_and_promote(server, recovery_target_action="promote", hot_standby="off", max_connections="60",
                                  max_worker_processes="8", max_prepared_transactions="20")
-    server.stop(stop)
+    server.stop("immediate")
     return server
-
-
-def wal_names(server):
-    """What is in pg_wal, and what the archiver was told."""
-    wal = server.data_dir / "pg_wal"
-    return ({file.name for file in wal.iterdir() if file.is_file()},
-            {file.name for file in (wal / "archive_status").iterdir()})
 
 
 def check_starts_at_once(server, timeline=2):
@@ -140,7 +173,7 @@ def check_contents(origin, server):
         assert server.value(f"SELECT count(*) FROM {table}") == "0", table
         server.psql(f"INSERT INTO {table} (id) VALUES (1); SELECT * FROM {table} WHERE id = 1")
     stamps = server.psql("SELECT count(*), count(pg_xact_commit_timestamp(xmin)) FROM newest")
-    assert stamps == [["2", "2"]]
+    assert stamps == [["3", "3"]]
     server.psql("BEGIN; SELECT * FROM accounts WHERE id = 7 FOR SHARE; UPDATE accounts SET note = 'locked' WHERE id = 7; COMMIT")
     server.psql("".join(f"CREATE TABLE t{n} (id int PRIMARY KEY, note text);" for n in range(30)))
     assert server.value("SELECT count(*) = count(DISTINCT oid) FROM pg_class") == "t"
@@ -148,28 +181,247 @@ def check_contents(origin, server):
     run([install.program("pg_amcheck"), "--all", "--heapallindexed", "--install-missing"], env=server.environment())
 
 
-def test_as_stock_promotes(origin, work):
-    """Control file, WAL, files and their archive status beside those of stock PostgreSQL; then it serves."""
-    stock = stock_promotes(origin.copy(work / "stock"), origin.archive)
-    ours = origin.copy(work / "ours")
-    promoted = promote(ours, origin.archive)["promoted"]
+def new_segment(server, json):
+    """The new timeline's first segment, up to the end of its first record if that does not go on in the next one."""
+    checkpoint = parse_lsn(json["promoted"]["checkpoint_lsn"])
+    switch = parse_lsn(json["promoted"]["switch_lsn"])
+    name = f"{json['promoted']['timeline']:08X}{switch >> 32:08X}{(switch & 0xFFFFFFFF) // SEGMENT:08X}"
+    end = min(checkpoint % SEGMENT + 120 + (24 if checkpoint % PAGE + 120 > PAGE else 0), SEGMENT)
+    return (server.data_dir / "pg_wal" / name).read_bytes()[:end]
+
+
+def check_wal(ours, stock, json):
+    """Byte for byte, but for the time of the checkpoint and the checksum; and pg_waldump reads it."""
+    mine, theirs = new_segment(ours, json), new_segment(stock, json)
+    differ = [at for at, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b]
+    assert len(differ) <= 12, differ
+    timeline = json["promoted"]["timeline"]
+    dump = [run([install.program("pg_waldump"), "-p", server.data_dir / "pg_wal", "-t", timeline,
+                 "-s", json["promoted"]["checkpoint_lsn"], "-n", "1"]).stdout for server in (ours, stock)]
+    assert dump[0] == dump[1] and "CHECKPOINT_SHUTDOWN" in dump[0]
+    history = f"pg_wal/{timeline:08X}.history"
+    assert (ours.data_dir / history).read_bytes() == (stock.data_dir / history).read_bytes()
+
+
+def check_control(ours, stock):
+    """What must differ: the state, because the other one runs; and the time."""
     theirs, control = controldata(stock.data_dir), controldata(ours.data_dir)
     assert control["Database cluster state"] == "shut down"
     assert {key for key in control if control[key] != theirs[key]} <= OWN, (control, theirs)
-    name = control["Latest checkpoint's REDO WAL file"]
-    assert name.startswith("00000002")
-    history = "pg_wal/00000002.history"
-    assert (ours.data_dir / history).read_bytes() == (stock.data_dir / history).read_bytes()
-    end = parse_lsn(promoted["checkpoint_lsn"]) % SEGMENT + 120
-    segments = [(server.data_dir / "pg_wal" / name).read_bytes()[:end] for server in (ours, stock)]
-    differ = [at for at in range(end) if segments[0][at] != segments[1][at]]
-    assert len(differ) <= 12, "only the time of the checkpoint and the checksum differ"
-    assert (ours.data_dir / "pg_wal" / name).read_bytes()[end:].strip(b"\0") == b""
-    dump = [run([install.program("pg_waldump"), "-p", server.data_dir / "pg_wal", "-t", "2",
-                 "-s", promoted["checkpoint_lsn"], "-n", "1"]).stdout for server in (ours, stock)]
-    assert dump[0] == dump[1] and "CHECKPOINT_SHUTDOWN" in dump[0]
-    for signal in ("recovery.signal", "standby.signal", "backup_label"):
-        assert not (ours.data_dir / signal).exists(), signal
+
+
+def test_as_stock_promotes(origin, work):
+    """Control file, WAL and files beside those of stock PostgreSQL; then it serves."""
+    stock = stock_promotes(origin.copy(work / "stock"), origin.archive)
+    ours = origin.copy(work / "ours")
+    json = promote(ours, origin.archive)
+    check_control(ours, stock)
+    check_wal(ours, stock, json)
+    assert not any((ours.data_dir / name).exists() for name in ("recovery.signal", "standby.signal", "backup_label"))
+    compared = walrider("compare", ours.data_dir, stock.data_dir).json
+    assert [(file["file"], file["field"]) for file in compared["first"]] == [("global/pg_control", "state")], compared
+    assert compared["relations"] > 500 and compared["differences"] == 1 and "other" not in compared["classes"]
     run([install.program("pg_checksums"), "--check", "-D", ours.data_dir])
     with check_starts_at_once(ours):
         check_contents(origin, ours)
+        ours.stop()
+    with ours:
+        ours.start()
+
+
+@pytest.mark.parametrize("end", [*BOUNDARIES, "crosses a page", "crosses a segment", "switch"], ids=str)
+def test_wherever_wal_ends(origin, work, end):
+    """At, before and behind the ends of pages and segments, the same bytes as stock writes."""
+    lsn = origin.ends[end]
+    ours, stock = origin.copy(work / "ours"), origin.copy(work / "stock")
+    json = promote(ours, origin.archive, "--target-lsn", lsn)
+    if isinstance(end, tuple):
+        unit, before = SEGMENT if end[0] else PAGE, end[1]
+        assert -parse_lsn(json["promoted"]["switch_lsn"]) % unit == before
+    stock_promotes(stock, origin.archive, target=("lsn", lsn))
+    check_control(ours, stock)
+    check_wal(ours, stock, json)
+    with check_starts_at_once(ours):
+        ours.psql("INSERT INTO accounts VALUES (-100, 'new'); CHECKPOINT")
+        ours.stop("immediate")
+    with ours:
+        ours.start()
+        assert ours.value("SELECT count(*) FROM accounts WHERE id = -100") == "1"
+
+
+@pytest.mark.parametrize("kind, inclusive", [("name", True), ("time", True), ("time", False), ("xid", True), ("xid", False),
+                                             ("lsn", False), ("immediate", True)])
+def test_targets(origin, work, kind, inclusive):
+    """The history file says why, in PostgreSQL's words."""
+    value = {"name": "here", "immediate": None, **origin.target}.get(kind)
+    if kind == "lsn":
+        value = origin.ends["switch"]
+    ours, stock = origin.copy(work / "ours"), origin.copy(work / "stock")
+    options = ["--target-immediate"] if kind == "immediate" else [f"--target-{kind}", value]
+    json = promote(ours, origin.archive, *options, *([] if inclusive else ["--target-exclusive"]))
+    assert json["end_reason"] == "target"
+    stock_promotes(stock, origin.archive, target=(kind, value), inclusive=inclusive)
+    check_control(ours, stock)
+    check_wal(ours, stock, json)
+    with check_starts_at_once(ours):
+        pass
+
+
+def test_a_target_before_the_last_switch(origin, work):
+    """The newest timeline is 2, but recovery stops before that began: timeline 3 branches off timeline 1, and stock agrees."""
+    first = origin.copy(work / "first")
+    promote(first, origin.archive)
+    both = Path(shutil.copytree(origin.archive, work / "both"))
+    with first:
+        first.start()
+        first.switch_wal()
+        first.stop()
+    first.archive = both
+    first.complete_archive()
+    ours, stock = origin.copy(work / "ours"), origin.copy(work / "stock")
+    lsn = origin.ends["crosses a page"]
+    json = promote(ours, both, "--target-lsn", lsn)
+    assert json["promoted"]["timeline"] == 3
+    stock_promotes(stock, both, target=("lsn", lsn))
+    check_control(ours, stock)
+    check_wal(ours, stock, json)
+    with check_starts_at_once(ours, timeline=3):
+        ours.psql("CREATE TABLE third (id int); CHECKPOINT")
+        ours.stop()
+    # What the history says is read the same way again.
+    (ours.data_dir / "recovery.signal").touch()
+    ours.configure("recovery_target_lsn = ''", "postgresql.auto.conf")
+    again = promote(ours, ours.data_dir / "pg_wal", "--target-timeline", "3")
+    assert again["promoted"]["timeline"] == 4
+
+
+def test_what_is_archived(origin, work):
+    """The history, and the last segment of the old timeline as .partial, as stock does it; nothing else of the old one stays."""
+    names = []
+    for kind in ("ours", "stock"):
+        server = origin.copy(work / kind, "archive_timeout = 0")
+        for segment in origin.archive.iterdir():
+            shutil.copy(segment, server.data_dir / "pg_wal" / segment.name)
+        last = server.data_dir / "pg_wal" / origin.last
+        (last.parent / (origin.last[:-1] + "F")).write_bytes(last.read_bytes())     # behind the end
+        if kind == "ours":
+            promote(server, server.data_dir / "pg_wal")
+            status = {file.name for file in (last.parent / "archive_status").iterdir()}
+            assert {"00000002.history.ready", f"{origin.last}.partial.ready"} <= status
+            with check_starts_at_once(server):
+                wait_for(lambda: (server.archive / f"{origin.last}.partial").exists(), "the old segment is archived")
+                server.stop("immediate")
+        else:
+            server.archive.joinpath("nothing").mkdir()
+            stock_promotes(server, server.archive / "nothing")
+        # Older segments, stock recycles with its first checkpoint.
+        names.append({file.name for file in last.parent.iterdir() if file.name.startswith("00000001")
+                      and file.name >= origin.last or "history" in file.name})
+    assert names[0] == names[1] == {f"{origin.last}.partial", "00000002.history"}
+
+
+def test_others_follow_and_the_old_primary_rewinds(origin, work):
+    """A stock standby from the old timeline's backup switches over; pg_rewind makes the old primary one, too."""
+    old = PgCluster(copy_tree(origin.server.data_dir, work / "old"))
+    with old:
+        old.start(archive_mode="off")
+        old.psql("CREATE TABLE diverged AS SELECT generate_series(1, 1000) AS id; CHECKPOINT")
+        old.stop()
+    ours = origin.copy(work / "ours", "wal_keep_size = 64MB")
+    promote(ours, origin.archive)
+    with check_starts_at_once(ours):
+        ours.psql("INSERT INTO accounts VALUES (-200, 'on the new timeline')")
+        old.configure(recovery.restore_settings(origin.archive), "postgresql.auto.conf")
+        run([install.program("pg_rewind"), "-D", old.data_dir, "--source-server", ours.dsn(), "--no-sync", "-c"],
+            env=ours.environment())
+        backup = PgCluster(recovery.copy_backup(origin.backup, work / "backup"))
+        for standby in (old, backup):
+            (standby.data_dir / "standby.signal").touch()
+            standby.configure(f"primary_conninfo = '{ours.dsn()}'\narchive_mode = off\n"
+                              + recovery.restore_settings(origin.archive), "postgresql.auto.conf")
+            with standby:
+                standby.start()
+                wait_for(lambda: standby.value("SELECT count(*) FROM accounts WHERE id = -200") == "1",
+                         standby.log_tail)
+                assert standby.value("SELECT to_regclass('diverged') IS NULL") == "t"
+
+
+def test_the_end_command(origin, work):
+    """Run in the data directory, with %r; its failure is told; what is no placeholder is refused before anything is done."""
+    ours = origin.copy(work / "ours", "recovery_end_command = 'echo %%%r > ended; exit 3'")
+    result = replay(ours.data_dir, origin.archive, "--promote").expect()
+    assert "recovery_end_command" in result.stderr and "exit status: 3" in result.stderr
+    assert (ours.data_dir / "ended").read_text().startswith("%00000002")
+    with check_starts_at_once(ours):
+        pass
+    other = origin.copy(work / "other", "recovery_end_command = 'echo %f'")
+    result = replay(other.data_dir, origin.archive, "--promote").expect(FAILED)
+    assert "only %r and %% are placeholders" in result.stderr
+    assert not (other.data_dir / "pg_wal" / "00000002.history").exists()
+
+
+def test_what_is_not_promoted(origin, work):
+    """A run that follows; a target that is not reached; a server that crashed, whose end nobody knows."""
+    assert replay(work, origin.archive, "--promote", "--follow").code == USAGE
+    ours = origin.copy(work / "ours")
+    result = replay(ours.data_dir, origin.archive, "--promote", "--target-name", "nowhere").expect(FAILED)
+    assert "before the configured recovery target was reached" in result.stderr
+    assert controldata(ours.data_dir)["Database cluster state"] == "shut down in recovery"
+    crashed = copy_tree(origin.server.data_dir, work / "crashed")
+    assert "is of a server that crashed" in walrider("replay", "-D", crashed, "--promote").expect(FAILED).stderr
+
+
+def test_promoting_twice_changes_nothing(origin, work):
+    """Until a server has written there, it is the same promotion, whatever of it was done."""
+    ours = origin.copy(work / "ours")
+    first = promote(ours, origin.archive)["promoted"]
+    (ours.data_dir / "standby.signal").touch()      # as if stopped before it was removed
+    before = controldata(ours.data_dir)
+    assert promote(ours, origin.archive)["promoted"] == first
+    assert controldata(ours.data_dir) == before
+    with check_starts_at_once(ours):
+        ours.stop()
+    third = promote(ours, ours.data_dir / "pg_wal")["promoted"]
+    assert third["timeline"] == 3
+    with ours:
+        ours.start()
+        assert ours.psql("SELECT * FROM accounts ORDER BY id") == origin.expected
+
+
+def test_killed_at_any_step(origin, work, rng):
+    """Before any of its last fsyncs, renames and removals: the same command, or stock, makes a primary of what is left."""
+    disk = shim.Disk(work / "disk", work)
+    whole = origin.copy(work / "whole")
+    plain = origin.copy(work / "plain")
+    replay(plain.data_dir, origin.archive, env=disk.kill_at(0)).expect()
+    without = disk.calls()
+    replay(whole.data_dir, origin.archive, "--promote", env=disk.kill_at(0)).expect()
+    steps = range(without - 10, disk.calls() + 1)
+    chosen = sorted(rng.sample(steps, min(ROUNDS, len(steps))))
+    print(f"{without} calls without promotion, {disk.calls()} with; killed at {chosen}")
+    left = []
+    for number, step in enumerate(chosen, rng.choice([0, 1])):
+        ours = origin.copy(work / f"round{step}")
+        result = replay(ours.data_dir, origin.archive, "--promote", env=disk.kill_at(step))
+        if result.code == 0:        # threads: one call less than before
+            assert step >= steps[-1] - 3, (step, steps)
+        state = controldata(ours.data_dir)["Database cluster state"]
+        left.append((step, state))
+        signals = [ours.data_dir / name for name in ("recovery.signal", "standby.signal") if (ours.data_dir / name).exists()]
+        assert signals or state == "shut down", "without a signal file it is a primary's"
+        # PostgreSQL's own gap, if it is stopped in a checkpoint: it means to remove the file of a transaction that it has yet
+        # to see prepared, misses it, and then takes the file for that of one it has (RemoveTwoPhaseFile, PrepareRedoAdd).
+        loses = state != "shut down" and len(list((ours.data_dir / "pg_twophase").iterdir())) > 1
+        if number % 2 or loses:
+            promote(ours, origin.archive)
+            check_starts_at_once(ours, timeline=int(controldata(ours.data_dir)["Latest checkpoint's TimeLineID"]))
+        elif signals:
+            ours.configure(recovery.restore_settings(origin.archive), "postgresql.auto.conf")
+            recovery.recover_and_promote(ours, max_connections="60")
+        else:
+            check_starts_at_once(ours)
+        with ours:
+            check_contents(origin, ours)
+        shutil.rmtree(ours.data_dir)
+    print(left)
+    assert any(state == "shut down in recovery" for _, state in left), left

@@ -6,11 +6,15 @@
  *   fsync_hold  they wait until the file is gone
  *   full        "no space left" wherever a file would be written to or made; if the file holds "new", only where one would
  *               be made or made longer, as on a real disk that has no block left
+ * $SHIM_KILL_AT is a number: of the calls that make or order what is durable (fsync, rename, unlink), the one of this number
+ * kills the process instead.  How many there were is written to the file `calls` when the program ends by itself.
  * Only files whose path contains $SHIM_PATH are meant, if it is set.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -120,8 +124,32 @@ static off_t length_of(const struct iovec *parts, int count)
 	return length;
 }
 
-int fsync(int fd) { slow(fd); return REAL(fsync)(fd); }
-int fdatasync(int fd) { slow(fd); return REAL(fdatasync)(fd); }
+static atomic_long calls;
+
+static void step(void)
+{
+	const char *last = getenv("SHIM_KILL_AT");
+
+	if (last && atomic_fetch_add(&calls, 1) + 1 == atol(last))
+		raise(SIGKILL);
+}
+
+__attribute__((destructor)) static void tell_calls(void)
+{
+	char path[4096];
+	FILE *file;
+
+	if (getenv("SHIM_KILL_AT") && control_path(path, sizeof path, "calls") && (file = fopen(path, "w")))
+	{
+		fprintf(file, "%ld", atomic_load(&calls));
+		fclose(file);
+	}
+}
+
+int fsync(int fd) { step(); slow(fd); return REAL(fsync)(fd); }
+int fdatasync(int fd) { step(); slow(fd); return REAL(fdatasync)(fd); }
+int rename(const char *from, const char *to) { step(); return REAL(rename)(from, to); }
+int unlink(const char *path) { step(); return REAL(unlink)(path); }
 
 int sync_file_range(int fd, off_t from, off_t length, unsigned flags)
 {

@@ -33,6 +33,14 @@ class Disk:
         """To be added to a program's environment."""
         return dict(LD_PRELOAD=str(self.library), SHIM_CONTROL=str(self.control), SHIM_PATH=str(self.path))
 
+    def kill_at(self, number):
+        """As `environment()`, for a program that is killed before its fsync, rename or unlink of this number; 0: never."""
+        return dict(self.environment(), SHIM_KILL_AT=str(number))
+
+    def calls(self):
+        """How many such calls the last program made that ended by itself."""
+        return int((self.control / "calls").read_text())
+
     def _switch(self, name, contents):
         file = self.control / name
         if contents is None:

@@ -74,6 +74,13 @@ impl TimelineHistory {
             begin = end;
         }
         entries.push(TimelineEntry { timeline, begin, end: None });
+        // A recovery that stopped at a target before its parent began names the parent all the same (`writeTimeLineHistory`):
+        // what counts of the timelines before ends there, too.
+        let mut bound = begin;
+        for entry in entries.iter_mut().rev().skip(1) {
+            bound = bound.min(entry.end.unwrap_or(bound));
+            (entry.begin, entry.end) = (entry.begin.min(bound), Some(bound));
+        }
         Ok(TimelineHistory(entries))
     }
 
@@ -129,6 +136,16 @@ mod tests {
         assert_eq!(history.switch_point(TimelineId(1)), Some(Lsn(0x300_0000)));
         assert_eq!(history.switch_point(TimelineId(5)), None);
         assert_eq!(history.switch_point(TimelineId(2)), None);
+    }
+
+    #[test]
+    fn a_timeline_may_branch_off_before_its_parent_began() {
+        let history =
+            TimelineHistory::parse(TimelineId(4), "1\t0/A000\tx\n2\t0/C000\tx\n3\t0/B000\tbefore LSN 0/B000\n")
+                .unwrap();
+        let timelines = [0x9FFF, 0xA000, 0xAFFF, 0xB000, 0xC000].map(|lsn| history.timeline_at(Lsn(lsn)).0);
+        assert_eq!(timelines, [1, 2, 2, 4, 4]);
+        assert_eq!(history.switch_point(TimelineId(2)), Some(Lsn(0xB000)));
     }
 
     #[test]

@@ -90,13 +90,13 @@ pub fn end_of_recovery(
     let body = globals.end_of_recovery(lsn, timeline, now);
     let tail = append(&checkpoint_shutdown(last_record, &body), switch_point, &pages);
     let checkpoint = SeenCheckpoint { lsn, end: Lsn(switch_point.0 + tail.len() as u64), shutdown: true, body };
-    recovery.prepare_end(globals, &checkpoint)?;
+    globals.checkpoint(&checkpoint)?;
 
     let wal_dir = WalDir::new(&data_dir, control.segment_size);
     wal_dir.remove_timeline(timeline)?;
     make_segments(&wal_dir, source, control.segment_size, timeline, switch_point, &tail)?;
     write_histories(&wal_dir, source, timeline, switch_point, &reason, settings.archiving)?;
-    recovery.end(&checkpoint)?;
+    recovery.end(globals, &checkpoint)?;
     finish(
         &data_dir,
         &wal_dir,

@@ -15,7 +15,7 @@ use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId, TransactionId};
-use walrider_wal::record::{InvalidRecord, Record};
+use walrider_wal::record::{InvalidRecord, Record, RecordHeader};
 use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
 
@@ -407,10 +407,12 @@ impl<'a> Engine<'a> {
                 .record(planned, number)
                 .map_err(|(lsn, error)| ReplayError::CorruptWal(format!("record at {lsn}: {error}")))?;
             if self.settings.target.stops_before(&record) {
+                self.advance_up_to(planned, number);
                 batch.stop = Some(Stop::Target);
                 return Ok((number, true));
             }
             if let Some(committed) = self.waits(&record) {
+                self.advance_up_to(planned, number);
                 batch.stop = Some(Stop::Early { committed });
                 return Ok((number, true));
             }
@@ -441,10 +443,14 @@ impl<'a> Engine<'a> {
             }
         }
         if let Some(at) = consistent_at.filter(|&at| at <= limit) {
+            self.advance_up_to(planned, at);
             batch.stop = Some(Stop::Target);
             return Ok((at, true));
         }
-        self.advance_next_xid(planned.plan.newest_xid);
+        match stop {
+            Some(_) => self.advance_up_to(planned, limit),
+            None => self.advance_next_xid(planned.plan.newest_xid),
+        }
         let ends = stop.is_some();
         batch.stop = stop;
         Ok((limit, ends))
@@ -470,6 +476,16 @@ impl<'a> Engine<'a> {
     fn advance_next_xid(&mut self, newest_xid: TransactionId) {
         if newest_xid != 0 {
             self.globals.advance_next_xid(newest_xid);
+        }
+    }
+
+    /// Moves the next transaction id past those of all records up to, not including, the one of this number, and no further:
+    /// a server that goes on from here must not hand out an id again that is in a page, nor one whose page of `pg_xact` does not
+    /// exist yet. For where replay stops in the middle of a stretch.
+    fn advance_up_to(&mut self, planned: &Planned, number: u32) {
+        for before in planned.done..number {
+            let bytes = planned.stretch.bytes(planned.stretch.place(before));
+            self.advance_next_xid(RecordHeader::parse(bytes).map_or(0, |header| header.xid));
         }
     }
 

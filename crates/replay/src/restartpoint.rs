@@ -264,15 +264,10 @@ impl Recovery {
         self.write_control()
     }
 
-    /// Makes durable what belongs to the checkpoint that ends recovery, all prepared transactions included
-    /// (`CheckPointGuts`). All relation pages are durable, and `minRecoveryPoint` is where they stand.
-    pub fn prepare_end(&self, globals: &mut Globals, checkpoint: &SeenCheckpoint) -> Result<(), ReplayError> {
-        globals.checkpoint(checkpoint)?;
-        Ok(globals.checkpoint_prepared(checkpoint)?)
-    }
-
-    /// Makes the directory that of a server which was shut down at this checkpoint (`CreateCheckPoint`).
-    pub fn end(&mut self, checkpoint: &SeenCheckpoint) -> Result<(), ReplayError> {
+    /// Makes the directory that of a server which was shut down at this checkpoint (`CreateCheckPoint`). Everything else that
+    /// belongs to it is durable; the files of prepared transactions come last, as late as can be (docs/crash-safety.md).
+    pub fn end(&mut self, globals: &mut Globals, checkpoint: &SeenCheckpoint) -> Result<(), ReplayError> {
+        globals.checkpoint_prepared(checkpoint)?;
         self.control = ControlFile {
             state: DbState::ShutDown,
             checkpoint: checkpoint.lsn,
