@@ -98,6 +98,7 @@ pub(crate) struct Follower {
     /// WAL streams in, or did until just now: `pg_wal` is all there is.
     streaming: AtomicBool,
     receiver: Mutex<Option<std::thread::JoinHandle<()>>>,
+    pub started_at: SystemTime,
     /// For the thread that is started once there is something to receive.
     this: std::sync::Weak<Follower>,
 }
@@ -115,6 +116,7 @@ impl Follower {
             spool: OnceLock::new(),
             streaming: AtomicBool::new(false),
             receiver: Mutex::default(),
+            started_at: SystemTime::now(),
             this: this.clone(),
         }))
     }
@@ -381,6 +383,17 @@ impl Follower {
         Ok(News::Perhaps)
     }
 
+    /// Removes what is left over from an earlier run, and not meant for this one (`RemovePromoteSignalFiles`).
+    fn remove_old_promote_file(&self) {
+        let path = self.settings().data_dir.join(PROMOTE_FILE);
+        let made = std::fs::metadata(&path).and_then(|found| found.modified());
+        if made.is_ok_and(|made| made < self.started_at)
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            tracing::warn!("could not remove file \"{PROMOTE_FILE}\", which is left over: {error}");
+        }
+    }
+
     /// Looks for files that tell what to do, from time to time.
     fn look_around(&self) {
         let mut control = self.control();
@@ -390,8 +403,7 @@ impl Follower {
         let first = control.looked_at.replace(Instant::now()).is_none();
         drop(control);
         if first {
-            // Left over from an earlier run, and not meant for this one (RemovePromoteSignalFiles).
-            let _ = std::fs::remove_file(self.settings().data_dir.join(PROMOTE_FILE));
+            self.remove_old_promote_file();
         }
         self.check_control_files();
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use walrider_datadir::config::Config;
 use walrider_datadir::open::read_control;
@@ -37,7 +37,6 @@ pub struct Standby(Arc<Inner>);
 struct Inner {
     follower: Arc<Follower>,
     replay: Mutex<Replayed>,
-    started_at: SystemTime,
 }
 
 /// What replay has told last.
@@ -56,11 +55,7 @@ impl Standby {
     /// # Errors
     /// When the system gives no event descriptor.
     pub fn new(settings: Settings) -> Result<Standby, StandbyError> {
-        Ok(Standby(Arc::new(Inner {
-            follower: Follower::new(settings)?,
-            replay: Mutex::default(),
-            started_at: SystemTime::now(),
-        })))
+        Ok(Standby(Arc::new(Inner { follower: Follower::new(settings)?, replay: Mutex::default() })))
     }
 
     /// Follows the primary until it is stopped or promoted, or fails.
@@ -213,7 +208,7 @@ impl Standby {
             },
         };
         StandbyStatus {
-            started_at: self.0.started_at,
+            started_at: follower.started_at,
             state,
             paused: control.paused,
             data_dir: settings.data_dir.clone(),
