@@ -2,7 +2,10 @@
 
 use std::io::IoSliceMut;
 
+use std::time::Duration;
+
 use super::*;
+use crate::upstream::{News, Wanted};
 
 const SEGMENT: u64 = 1 << 20;
 
@@ -197,4 +200,52 @@ fn the_newest_timeline_is_the_last_without_a_gap() {
 #[test]
 fn unknown_placeholders_stay() {
     assert_eq!(expand("a %f %p %r %% %x %", "F", "P", "R"), "a F P R % %x %");
+}
+
+/// WAL is visible up to there, and nothing else is known.
+struct VisibleUpTo(Lsn);
+
+impl Upstream for VisibleUpTo {
+    fn wanted(&self) -> Wanted {
+        Wanted::Follow
+    }
+    fn wait(&self, _: Lsn, _: Lsn, _: TimelineId, _: &str) -> Result<News, ReplayError> {
+        Ok(News::More)
+    }
+    fn sleep(&self, _: Duration) {}
+    fn visible(&self) -> Lsn {
+        self.0
+    }
+    fn uses_archives(&self) -> bool {
+        false
+    }
+    fn min_apply_delay(&self) -> Duration {
+        Duration::ZERO
+    }
+    fn ensure_durable(&self, _: Lsn) -> Result<(), ReplayError> {
+        Ok(())
+    }
+    fn restartpoint(&self, _: Lsn, _: TimelineId) {}
+}
+
+#[test]
+fn what_is_not_visible_is_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let size = SegmentSize::new(1 << 20).unwrap();
+    fs::write(dir.path().join(size.file_name(TimelineId(1), 1)), vec![7; 1 << 20]).unwrap();
+    let start = size.start_of(1);
+    let read = |visible: u64| {
+        let places = vec![Place::Directory("/nonexistent".into()), Place::Directory(dir.path().to_owned())];
+        let source = Source::new(places, size, TimelineHistory::alone(TimelineId(1)))
+            .brought_by(Some(Arc::new(VisibleUpTo(Lsn(start.0 + visible)))));
+        let (mut first, mut second) = ([1; XLOG_BLCKSZ], [1; XLOG_BLCKSZ]);
+        let got = source.read(start, &mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)]).unwrap();
+        let seen = [first, second].concat()[..got].iter().filter(|&&byte| byte == 7).count();
+        (got, seen)
+    };
+    assert_eq!(read(0), (0, 0));
+    assert_eq!(read(1), (XLOG_BLCKSZ, 1));
+    assert_eq!(read(XLOG_BLCKSZ as u64), (XLOG_BLCKSZ, XLOG_BLCKSZ));
+    assert_eq!(read(XLOG_BLCKSZ as u64 + 100), (2 * XLOG_BLCKSZ, XLOG_BLCKSZ + 100));
+    assert_eq!(read(u64::MAX / 2), (2 * XLOG_BLCKSZ, 2 * XLOG_BLCKSZ));
 }
