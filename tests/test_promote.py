@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import install, recovery, shim
+from tests.harness import install, load, recovery, shim
 from tests.harness.cluster import PgCluster, controldata, copy_tree, format_lsn, parse_lsn, run
 from tests.harness.standby import wait_for
 from tests.harness.walrider import FAILED, USAGE, replay, walrider
@@ -266,6 +266,32 @@ def test_targets(origin, work, kind, inclusive):
     check_wal(ours, stock, json)
     with check_starts_at_once(ours):
         pass
+
+
+def test_after_a_mixed_load(plain, work):
+    """Counters and limits after everything that changes them, on the third timeline; contents as on the primary."""
+    stock = recovery.prepare(plain.backup, plain.archive, work / "stock", plain.directory)
+    recovery.recover_and_promote(stock, recovery_target_action="promote", hot_standby="off")
+    stock.stop("immediate")
+    recovery.pin_tablespaces(stock.data_dir)
+    ours = PgCluster(plain.copy(work / "ours"))
+    ours.configure("archive_mode = off", "postgresql.auto.conf")
+    json = promote(ours, plain.archive)
+    assert json["promoted"]["timeline"] == plain.info["timeline"] + 1
+    recovery.pin_tablespaces(ours.data_dir)
+    theirs, control = controldata(stock.data_dir), controldata(ours.data_dir)
+    differ = {key for key in control if control[key] != theirs[key]}
+    # The server's own settings, which it logged after its checkpoint.
+    assert {key for key in differ if not key.endswith(" setting")} <= OWN, (control, theirs)
+    compared = walrider("compare", ours.data_dir, stock.data_dir).json
+    assert {file["file"] for file in compared["first"]} == {"global/pg_control"}, compared
+    with ours:
+        ours.launch(**recovery.SERVE_SETTINGS)
+        ours.wait_ready()
+        assert "redo starts" not in ours.log.read_text()
+        assert load.contents(ours) == plain.info["expected"]
+        run([install.program("pg_amcheck"), "--all", "--heapallindexed", "--no-dependent-toast", "--install-missing"],
+            env=ours.environment())
 
 
 def test_a_target_before_the_last_switch(origin, work):
