@@ -100,7 +100,12 @@ class Bench:
         self.primary.psql(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'", options=standby.LOCALLY)
         self.primary.psql("SELECT pg_reload_conf()")
         standby.wait_for(lambda: not name or standby.replication(self.primary, name)["sync_state"] == "sync", f"{name} is sync")
+
+    def warm_up(self):
+        """A checkpoint, so that nobody has far to go after a restart; and, unmeasured, most of the page images that the first
+        change of a page costs behind it."""
         self.primary.psql("CHECKPOINT")
+        self.pgbench("off", 8)
 
     def pgbench(self, level, clients):
         """One run: commits per second, and the latencies in ms."""
@@ -121,6 +126,8 @@ class Bench:
         self.disks["primary"].fsync_takes(0)
         side.start(self.network.port if delay else self.primary.port)
         self.wait_for_standby(side.name)
+        self.warm_up()
+        standby.wait_position(self.primary, stage=side.stage, name=side.name)
         self.disks["standby"].fsync_takes(slow_standby)
         self.disks["primary"].fsync_takes(slow_primary)
         for clients in self.args.clients:
