@@ -10,6 +10,7 @@ from datetime import datetime
 import pytest
 
 from tests.harness import standby
+from tests.harness.cluster import controldata
 from tests.harness.standby import LOCALLY, Walrider, start_primary, wait_for, wait_position, wait_streaming
 from tests.harness.walrider import DONE, FAILED, USAGE, walrider
 
@@ -125,6 +126,47 @@ def test_the_file_and_what_sighup_changes(primary, directory, work):
         follower.send_signal(signal.SIGHUP)
         wait_for(lambda: follower.status()["min_apply_delay_seconds"] == 120, lambda: follower.status())
         follower.stop(signal.SIGTERM)
+
+
+def test_restartpoints(primary, directory, work):
+    """Made while it follows, by volume: recovery begins later, old WAL goes or is used again, the archive is cleaned up, and
+    a standby that is killed in the middle of it goes on."""
+    with open(directory / "postgresql.conf", "a") as conf:
+        conf.write(f"archive_cleanup_command = 'echo %r >> {work}/cleaned'\n")
+    primary.psql("CREATE TABLE r (id serial PRIMARY KEY, filler text)", options=LOCALLY)
+    with Walrider(directory, "--restartpoint-wal", "2MB", "--wal-keep", "0MB") as follower:
+        redos = set()
+        for number in range(12):
+            if follower.process is None:
+                follower.start()
+                wait_streaming(primary)
+            primary.psql("INSERT INTO r (filler) SELECT repeat('x', 200) FROM generate_series(1, 10000); CHECKPOINT",
+                         options=LOCALLY)
+            wait_position(primary)
+            redos.add(follower.status()["positions"]["checkpoint_redo"]["lsn"])
+            if number % 4 == 3:
+                follower.kill()
+        follower.start()
+        wait_streaming(primary)
+        before = follower.status()["positions"]["checkpoint_redo"]["lsn"]
+
+        def moved():
+            primary.psql("INSERT INTO r (filler) SELECT repeat('x', 200) FROM generate_series(1, 10000); CHECKPOINT",
+                         options=LOCALLY)
+            return follower.status()["positions"]["checkpoint_redo"]["lsn"] != before
+        wait_for(moved, lambda: f"a restartpoint\n{follower.log_tail()}", every=0.1)
+        wait_for(lambda: (work / "cleaned").exists(), "the archive is cleaned up")
+        assert len(redos) > 1, redos
+        assert "restartpoint complete" in follower.log_text()
+        oldest = (work / "cleaned").read_text().split()[-1]
+        segments = sorted(file.name for file in (directory / "pg_wal").iterdir() if len(file.name) == 24)
+        assert segments[0] >= oldest, (oldest, segments)
+        assert controldata(directory)["Database cluster state"] == "in archive recovery"
+        follower.promote()
+        with follower.serve() as server:
+            count = primary.value("SELECT count(*) FROM r")
+            assert server.value("SELECT count(*) FROM r") == count
+            assert server.value("SET enable_seqscan = off; SELECT count(*) FROM r WHERE id > 0") == count
 
 
 def test_a_new_connection_string_is_taken_up(primary, directory, work):

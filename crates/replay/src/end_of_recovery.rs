@@ -5,7 +5,6 @@
 
 use std::io::{self, IoSliceMut, Read};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use walrider_datadir::durable::{list_dir, unlink};
@@ -23,6 +22,7 @@ use walrider_wal::record::Record;
 use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
 
+use crate::command;
 use crate::engine::Engine;
 use crate::error::ReplayError;
 use crate::globals::SeenCheckpoint;
@@ -57,7 +57,7 @@ pub fn end_of_recovery(
     settings: &RecoverySettings,
 ) -> Result<Promoted, ReplayError> {
     let end_command = settings.recovery_end_command.as_deref();
-    end_command.map_or(Ok(String::new()), |command| expand(command, ""))?;
+    end_command.map_or(Ok(String::new()), |command| expand_end_command(command, ""))?;
     let switch_point = engine.replayed();
     let last_record = last_record(engine)?;
     let control = engine.recovery().control().clone();
@@ -150,7 +150,7 @@ fn finish(
     if let Some(command) = &settings.recovery_end_command {
         let size = wal_dir.segment_size();
         let oldest = size.file_name(promoted.timeline, size.segment_of(promoted.checkpoint));
-        promoted.warning = run_end_command(data_dir, &expand(command, &oldest)?)
+        promoted.warning = command::run(data_dir, &expand_end_command(command, &oldest)?)
             .err()
             .map(|why| format!("recovery_end_command \"{command}\": {why}"));
     }
@@ -294,36 +294,6 @@ fn write_histories(
     Ok(wal_dir.write_history(timeline, &contents, archive)?)
 }
 
-/// Replaces `%r` and `%%` (`replace_percent_placeholders`).
-fn expand(command: &str, oldest: &str) -> Result<String, ReplayError> {
-    let mut line = String::new();
-    let mut chars = command.chars();
-    while let Some(char) = chars.next() {
-        match char {
-            '%' => match chars.next() {
-                Some('r') => line.push_str(oldest),
-                Some('%') => line.push('%'),
-                _ => {
-                    return Err(ReplayError::Refused(format!(
-                        "invalid value for parameter \"recovery_end_command\": \"{command}\": only %r and %% are \
-                         placeholders; correct it, and run the same command again"
-                    )));
-                }
-            },
-            other => line.push(other),
-        }
-    }
-    Ok(line)
-}
-
-/// Runs `recovery_end_command`. Its failure keeps nobody from starting (`ExecuteRecoveryCommand`).
-fn run_end_command(data_dir: &Path, line: &str) -> Result<(), String> {
-    let mut command = Command::new("/bin/sh");
-    // Our own output may be JSON.
-    command.arg("-c").arg(line).current_dir(data_dir).stdin(Stdio::null()).stdout(io::stderr());
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(status.to_string()),
-        Err(error) => Err(error.to_string()),
-    }
+fn expand_end_command(command: &str, oldest: &str) -> Result<String, ReplayError> {
+    command::expand("recovery_end_command", command, &[('r', oldest)]).map_err(ReplayError::Refused)
 }

@@ -7,7 +7,6 @@ use std::io::{self, ErrorKind, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -17,6 +16,7 @@ use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name
 use walrider_layout::wal::{SegmentSize, page_of};
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
 
+use crate::command;
 use crate::error::ReplayError;
 use crate::load::ReadWal;
 use crate::upstream::Upstream;
@@ -214,16 +214,9 @@ impl Source {
         }
         let restartpoint = Lsn(self.restartpoint.load(Ordering::Relaxed));
         let oldest = self.size.file_name(self.history().timeline_at(restartpoint), self.size.segment_of(restartpoint));
-        let line = expand(command, name, &relative, &oldest);
-        let status = Command::new("/bin/sh")
-            .arg("-c")
-            .arg(&line)
-            .current_dir(data_dir)
-            // Only our own service manager's business.
-            .env_remove("NOTIFY_SOCKET")
-            .stdin(std::process::Stdio::null())
-            // Our own output may be JSON.
-            .stdout(io::stderr())
+        let values = [('f', name), ('p', relative.as_str()), ('r', oldest.as_str())];
+        let line = command::expand("restore_command", command, &values).map_err(ReplayError::Refused)?;
+        let status = command::shell(data_dir, &line)
             .status()
             .map_err(|error| ReplayError::Refused(format!("could not run restore_command \"{line}\": {error}")))?;
         if let Some(signal) = status.signal() {
@@ -366,26 +359,6 @@ impl Source {
 
 /// Name of what `restore_command` fetches, below `pg_wal`; files of this name may be removed.
 pub const FETCH_PREFIX: &str = "walrider.fetch.";
-
-/// Replaces `%f`, `%p`, `%r` and `%%` (`BuildRestoreCommand`).
-fn expand(command: &str, file: &str, path: &str, oldest: &str) -> String {
-    let mut line = String::new();
-    let mut chars = command.chars();
-    while let Some(char) = chars.next() {
-        if char != '%' {
-            line.push(char);
-            continue;
-        }
-        match chars.next() {
-            Some('f') => line.push_str(file),
-            Some('p') => line.push_str(path),
-            Some('r') => line.push_str(oldest),
-            Some('%') => line.push('%'),
-            other => line.extend(['%'].into_iter().chain(other)),
-        }
-    }
-    line
-}
 
 impl ReadWal for Source {
     fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError> {

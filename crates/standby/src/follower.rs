@@ -15,6 +15,7 @@ use walrider_datadir::open::read_control;
 use walrider_layout::control::ControlFile;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_receive::board::Board;
+use walrider_replay::command;
 use walrider_replay::error::ReplayError;
 use walrider_replay::upstream::{News, Upstream, Wanted};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions};
@@ -409,6 +410,22 @@ impl Follower {
     }
 }
 
+impl Follower {
+    /// Runs `archive_cleanup_command`, in a thread of its own. `oldest`: the first segment that is still needed.
+    fn clean_up_archive(&self, oldest: String) {
+        let Settings { data_dir, archive_cleanup_command: Some(cleanup), .. } = self.settings() else { return };
+        let run = move || {
+            let line = command::expand("archive_cleanup_command", &cleanup, &[('r', &oldest)]);
+            if let Err(error) = line.and_then(|line| command::run(&data_dir, &line)) {
+                tracing::warn!("archive_cleanup_command \"{cleanup}\": {error}");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("cleanup".to_owned()).spawn(run) {
+            tracing::warn!("could not start a thread for archive_cleanup_command: {error}");
+        }
+    }
+}
+
 fn spool_options(settings: &Settings, control: &ControlFile) -> Result<SpoolOptions, DataDirError> {
     let config = walrider_datadir::config::Config::read(&settings.data_dir, settings.config_file.as_deref())?;
     let always = config.get("archive_mode").is_some_and(|setting| setting.value.eq_ignore_ascii_case("always"));
@@ -497,5 +514,6 @@ impl Upstream for Follower {
             // It is tried again at the next one.
             Err(error) => tracing::warn!("restartpoint at {redo}: old WAL could not be removed: {error}"),
         }
+        self.clean_up_archive(spool.segment_size().file_name(timeline, spool.segment_size().segment_of(redo)));
     }
 }

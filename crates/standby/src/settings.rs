@@ -23,6 +23,8 @@ pub struct Settings {
     pub temporary_slot: bool,
     /// `restore_command`; none: there is none.
     pub restore_command: Option<String>,
+    /// `archive_cleanup_command`, run at restartpoints; none: there is none.
+    pub archive_cleanup_command: Option<String>,
     /// A directory with WAL, in place of `restore_command`.
     pub wal: Option<PathBuf>,
     /// `wal_receiver_status_interval`; zero: never.

@@ -289,6 +289,7 @@ impl StandbyOptions {
             temporary_slot: self.temporary_slot.unwrap_or(false) && slot.is_none(),
             slot,
             restore_command: some(self.restore_command),
+            archive_cleanup_command: some(config.get("archive_cleanup_command").map(|setting| setting.value.clone())),
             wal: self.wal.filter(|path| !path.as_os_str().is_empty()),
             status_interval: self.status_interval.unwrap_or(seconds(10)),
             receiver_timeout: self.receiver_timeout.unwrap_or(seconds(60)),

@@ -197,11 +197,6 @@ fn the_newest_timeline_is_the_last_without_a_gap() {
     assert!(source.read_history(TimelineId(3)).unwrap_err().is_corruption());
 }
 
-#[test]
-fn unknown_placeholders_stay() {
-    assert_eq!(expand("a %f %p %r %% %x %", "F", "P", "R"), "a F P R % %x %");
-}
-
 /// WAL is visible up to there, and nothing else is known.
 struct VisibleUpTo(Lsn);
 
