@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -86,17 +86,23 @@ impl Board {
         self.ends.load(Ordering::SeqCst)
     }
 
-    /// Replay has got to `upto`; `commits`: a commit was among it.
-    pub fn applied(&self, upto: Lsn, commits: bool) {
+    /// Replay has got to `upto`; `commits`: a commit was among it. `flushed` tells what is durable: the receiver is woken if it
+    /// has news for the primary, and otherwise will be when `upto` is durable.
+    pub fn applied(&self, upto: Lsn, commits: bool, flushed: impl FnOnce() -> Lsn) {
         self.applied.store(upto.0, Ordering::Release);
         if commits {
             self.commits.store(true, Ordering::Release);
+            // Either we see what is flushed, or whoever is woken by the flush sees what is applied.
+            fence(Ordering::SeqCst);
+            if upto <= flushed() {
+                self.wake();
+            }
         }
-        self.wake();
     }
 
     /// What [`Board::applied`] has told, and whether a commit was among it since the last time.
     pub(crate) fn take_applied(&self) -> (Lsn, bool) {
+        fence(Ordering::SeqCst);
         // In this order: a commit that is told between the two counts next time.
         let commits = self.commits.swap(false, Ordering::AcqRel);
         (Lsn(self.applied.load(Ordering::Acquire)), commits)

@@ -45,6 +45,8 @@ pub struct Streaming<'a> {
     pending: Vec<u8>,
     /// Where to end, if anywhere.
     until: Option<Lsn>,
+    /// The connection may have something.
+    readable: bool,
     /// Since when the disk is full.
     full_since: Option<Instant>,
     began: Instant,
@@ -71,6 +73,7 @@ impl<'a> Streaming<'a> {
             received,
             pending: Vec::new(),
             until: None,
+            readable: true,
             full_since: None,
             began,
         }
@@ -94,19 +97,22 @@ impl<'a> Streaming<'a> {
             }
             self.positions.set_timing(self.board.timing());
             let link = match self.full_since {
-                None => match self.receive() {
+                None if self.readable => match self.receive() {
                     Ok(Some(link)) => link,
                     Ok(None) => return self.finish(),
                     Err(error) => {
                         // What came before counts.
                         self.write()?;
+                        self.writer.announce();
                         return Err(error);
                     }
                 },
-                Some(_) => Link::Quiet,
+                _ => Link::Quiet,
             };
+            // In the order in which somebody waits: the flusher, the primary, replay.
             self.write()?;
             self.report(link)?;
+            self.writer.announce();
             if self.until.is_some_and(|until| self.writer.written() >= until) {
                 self.spool.wait_flushed(self.writer.written())?;
                 self.report(Link::Quiet)?;
@@ -238,6 +244,7 @@ impl<'a> Streaming<'a> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(ReceiveError::Poll(error.into())),
         }
+        self.readable = !fds[0].revents().is_empty();
         if fds[1].revents().contains(PollFlags::IN) {
             self.board.awake();
         }
@@ -247,6 +254,7 @@ impl<'a> Streaming<'a> {
     /// The primary has nothing more on this timeline.
     fn finish(mut self) -> Result<End, ReceiveError> {
         self.write()?;
+        self.writer.announce();
         if self.full_since.is_some() {
             // It is streamed again when there is space.
             return Err(ReceiveError::Full);

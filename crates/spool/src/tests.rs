@@ -203,6 +203,7 @@ fn waiting_ends_with_wal_or_on_demand_or_in_time() {
     };
     let one = waiting(MB);
     writer.write(Lsn(MB), &[1]).unwrap();
+    writer.announce();
     assert_eq!(one.join().unwrap(), Lsn(MB + 1));
     let two = waiting(MB + 1);
     while !two.is_finished() {

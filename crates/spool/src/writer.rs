@@ -72,6 +72,12 @@ impl Writer {
         Ok(())
     }
 
+    /// Wakes those who wait for what was written ([`Spool::wait_written_beyond`]). Apart from writing, so that what cannot wait
+    /// can be done first.
+    pub fn announce(&self) {
+        self.spool.shared.on_written.notify_all();
+    }
+
     /// Lets the others see that `written` is `end`.
     fn publish(&mut self, end: Lsn) {
         let shared = &self.spool.shared;
@@ -87,7 +93,6 @@ impl Writer {
         state.written = end;
         drop(state);
         shared.flush.notify_one();
-        shared.on_written.notify_all();
         let segment = shared.size.segment_of(end);
         self.open.retain(|open| open.segment >= segment);
     }

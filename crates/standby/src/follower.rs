@@ -326,7 +326,10 @@ impl Follower {
     fn news(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, StandbyError> {
         let spool = self.open_spool()?;
         spool.check()?;
-        let settings = self.settings();
+        let (has_primary, retry_interval) = {
+            let settings = self.settings.lock().expect("no panic while locked");
+            (settings.primary.is_some(), settings.retry_interval)
+        };
         let mut control = self.control();
         if let Some(error) = control.fatal.take() {
             return Err(error);
@@ -362,7 +365,7 @@ impl Follower {
             control.ended_seen = control.ended;
             return Ok(News::Perhaps);
         }
-        if settings.primary.is_some() {
+        if has_primary {
             // What was streamed before is there without gaps.
             let goes_on = spool.timeline() == timeline && spool.written() >= replayed;
             let size = spool.segment_size();
@@ -378,7 +381,7 @@ impl Follower {
         };
         drop(
             self.changed
-                .wait_timeout_while(control, settings.retry_interval.max(FIRST_PAUSE), waits)
+                .wait_timeout_while(control, retry_interval.max(FIRST_PAUSE), waits)
                 .expect("no panic while locked"),
         );
         Ok(News::Perhaps)

@@ -114,7 +114,11 @@ impl Standby {
     /// A batch is replayed.
     fn progress(&self, stats: &Stats, lsn: Lsn, commits: bool) -> Flow {
         let follower = &self.0.follower;
-        follower.board.applied(lsn, commits);
+        // What was not streamed is durable.
+        let flushed = || {
+            follower.spool().map_or(Lsn(u64::MAX), |spool| if lsn <= spool.written() { spool.flushed() } else { lsn })
+        };
+        follower.board.applied(lsn, commits, flushed);
         let mut replayed = self.0.replay.lock().expect("no panic while locked");
         replayed.lsn = lsn;
         replayed.consistent = stats.consistent;

@@ -130,6 +130,7 @@ fn a_disk_that_lags_far_behind_stops_the_writer() {
             while writer.written().0 < most + MB {
                 let at = writer.written();
                 writer.write(at, &piece[..(MB - at.0 % MB) as usize]).unwrap();
+                writer.announce();
             }
             done.send(()).unwrap();
         });
