@@ -76,7 +76,10 @@ class Side:
         else:
             standby.point(self.receiver.data_dir, port, self.name)
         self.receiver.start()
-        standby.wait_streaming(self.primary, self.name, 120)
+        try:
+            standby.wait_streaming(self.primary, self.name, 120)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.receiver.log_tail()}") from error
         standby.wait_position(self.primary, stage=self.stage, name=self.name, timeout=300)
 
 

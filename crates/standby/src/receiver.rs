@@ -81,9 +81,10 @@ fn stream(
         tracing::info!("fetched the history of timeline {timeline} from the primary");
         spool.write_history(timeline, &contents)?;
     }
+    let peer = opened.connection.peer().to_owned();
     {
         let mut control = follower.control();
-        control.primary = Some(opened.connection.peer().to_owned());
+        control.primary = Some(peer.clone());
         control.application_name = Some(application_name);
         control.slot = opened.slot.clone();
     }
@@ -100,15 +101,7 @@ fn stream(
     if !follower.stream_begins(task.timeline) {
         return Ok(End::Asked);
     }
-    tracing::info!(
-        "started streaming WAL from primary at {} on timeline {} ({})",
-        task.start,
-        task.timeline,
-        opened_name(follower)
-    );
+    let Task { start, timeline } = task;
+    tracing::info!("started streaming WAL from primary at {start} on timeline {timeline} ({peer})");
     streaming.run()
-}
-
-fn opened_name(follower: &Follower) -> String {
-    follower.control().primary.clone().unwrap_or_default()
 }
