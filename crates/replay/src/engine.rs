@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 use walrider_datadir::directories::{Directories, Missing};
@@ -34,6 +34,9 @@ use crate::target::{Goal, RecoveryTarget};
 
 /// Fewest pages that the cache may be limited to: a record has at most 33 blocks and as many maps.
 const MIN_PAGES: usize = 512;
+
+/// Least time for a restartpoint between two batches.
+const LEAST_RESTARTPOINT_STEP: Duration = Duration::from_millis(2);
 
 /// Most WAL in the first batch.
 const FIRST_BATCH_BYTES: u64 = 16 << 20;
@@ -256,9 +259,10 @@ impl<'a> Engine<'a> {
                 self.stats.load += started.elapsed();
             }
             if self.queue.is_empty() {
-                self.work_on_restartpoint()?;
+                self.work_on_restartpoint(Duration::ZERO)?;
                 return self.ending();
             }
+            let batch_started = Instant::now();
             let mut batch = self.sequence()?;
             // Where memory is short, it is the records of one batch that need it most.
             let ahead = if self.is_short { 0 } else { stretches };
@@ -284,7 +288,7 @@ impl<'a> Engine<'a> {
             if flow == Flow::Stop {
                 return Ok(Stop::Interrupted);
             }
-            self.work_on_restartpoint()?;
+            self.work_on_restartpoint(batch_started.elapsed())?;
         }
     }
 
@@ -693,27 +697,37 @@ impl<'a> Engine<'a> {
         self.invalid.first().map(|key| page_name(&self.rels.fork(key.fork()), key.block()))
     }
 
-    /// Begins a restartpoint if one is due, or gets on with the one that is under way: a little at a time, so that replay does
-    /// not wait for it.
-    fn work_on_restartpoint(&mut self) -> Result<(), ReplayError> {
+    /// Begins a restartpoint if one is due, or gets on with the one that is under way: for as long as the last batch took, or a
+    /// moment, so that replay hardly waits for it, and it is done after few batches however large they are.
+    fn work_on_restartpoint(&mut self, batch_took: Duration) -> Result<(), ReplayError> {
         if self.recovery.must_restart_here() && self.invalid.is_empty() {
             self.restartpoint(false)?;
             self.source.note_restartpoint(self.recovery.control().checkpoint_copy.redo);
             return Ok(());
         }
-        let Some(spread) = &mut self.spread else {
-            self.spread =
-                self.recovery.due_restartpoint(self.replayed).filter(|_| self.invalid.is_empty()).map(Spread::new);
+        if self.spread.is_none() {
+            let due = self.recovery.due_restartpoint(self.replayed).filter(|_| self.invalid.is_empty());
+            self.spread = due.map(Spread::new);
             return Ok(());
-        };
+        }
+        let started = Instant::now();
+        let time = batch_took.max(LEAST_RESTARTPOINT_STEP);
+        while self.step_restartpoint()? && started.elapsed() < time {}
+        Ok(())
+    }
+
+    /// Does one step of the restartpoint that is under way. Whether there is another to do now.
+    fn step_restartpoint(&mut self) -> Result<bool, ReplayError> {
+        let Some(spread) = &mut self.spread else { return Ok(false) };
         let started = Instant::now();
         match spread.step(self.files)? {
             Step::Write(partitions) => {
                 self.recovery.ensure_min_recovery_point(self.replayed)?;
                 self.write_back(partitions)?;
                 self.stats.write += started.elapsed();
+                Ok(true)
             }
-            Step::Wait => {}
+            Step::Wait => Ok(false),
             Step::Done => {
                 let checkpoint = spread.checkpoint;
                 self.spread = None;
@@ -722,9 +736,9 @@ impl<'a> Engine<'a> {
                 self.stats.restartpoints += 1;
                 self.stats.sync += started.elapsed();
                 self.source.note_restartpoint(checkpoint.body.redo);
+                Ok(false)
             }
         }
-        Ok(())
     }
 
     /// Writes the pages of some partitions.
