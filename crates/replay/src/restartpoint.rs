@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
-use walrider_datadir::relation::RelationFiles;
+use walrider_datadir::relation::{RelationFiles, SegmentFile};
 use walrider_datadir::{DataDir, DataDirError, durable};
 use walrider_layout::control::{ControlFile, DbState};
 use walrider_layout::history::TimelineHistory;
@@ -284,22 +284,22 @@ impl Recovery {
 /// Where the positions of pages of unlogged relations begin, which have no WAL (`FirstNormalUnloggedLSN`).
 const FIRST_NORMAL_UNLOGGED_LSN: Lsn = Lsn(1000);
 
-/// Makes all relation files that were written or made durable, and then their directories.
+/// Makes all relation files that were written or made durable, and then their directories; side by side.
 fn sync_relations(files: &RelationFiles) -> Result<(), ReplayError> {
     let unsynced = files.take_unsynced();
     unsynced.par_iter().try_for_each(|&file| files.sync(file))?;
-    let directories: BTreeSet<PathBuf> = unsynced.iter().map(|&file| files.directory(file)).collect();
-    directories.par_iter().try_for_each(|directory| sync_directory(directory))?;
-    Ok(())
+    Ok(directories_of(files, &unsynced).par_iter().try_for_each(|directory| sync_directory(directory))?)
 }
 
 /// The same without the threads that replay needs.
 pub fn sync_one_by_one(files: &RelationFiles) -> Result<(), ReplayError> {
     let unsynced = files.take_unsynced();
     unsynced.iter().try_for_each(|&file| files.sync(file))?;
-    let directories: BTreeSet<PathBuf> = unsynced.iter().map(|&file| files.directory(file)).collect();
-    directories.iter().try_for_each(|directory| sync_directory(directory))?;
-    Ok(())
+    Ok(directories_of(files, &unsynced).iter().try_for_each(|directory| sync_directory(directory))?)
+}
+
+fn directories_of(files: &RelationFiles, synced: &[SegmentFile]) -> BTreeSet<PathBuf> {
+    synced.iter().map(|&file| files.directory(file)).collect()
 }
 
 fn sync_directory(directory: &Path) -> Result<(), DataDirError> {
