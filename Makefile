@@ -5,7 +5,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
-SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py tests/test_promote.py::test_as_stock_promotes
+SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py tests/test_standby_tls.py tests/test_promote.py::test_as_stock_promotes
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-smoke bench-follow bench-sync test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build \

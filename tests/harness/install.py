@@ -70,15 +70,19 @@ def version(wanted=None):
     return out.stdout.split()[2]
 
 
+def _built_with(option):
+    """Whether this server was configured with an option."""
+    return option in subprocess.run([program("pg_config"), "--configure"], capture_output=True, text=True).stdout
+
+
 def compressions():
     """The values of wal_compression that this server was built with."""
-    found = ["off", "pglz"]
-    out = subprocess.run([program("pg_config"), "--configure"], capture_output=True, text=True)
-    if "--with-lz4" in out.stdout:
-        found.append("lz4")
-    if "--with-zstd" in out.stdout:
-        found.append("zstd")
-    return found
+    return ["off", "pglz"] + [name for name in ("lz4", "zstd") if _built_with(f"--with-{name}")]
+
+
+def has_tls():
+    """Whether this server was built with TLS."""
+    return _built_with("--with-openssl") or _built_with("--with-ssl=openssl")
 
 
 def _pip(*args):
