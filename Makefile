@@ -8,7 +8,7 @@ E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py tests/test_standby_tls.py tests/test_promote.py::test_as_stock_promotes
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench bench-smoke bench-follow bench-sync test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build \
+.PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build \
         fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress soak-standby clean
 
 demo: build fetch-18
@@ -34,6 +34,10 @@ bench-follow: build fetch-18
 # What a commit costs at each level of synchronous_commit; about an hour, less with SYNC_ARGS="--rounds 1".
 bench-sync: build fetch-18
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.sync --save bench/runs $(SYNC_ARGS)
+
+# What WAL sent before the primary's flush is worth; about 80 minutes, 7 of them with EARLY_ARGS="--conditions 10/3".
+bench-early: build fetch-18
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.early --save bench/runs $(EARLY_ARGS)
 
 test: test-rust fuzz-smoke test-datadir test-e2e test-17-smoke
 

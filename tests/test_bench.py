@@ -3,6 +3,7 @@
 import json
 
 from bench import replay, sync
+from tests.harness.bank import LEVELS
 
 
 def test_smoke(tmp_path, capsys):
@@ -25,7 +26,7 @@ def test_sync_smoke(tmp_path, capsys):
     sync.main(["--smoke", "--save", str(tmp_path)])
     result = json.loads(next(tmp_path.iterdir()).read_text())
     seen = {(run["side"], run["level"]) for run in result["runs"] if run["condition"] == "0/0/0"}
-    assert seen == {(side, level) for side in sync.SIDES for level in sync.LEVELS} - {("pg_receivewal", "remote_apply")}
+    assert seen == {(side, level) for side in sync.SIDES for level in LEVELS} - {("pg_receivewal", "remote_apply")}
     for run in result["runs"]:
         assert run["commits"] > 0 and 0 < run["p50_ms"] <= run["p99_ms"], run
     slow = [run for run in result["runs"] if run["condition"] == "1/3/3" and run["level"] == "on"]

@@ -44,24 +44,25 @@ def start_primary(server, **settings):
     return server.start(listen_addresses="127.0.0.1", **settings)
 
 
-def conninfo(port, name=NAME):
-    """What a standby connects with."""
-    return f"host=127.0.0.1 port={port} user=postgres application_name={name}"
+def conninfo(port, name=NAME, options=""):
+    """What a standby connects with; `options` are for the server, as in PGOPTIONS."""
+    return f"host=127.0.0.1 port={port} user=postgres application_name={name}" + (f" options='{options}'" if options else "")
 
 
-def point(data_dir, port, name=NAME, slot=None):
+def point(data_dir, port, name=NAME, slot=None, options=""):
     """Make a directory that of a standby of whoever listens on this port."""
     data_dir = Path(data_dir)
     (data_dir / "standby.signal").touch()
     (data_dir / "recovery.signal").unlink(missing_ok=True)
+    quoted = conninfo(port, name, options).replace("'", "''")
     with open(data_dir / "postgresql.auto.conf", "a") as conf:
-        conf.write(f"primary_conninfo = '{conninfo(port, name)}'\nprimary_slot_name = '{slot or ''}'\n")
+        conf.write(f"primary_conninfo = '{quoted}'\nprimary_slot_name = '{slot or ''}'\n")
 
 
-def clone(server, data_dir, port=None, name=NAME, slot=None):
+def clone(server, data_dir, port=None, name=NAME, slot=None, options=""):
     """A base backup that follows `server`, through `port` if that is given."""
     server.basebackup(data_dir, wal="stream")
-    point(data_dir, port or server.port, name, slot)
+    point(data_dir, port or server.port, name, slot, options)
     return Path(data_dir)
 
 

@@ -1,0 +1,310 @@
+"""What WAL that is sent before the primary has flushed it is worth: the early stream, beside stock's ways and beside itself.
+
+    python3 -m bench.early [--conditions 0/0,10/3,async] [--loads small large] [--seconds 4] [--rounds 3] [--sides SIDE...]
+                           [--save DIR]
+
+The sides are a stock standby, `pg_receivewal --synchronous`, and `walrider standby` behind our own sender twice: told to send
+only what is flushed (walrider.early=off), and not.  Each is made of a new backup for its turn, is the only one there, and is
+removed after it; their order changes from round to round.
+
+A condition is RTT/FSYNC or RTT/FSYNC/STANDBY: the network's round trip, and what each fsync of WAL takes longer on the primary,
+and on the standby, in ms.  The delay is made by a proxy, 0 is without one; the fsync by a preloaded library that everybody has
+in every condition.  `async` is another question: what an asynchronous load on the primary loses when somebody streams from it.
+There the primary and pgbench have one half of the processors and the standby the other, so that what the standby uses is not
+the primary's loss, and a side `none` is there, which is nobody.
+
+Loads: `small` is pgbench -N; `large` has transactions of about 36 kB of WAL, 80 rows of 8,000 bytes into one of 500 tables.
+"""
+
+import argparse
+import os
+import re
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timezone
+from itertools import product
+from pathlib import Path
+
+from bench.commits import Field, ReceiveWal, Side, save
+from bench.replay import commit, machine
+from tests.harness import install, standby
+from tests.harness.bank import PROMISING
+from tests.harness.cluster import parse_lsn
+from tests.harness.recovery import discard
+
+ASYNC = "async"
+RTTS, FSYNCS = (0, 1, 10, 40), (0, 3, 10)
+CONDITIONS = [f"{rtt}/{fsync}" for rtt, fsync in product(RTTS, FSYNCS)] + [ASYNC]
+SIDES = dict(stock={}, pg_receivewal={},
+             flushed=dict(kind="walrider", arguments=("--early", "on"), connection="-c walrider.early=off"),
+             early=dict(kind="walrider", arguments=("--early", "on")))
+NONE = "none"
+SETTINGS = "wal_keep_size = 256MB\nshared_preload_libraries = 'walrider'\n"
+
+TABLES, ROWS, LENGTH = 500, 80, 8000
+# Hexadecimal digits that do not repeat; pglz leaves of a value about as many bytes as this and a half more: 36 kB a transaction.
+DIGITS = 256
+# The values are compressed once, here, and stored again as they are: compression would be most of the primary's work.
+LARGE_TABLES = f"""
+CREATE TABLE filler AS
+    SELECT substr(repeat(string_agg(md5(random()::text), ''), {LENGTH // DIGITS + 1}), 1, {LENGTH}) AS v
+    FROM generate_series(1, {ROWS}) AS r, generate_series(1, {DIGITS // 32}) AS d GROUP BY r;
+DO $$ BEGIN FOR t IN 1..{TABLES} LOOP EXECUTE format('CREATE TABLE large_%s (v text)', t); END LOOP; END $$;
+"""
+LARGE = f"\\set t random(1, {TABLES})\nINSERT INTO large_:t SELECT v FROM filler;\n"
+EMPTY = f"DO $$ BEGIN EXECUTE (SELECT 'TRUNCATE ' || string_agg('large_' || t, ', ') FROM generate_series(1, {TABLES}) t); END $$;"
+# Of every page of the accounts and of their index the image that the first change behind a checkpoint costs.
+IMAGES = "UPDATE pgbench_accounts SET filler = filler WHERE aid % 60 = 0"
+CLIENTS = dict(small=16, large=32)
+
+
+def children(pid):
+    """The pids of a process's children."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def processor_ms(pid, ended_children=False):
+    """What a process has used of the processor; with what its children had that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return sum(map(int, fields[11:15 if ended_children else 13])) * 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def io(pid):
+    """/proc/PID/io."""
+    return {name: int(value) for name, value in re.findall(r"(\w+): (\d+)", Path(f"/proc/{pid}/io").read_text())}
+
+
+def pin(pid, processors):
+    """Give a process, its threads and its children these processors, as far as they have not ended meanwhile."""
+    with suppress(FileNotFoundError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), processors)
+    for child in children(pid):
+        pin(child, processors)
+
+
+class Observer:
+    """Counters of both ends; what they have counted between two looks."""
+
+    def __init__(self, primary, side):
+        self.primary, self.side = primary, side
+
+    def look(self):
+        """All of them."""
+        seen = dict(at=parse_lsn(self.primary.lsn()))
+        postmaster = self.primary.process.pid
+        if self.side:
+            sender = standby.replication(self.primary, self.side.name)["pid"]
+            seen.update(sender_ms=processor_ms(sender), sender_read=io(sender)["rchar"], writes=io(self.writer())["syscw"])
+            if isinstance(self.side.receiver, standby.Walrider):
+                spool = self.side.receiver.status()["spool"]
+                seen.update(writes=spool["writes"], fsyncs=spool["fsyncs"])
+                view = self.primary.psql(f"SELECT to_json(s) FROM walrider.stat_early_stream s WHERE pid = {sender}")
+                assert view, "the sender is not in walrider.stat_early_stream"
+                seen["view"] = self.primary.json(f"SELECT to_json(s) FROM walrider.stat_early_stream s WHERE pid = {sender}")
+        seen["primary_ms"] = processor_ms(postmaster, ended_children=True) + sum(map(processor_ms, children(postmaster)))
+        return seen
+
+    def writer(self):
+        """The process at the other end that writes WAL."""
+        receiver = self.side.receiver
+        if not isinstance(receiver, standby.Stock):
+            return receiver.process.pid
+        named = lambda pid: Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        return next(pid for pid in children(receiver.process.pid) if "walreceiver" in named(pid))
+
+    @staticmethod
+    def between(before, after, commits):
+        """What a run took, per commit, and per MB (10^6 bytes) of WAL."""
+        used = {name: after[name] - before[name] for name in after if name != "view"}
+        wal = used["at"] / 1e6
+        found = dict(wal_bytes_per_commit=round(used["at"] / commits), primary_ms_per_commit=round(used["primary_ms"] / commits, 4))
+        if "sender_ms" in used:
+            found.update(sender_ms_per_commit=round(used["sender_ms"] / commits, 4), sender_read_bytes=used["sender_read"],
+                         writes_per_mb=round(used["writes"] / wal, 1))
+        if "fsyncs" in used:
+            found["fsyncs_per_mb"] = round(used["fsyncs"] / wal, 1)
+            # Counters have grown; what else the view has is as it is now.
+            found["sender"] = {name: value - before["view"][name] if isinstance(value, int) and name != "pid" else value
+                               for name, value in after["view"].items()}
+        return found
+
+
+class Bench(Field):
+    """All of it against one primary."""
+
+    def __init__(self, scratch, args, stack):
+        settings = SETTINGS if {"flushed", "early"} & set(args.sides) else SETTINGS.splitlines()[0] + "\n"
+        super().__init__(scratch, stack, settings)
+        self.args, self.runs = args, []
+        if settings is SETTINGS:
+            self.primary.psql("CREATE EXTENSION walrider")
+        self.primary.psql(LARGE_TABLES)
+        script = scratch / "large.sql"
+        script.write_text(LARGE)
+        self.loads = dict(small=["-N", "-M", "prepared"], large=["-f", script])
+
+    def begin(self, name, condition, stack):
+        """The tables as they were at first; a side made anew, connected and waited for, with the page images behind it."""
+        rtt, fsync, standby_fsync = (*map(float, condition.split("/")), 0.0, 0.0)[:3] if condition != ASYNC else (0, 0, 0)
+        self.slow()
+        self.primary.pgbench("-i", "-s", self.args.scale, "-q")
+        self.primary.psql(f"{EMPTY}; CHECKPOINT")
+        side = None
+        if name != NONE:
+            directory = self.scratch / name
+            stack.callback(discard, directory)
+            side = Side(name, self.primary, directory, self.disks["standby"], **SIDES[name])
+            stack.enter_context(side.receiver)
+            self.slow(rtt / 2)
+            side.start(self.port(rtt))
+            self.wait_for_standby(side.name)
+        self.primary.psql(IMAGES, options="-c synchronous_commit=off")
+        for load in self.args.loads:
+            self.measure("off", load, 1)
+        self.slow(rtt / 2, standby_fsync, fsync)
+        return side
+
+    def measure(self, level, load, seconds):
+        """One run of pgbench."""
+        return self.pgbench(level, self.args.clients or CLIENTS[load], seconds, self.loads[load])
+
+    def side(self, name, condition, round_number):
+        """Every load and level with one side."""
+        with ExitStack() as stack:
+            side = self.begin(name, condition, stack)
+            if condition == ASYNC:
+                stack.enter_context(self.halves(side))
+            levels = ["off"] if condition == ASYNC else [level for level in PROMISING if level in side.levels]
+            observer = Observer(self.primary, side)
+            for load, level in product(self.args.loads, levels):
+                if side:
+                    side.wait()
+                before = observer.look()
+                found = self.measure(level, load, self.args.seconds)
+                found.update(observer.between(before, observer.look(), found["commits"]))
+                found = dict(condition=condition, load=load, level=level, side=name, round=round_number, **found)
+                self.runs.append(found)
+                print(f"{condition:>7}  {load:<5}  {level:<12}  {name:<13} {found['tps']:>7.0f} /s  p50 {found['p50_ms']:>7.2f}  "
+                      f"p99 {found['p99_ms']:>7.2f} ms  {found['wal_bytes_per_commit']:>6} bytes of WAL", flush=True)
+            self.slow()
+            self.wait_for_standby("")
+            if side:
+                side.receiver.stop()
+
+    @contextmanager
+    def halves(self, side):
+        """The processors shared out: primary and pgbench here, the standby there; and taken back."""
+        every = sorted(os.sched_getaffinity(0))
+        here, there = set(every[:len(every) // 2]) or set(every), set(every[len(every) // 2:])
+        ours = (os.getpid(), self.primary.process.pid)
+        for pid in ours:
+            pin(pid, here)
+        if side:
+            pin(side.receiver.process.pid, there)
+        try:
+            yield
+        finally:
+            for pid in ours:
+                pin(pid, set(every))
+
+    def run(self):
+        """All conditions; in each round the sides begin with another one."""
+        for condition in self.args.conditions:
+            sides = ([NONE] if condition == ASYNC else []) + self.args.sides
+            for number in range(self.args.rounds):
+                first = number % len(sides)
+                for name in sides[first:] + sides[:first]:
+                    self.side(name, condition, number + 1)
+        return self.runs
+
+
+class Medians:
+    """Of the rounds: `of(side)` for one condition, load and level."""
+
+    def __init__(self, runs, condition, load, level):
+        self.runs = [run for run in runs if (run["condition"], run["load"], run["level"]) == (condition, load, level)]
+
+    def of(self, side, figure):
+        """The median, None where there is none."""
+        found = [run[figure] for run in self.runs if run["side"] == side and figure in run]
+        return statistics.median(found) if found else None
+
+
+def cells(values, shape):
+    """One column; a dash for what is not known."""
+    return "".join(f"{'–' if value is None else format(value, form):>{width}}" for value, (width, form) in zip(values, shape))
+
+
+def table(runs):
+    """What commits cost, and then what they took: medians of the rounds."""
+    keys = list(dict.fromkeys((run["condition"], run["load"], run["level"]) for run in runs))
+    sides = list(dict.fromkeys(run["side"] for run in sorted(runs, key=lambda run: [NONE, *SIDES].index(run["side"]))))
+    title = lambda columns, width: f"{'rtt/fsync':<8}{'':22}" + "".join(f"{side:>{width}}" for side in columns)
+    ratio = [("early", other) for other in ("stock", "flushed") if {"early", other} <= set(sides)]
+    lines = ["commits per second, p50 and p99 in ms", title(sides, 25) + "".join(f"  /{other}" for _, other in ratio)]
+    for key in keys:
+        found = Medians(runs, *key)
+        line = f"{key[0]:>8}  {key[1]:<6}{key[2]:<14}"
+        for side in sides:
+            line += cells([found.of(side, name) for name in ("tps", "p50_ms", "p99_ms")], ((9, ".0f"), (8, ".2f"), (8, ".2f")))
+        for one, other in ratio:
+            if found.of(one, "tps") and found.of(other, "tps"):
+                line += f"{found.of(one, 'tps') / found.of(other, 'tps'):>{len(other) + 3}.2f}"
+        lines.append(line)
+    shape = ((8, ".2f"), (8, ".3f"), (9, ".1f"), (9, ".1f"), (8, ".1f"))
+    lines += ["", "processor of the primary's processes and of the sender in ms per commit, WAL that the sender read from files in MB,",
+              "the standby's write calls and fsyncs per MB of WAL", title([side for side in sides], 42)]
+    for key in keys:
+        found = Medians(runs, *key)
+        line = f"{key[0]:>8}  {key[1]:<6}{key[2]:<14}"
+        for side in sides:
+            read = found.of(side, "sender_read_bytes")
+            line += cells([found.of(side, "primary_ms_per_commit"), found.of(side, "sender_ms_per_commit"),
+                           None if read is None else read / 1e6, found.of(side, "writes_per_mb"), found.of(side, "fsyncs_per_mb")], shape)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def main(argv):
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python3 -m bench.early", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--conditions", type=lambda text: text.split(","), default=CONDITIONS, help=",".join(CONDITIONS))
+    parser.add_argument("--loads", nargs="+", choices=CLIENTS, default=list(CLIENTS))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--clients", type=int, help=" and ".join(f"{count} for {load}" for load, count in CLIENTS.items()))
+    parser.add_argument("--seconds", type=int, default=4, help="of each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=int, default=10, help="of pgbench")
+    parser.add_argument("--smoke", action="store_true", help="a second of everything, small: shows that it works, no more")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-early.json and the table in .txt")
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args.conditions, args.clients, args.seconds, args.rounds, args.scale = ["4/3", ASYNC], 2, 1, 1, 1
+    when = datetime.now(timezone.utc)
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        runs = Bench(Path(scratch), args, stack).run()
+    result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
+                  command=" ".join(["python3 -m bench.early", *argv]), seconds=args.seconds, scale=args.scale,
+                  clients={load: args.clients or CLIENTS[load] for load in args.loads}, runs=runs)
+    text = table(runs)
+    print("\n" + text)
+    if args.save:
+        name = f"{when:%Y-%m-%d}-early"
+        save(result, args.save / f"{name}.json")
+        (args.save / f"{name}.txt").write_text(f"{result['machine']}; PostgreSQL {result['postgresql']}; {result['commit']}\n"
+                                               f"{result['command']}\n\n{text}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
