@@ -8,7 +8,7 @@ E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py tests/test_standby_tls.py tests/test_promote.py::test_as_stock_promotes
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build \
+.PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build extension \
         fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress soak-standby clean
 
 demo: build fetch-18
@@ -67,6 +67,10 @@ fetch: fetch-17 fetch-18
 
 fetch-17 fetch-18: fetch-%:
 	$(PYTHON) -m tests.harness.install $*
+
+# The early stream's part of the primary, installed into the servers under .pg/.
+extension: fetch
+	$(PYTHON) -m tests.harness.extension
 
 lint:
 	cargo fmt --all --check

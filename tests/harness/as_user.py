@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGED = ["tests", "bench", "docs", ".pg/17", ".pg/18", ".pg/source-17", ".pg/source-18", ".pg/python", ".pg/driver",
+STAGED = ["tests", "bench", "docs", "extension", ".pg/17", ".pg/18", ".pg/source-17", ".pg/source-18", ".pg/python", ".pg/driver",
           "target/release/walrider"]
 USER = "walrider-test"
 

@@ -7,7 +7,6 @@ the regression and isolation tests, contrib, and regress.c, compiled against the
 """
 
 import fcntl
-import glob
 import os
 import platform
 import re
@@ -18,9 +17,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tests.harness import install
+from tests.harness import headers, install
+from tests.harness.headers import Apt, MissingSource
 
-SUITES = {"17": "trixie", "18": "sid"}      # of Debian
 PARTS = ("src/test/regress", "src/test/isolation", "contrib", "configure")
 LIBRARIES = ("refint", "autoinc")           # of contrib/spi; up to 17 the regression tests expect them beside regress.so
 # What a server of an earlier minor than the tests does not survive: statements that crash it or never end, a test that
@@ -30,10 +29,6 @@ LEFT_OUT = {"17.10": (("src/test/regress/sql/sqljson.sql", r"^SELECT .*::sqljson
                       ("src/test/isolation/isolation_schedule", r"^test: ddl-dependency-locking\n"),
                       ("contrib/pg_surgery/sql/heap_surgery.sql", r"^select heap_force_kill\(\n\t'htab3'[^;]*;\n"))}
 FORMAT = "3"                                # of the unpacked tree: another one is unpacked again
-
-
-class MissingSource(RuntimeError):
-    """No PostgreSQL source to be had; the message says what to do."""
 
 
 def tree():
@@ -62,70 +57,15 @@ def given(major):
     return Path(path) if version(path).split(".")[0] == major else None
 
 
-class Apt:
-    """Debian's archive through this machine's apt, with lists of its own: the machine's are not touched."""
-
-    def __init__(self, directory, suite, kind):
-        self.directory = Path(directory)
-        if not shutil.which("apt-get"):
-            raise MissingSource("PostgreSQL's test suites come from Debian's source package, and there is no apt-get: "
-                                "set PG_SOURCE to an unpacked PostgreSQL source tree")
-        keys = sorted(glob.glob("/usr/share/keyrings/debian-archive-keyring.*"))
-        signed = f"[signed-by={keys[0]}] " if keys else ""
-        for part in ("lists/partial", "cache/archives/partial"):
-            (self.directory / part).mkdir(parents=True)
-        (self.directory / "status").touch()
-        (self.directory / "sources.list").write_text(f"{kind} {signed}{self._mirror()} {suite} main\n")
-        self.options = [f"-oDir::Etc::sourcelist={self.directory}/sources.list", "-oDir::Etc::sourceparts=/dev/null",
-                        f"-oDir::State::lists={self.directory}/lists", f"-oDir::State::status={self.directory}/status",
-                        f"-oDir::Cache={self.directory}/cache", "-oAPT::Sandbox::User=root",
-                        "-oAcquire::Languages=none", "-oAcquire::Retries=3"]
-        self("update")
-
-    @staticmethod
-    def _mirror():
-        """Where this machine takes Debian from."""
-        for name in ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"):
-            if os.path.exists(name):
-                found = re.search(r"^(?:URIs:|deb(?: \[[^]]*\])?)\s+(http\S+/debian/?)(?:\s|$)", Path(name).read_text(), re.M)
-                if found:
-                    return found[1]
-        return "http://deb.debian.org/debian"
-
-    def __call__(self, *command):
-        """One apt-get command; files arrive in the directory."""
-        done = subprocess.run(["apt-get", "-qq", *self.options, *command], cwd=self.directory,
-                              capture_output=True, text=True)
-        if done.returncode != 0:
-            raise MissingSource(f"apt-get {' '.join(command)}: {done.stderr.strip()[-1000:]}")
-
-    def one(self, pattern):
-        """The file that came."""
-        return next(self.directory.glob(pattern))
-
-
 def download(major, scratch):
     """The parts of Debian's source package, unpacked below `scratch`; returns the tree."""
     print(f"fetching the source of PostgreSQL {major}", file=sys.stderr)
-    apt = Apt(scratch / "apt", SUITES[major], "deb-src")
+    apt = Apt(scratch / "apt", major, "deb-src")
     apt("--download-only", "source", f"postgresql-{major}")
     with tarfile.open(apt.one(f"postgresql-{major}_*.orig.tar.*")) as archive:
         wanted = [member for member in archive if member.name.partition("/")[2].startswith(PARTS)]
         archive.extractall(scratch, members=wanted, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return next(scratch.glob(f"postgresql-{major}.*"))
-
-
-def headers(major, scratch):
-    """The server's headers: its own, or Debian's where the server came without (they are made by its build)."""
-    own = subprocess.run([install.program("pg_config"), "--includedir-server"], capture_output=True, text=True)
-    if own.returncode == 0 and (Path(own.stdout.strip()) / "postgres.h").exists():
-        return Path(own.stdout.strip())
-    print(f"fetching the headers of PostgreSQL {major}", file=sys.stderr)
-    apt = Apt(scratch / "apt-headers", SUITES[major], "deb")
-    apt("download", f"postgresql-server-dev-{major}")
-    unpacked = scratch / "headers"
-    subprocess.run(["dpkg-deb", "-x", apt.one("*.deb"), unpacked], check=True)
-    return unpacked / "usr" / "include" / "postgresql" / major / "server"
 
 
 def compile_library(source, include, target):
@@ -148,7 +88,7 @@ def unpack(major, target):
         for file, pattern in LEFT_OUT.get(install.version(), ()):
             (made / file).write_text(re.sub(pattern, "", (made / file).read_text(), flags=re.M))
         (made / "lib").mkdir()
-        compile_library(source, headers(major, scratch), made / "lib" / "regress.so")
+        compile_library(source, headers.directory(major), made / "lib" / "regress.so")
         packaged = subprocess.run([install.program("pg_config"), "--pkglibdir"], capture_output=True, text=True)
         for name in LIBRARIES:
             library = Path(packaged.stdout.strip()) / f"{name}.so"

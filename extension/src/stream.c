@@ -1,0 +1,638 @@
+/*-------------------------------------------------------------------------
+ *
+ * stream.c
+ *	  walrider.stream_wal(): takes a walsender over and streams WAL.
+ *
+ * To the standby it is START_REPLICATION PHYSICAL, with two differences: the
+ * WAL of a message may be ahead of what this server has flushed, and walEnd,
+ * also that of keepalives, is the flush position.  What is behind walEnd can
+ * be lost by a crash of this server and be written anew with other contents;
+ * the standby must not replay it, until a later walEnd covers it.
+ *
+ * The process has no transaction while it streams, and never comes back:
+ * every error ends the connection, as does the end of the stream.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <poll.h>
+#include <signal.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+#include "access/timeline.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "libpq/libpq.h"
+#include "libpq/libpq-be.h"
+#include "libpq/pqformat.h"
+#include "libpq/protocol.h"
+#include "miscadmin.h"
+#include "nodes/parsenodes.h"
+#include "pgstat.h"
+#include "postmaster/interrupt.h"
+#include "replication/slot.h"
+#include "replication/syncrep.h"
+#include "replication/walsender.h"
+#include "replication/walsender_private.h"
+#include "storage/condition_variable.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/pmsignal.h"
+#include "storage/sinval.h"
+#include "tcop/cmdtag.h"
+#include "tcop/dest.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/pg_lsn.h"
+#include "utils/ps_status.h"
+#include "utils/resowner.h"
+#include "utils/timeout.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+#include "walrider.h"
+
+/* As in walsender.c */
+#define MAX_SEND_SIZE (XLOG_BLCKSZ * 16)
+
+/* 'w', dataStart, walEnd, sendtime */
+#define WAL_HEADER_SIZE (1 + 3 * sizeof(int64))
+
+#define STATS_FLUSH_INTERVAL 1000	/* ms */
+
+PG_FUNCTION_INFO_V1(walrider_stream_wal);
+
+static volatile sig_atomic_t gotStopping = false;
+static volatile sig_atomic_t gotLastCycle = false;
+
+static StringInfoData output;
+static XLogRecPtr sentPtr;		/* up to here WAL is sent */
+static XLogRecPtr toldPtr;		/* walEnd of the last message */
+static TimestampTz lastProcessing;	/* when replies were last looked for */
+static TimestampTz lastReply;	/* when there was one */
+static bool waitingForPing;		/* a keepalive asked for a reply since */
+static TimestampTz pollUntil;	/* until then poll rather than sleep */
+
+/*
+ * SIGTERM means two things here.  A walsender that is to stop streaming, so
+ * that the checkpointer can write its last record, gets
+ * PROCSIG_WALSND_INIT_STOPPING; HandleWalSndInitStopping (walsender.c), which
+ * does not know that this one is streaming, makes that a SIGTERM from the
+ * process to itself.  From anybody else it is the end.
+ */
+static void
+TerminateHandler(int signo, siginfo_t *info, void *context)
+{
+	int			save_errno = errno;
+
+	if (info->si_code == SI_USER && info->si_pid == MyProcPid)
+	{
+		gotStopping = true;
+		SetLatch(MyLatch);
+	}
+	else
+		die(signo);
+	errno = save_errno;
+}
+
+/* SIGUSR2: the last record is written; send it and go. */
+static void
+LastCycleHandler(SIGNAL_ARGS)
+{
+	gotLastCycle = true;
+	SetLatch(MyLatch);
+}
+
+static void
+SetSignalHandlers(void)
+{
+	struct sigaction act;
+
+	memset(&act, 0, sizeof(act));
+	act.sa_sigaction = TerminateHandler;
+	act.sa_flags = SA_SIGINFO | SA_RESTART;
+	sigemptyset(&act.sa_mask);
+	if (sigaction(SIGTERM, &act, NULL) != 0)
+		elog(ERROR, "could not install a signal handler: %m");
+	pqsignal(SIGUSR2, LastCycleHandler);
+}
+
+/* As WalSndShutdown: the other end is gone. */
+static void
+EndConnection(void)
+{
+	if (whereToSendOutput == DestRemote)
+		whereToSendOutput = DestNone;
+	proc_exit(0);
+}
+
+/*
+ * How far WAL may be sent.  The standby keeps in memory what it may not
+ * replay yet, so there is a bound to that.
+ */
+static XLogRecPtr
+SendLimit(XLogRecPtr flushed)
+{
+	XLogRecPtr	limit;
+
+	if (!walrider_early)
+		return flushed;
+
+	limit = GetInsertedRecPtr();
+	if (limit <= flushed)
+		return flushed;
+	if (limit - flushed > walrider_max_ahead * (uint64) 1024)
+	{
+		limit = flushed + walrider_max_ahead * (uint64) 1024;
+		limit -= limit % XLOG_BLCKSZ;
+	}
+	return limit;
+}
+
+/* Is there anything that the standby has not heard of? */
+static bool
+HasNews(void)
+{
+	XLogRecPtr	flushed = GetFlushRecPtr(NULL);
+
+	return flushed > toldPtr || SendLimit(flushed) > sentPtr;
+}
+
+static void
+SendMessage(XLogRecPtr walEnd)
+{
+	pq_putmessage_noblock(PqMsg_CopyData, output.data, output.len);
+	toldPtr = walEnd;
+	pg_atomic_write_u64(&MyEarlySender->counters.told, walEnd);
+}
+
+static void
+SendKeepalive(bool requestReply)
+{
+	XLogRecPtr	flushed = GetFlushRecPtr(NULL);
+
+	resetStringInfo(&output);
+	pq_sendbyte(&output, 'k');
+	pq_sendint64(&output, flushed);
+	pq_sendint64(&output, GetCurrentTimestamp());
+	pq_sendbyte(&output, requestReply);
+	SendMessage(flushed);
+	CountUp(&MyEarlySender->counters.keepalives, 1);
+
+	if (requestReply)
+		waitingForPing = true;
+}
+
+/* Send the next WAL, up to limit.  False if there is more. */
+static bool
+SendWal(XLogRecPtr limit)
+{
+	StreamCounters *counters = &MyEarlySender->counters;
+	XLogRecPtr	startptr = sentPtr;
+	XLogRecPtr	endptr = startptr + MAX_SEND_SIZE;
+	XLogRecPtr	flushed;
+	TimestampTz now;
+	Size		nbytes;
+	uint64		header[3];
+
+	/*
+	 * The limit is the end of a record or a page boundary.  A record is split
+	 * at page boundaries only, as walreceivers expect.
+	 */
+	if (limit <= endptr)
+		endptr = limit;
+	else
+		endptr -= endptr % XLOG_BLCKSZ;
+	nbytes = endptr - startptr;
+
+	resetStringInfo(&output);
+	enlargeStringInfo(&output, WAL_HEADER_SIZE + nbytes);
+	ReadWal(output.data + WAL_HEADER_SIZE, startptr, nbytes);
+
+	/* Read last, so that the standby may replay as much as possible. */
+	flushed = GetFlushRecPtr(NULL);
+	now = GetCurrentTimestamp();
+
+	output.data[0] = 'w';
+	header[0] = pg_hton64(startptr);
+	header[1] = pg_hton64(flushed);
+	header[2] = pg_hton64(now);
+	memcpy(output.data + 1, header, sizeof(header));
+	output.len = WAL_HEADER_SIZE + nbytes;
+	SendMessage(flushed);
+
+	sentPtr = endptr;
+	SpinLockAcquire(&MyWalSnd->mutex);
+	MyWalSnd->sentPtr = sentPtr;
+	SpinLockRelease(&MyWalSnd->mutex);
+	NoteSent(sentPtr, now);
+
+	CountUp(&counters->wal_messages, 1);
+	CountUp(&counters->sent_bytes, nbytes);
+	if (endptr > flushed)
+	{
+		uint64		ahead = endptr - flushed;
+
+		CountUp(&counters->early_bytes, Min(ahead, nbytes));
+		if (ahead > pg_atomic_read_u64(&counters->max_ahead_bytes))
+			pg_atomic_write_u64(&counters->max_ahead_bytes, ahead);
+	}
+
+	if (update_process_title)
+	{
+		char		activity[50];
+
+		snprintf(activity, sizeof(activity), "streaming %X/%X", LSN_FORMAT_ARGS(sentPtr));
+		set_ps_display(activity);
+	}
+	return endptr == limit;
+}
+
+/* Send one message, if there is anything to say.  True if that was all. */
+static bool
+SendNews(void)
+{
+	XLogRecPtr	flushed = GetFlushRecPtr(NULL);
+	XLogRecPtr	limit = SendLimit(flushed);
+	bool		caughtUp = true;
+
+	if (limit > sentPtr)
+		caughtUp = SendWal(limit);
+	else if (flushed > toldPtr)
+		SendKeepalive(false);
+	else
+		return true;
+
+	pollUntil = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), walrider_poll_duration);
+	return caughtUp;
+}
+
+/* The server stops: once the standby has everything, the stream ends. */
+static void
+FinishIfReplicated(void)
+{
+	XLogRecPtr	replicated = MyWalSnd->flush != InvalidXLogRecPtr ? MyWalSnd->flush : MyWalSnd->write;
+
+	if (sentPtr == GetFlushRecPtr(NULL) && replicated == sentPtr &&
+		toldPtr == sentPtr && !pq_is_send_pending())
+	{
+		QueryCompletion qc;
+
+		pq_putemptymessage(PqMsg_CopyDone);
+		SetQueryCompletion(&qc, CMDTAG_COPY, 0);
+		EndCommand(&qc, DestRemote, false);
+		pq_flush();
+		proc_exit(0);
+	}
+	if (!waitingForPing)
+		SendKeepalive(true);
+}
+
+/* The standby ended the stream. */
+static void
+FinishAsAsked(void)
+{
+	QueryCompletion qc;
+
+	pq_putemptymessage(PqMsg_CopyDone);
+	SetQueryCompletion(&qc, CMDTAG_CALL, 0);
+	EndCommand(&qc, DestRemote, false);
+	pq_flush();
+	proc_exit(0);
+}
+
+/* wal_sender_timeout: ask for a reply after half of it, give up after all. */
+static void
+CheckTimeout(void)
+{
+	if (wal_sender_timeout <= 0)
+		return;
+
+	if (lastProcessing >= TimestampTzPlusMilliseconds(lastReply, wal_sender_timeout))
+	{
+		/* It would not get there. */
+		ereport(COMMERROR,
+				(errmsg("terminating walsender process due to replication timeout")));
+		EndConnection();
+	}
+	if (!waitingForPing &&
+		lastProcessing >= TimestampTzPlusMilliseconds(lastReply, wal_sender_timeout / 2))
+	{
+		SendKeepalive(true);
+		if (pq_flush_if_writable() != 0)
+			EndConnection();
+	}
+}
+
+static long
+ComputeSleepTime(void)
+{
+	int			until = waitingForPing ? wal_sender_timeout : wal_sender_timeout / 2;
+
+	if (wal_sender_timeout <= 0)
+		return 10000;
+	return TimestampDifferenceMilliseconds(GetCurrentTimestamp(),
+										   TimestampTzPlusMilliseconds(lastReply, until));
+}
+
+/* Wait for the socket, the latch or the time; exit with the postmaster. */
+static void
+WaitForEvents(uint32 socketEvents)
+{
+	WaitEvent	event;
+
+	ModifyWaitEvent(FeBeWaitSet, FeBeWaitSetSocketPos, socketEvents, NULL);
+	if (WaitEventSetWait(FeBeWaitSet, ComputeSleepTime(), &event, 1, WAIT_EVENT_WAL_SENDER_MAIN) == 1 &&
+		(event.events & WL_POSTMASTER_DEATH))
+		proc_exit(1);
+}
+
+/*
+ * Sleep until something happens: a flush (the condition variable of
+ * walsenders), a commit that is about to be flushed (WakeSenders), the
+ * standby, a signal.
+ */
+static void
+Sleep(void)
+{
+	pg_atomic_uint32 *sleeping = &MyEarlySender->sleeping;
+
+	ConditionVariablePrepareToSleep(&WalSndCtl->wal_flush_cv);
+	pg_atomic_write_membarrier_u32(sleeping, 1);
+
+	/* What came before the flag was up woke nobody. */
+	if (!HasNews())
+	{
+		CountUp(&MyEarlySender->counters.sleeps, 1);
+		WaitForEvents(WL_SOCKET_READABLE);
+	}
+
+	ConditionVariableCancelSleep();
+	if (pg_atomic_exchange_u32(sleeping, 0) == 0)
+	{
+		/* The commit that woke us is not in the buffers yet. */
+		CountUp(&MyEarlySender->counters.commit_wakeups, 1);
+		pollUntil = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), walrider_poll_duration);
+	}
+}
+
+/*
+ * WAL has just come in, so more of it will: look for it at short intervals.
+ * Nobody tells when it is inserted, and to be woken for every commit would
+ * cost the committers more than this does.  The interval is also what bounds
+ * the number of messages: what is inserted meanwhile is sent at once.
+ */
+static void
+Poll(void)
+{
+	struct pollfd fd = {.fd = MyProcPort->sock,.events = POLLIN};
+	struct timespec interval = {.tv_nsec = walrider_poll_interval * 1000L};
+
+	pgstat_report_wait_start(WAIT_EVENT_WAL_SENDER_MAIN);
+	do
+	{
+		CountUp(&MyEarlySender->counters.polls, 1);
+		if (ppoll(&fd, 1, &interval, NULL) != 0 || InterruptPending || MyLatch->is_set)
+			break;
+	} while (!HasNews() && GetCurrentTimestamp() < pollUntil);
+	pgstat_report_wait_end();
+
+	if (!PostmasterIsAlive())
+		proc_exit(1);
+}
+
+static void
+ProcessInterruptsOfStream(void)
+{
+	CHECK_FOR_INTERRUPTS();
+
+	if (ConfigReloadPending)
+	{
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+		SyncRepInitConfig();
+	}
+
+	/* Do not hold up the others that invalidation messages wait for. */
+	if (catchupInterruptPending)
+		ProcessCatchupInterrupt();
+
+	/* From here on nothing writes WAL but the checkpointer, which waits for this. */
+	if (gotStopping)
+		WalSndSetState(WALSNDSTATE_STOPPING);
+}
+
+static void
+StreamLoop(void)
+{
+	TimestampTz lastStats = 0;
+
+	lastReply = GetCurrentTimestamp();
+
+	for (;;)
+	{
+		bool		caughtUp = false;
+
+		ResetLatch(MyLatch);
+		ProcessInterruptsOfStream();
+
+		lastProcessing = GetCurrentTimestamp();
+		if (ProcessRepliesIfAny(sentPtr))
+		{
+			lastReply = lastProcessing;
+			waitingForPing = false;
+		}
+		if (copyDoneReceived)
+			FinishAsAsked();
+		if (replyRequested)
+		{
+			replyRequested = false;
+			SendKeepalive(false);
+		}
+
+		/* One message at a time, so that our buffer stays small. */
+		if (!pq_is_send_pending())
+			caughtUp = SendNews();
+		if (pq_flush_if_writable() != 0)
+			EndConnection();
+
+		if (caughtUp && !pq_is_send_pending())
+		{
+			if (MyWalSnd->state == WALSNDSTATE_CATCHUP)
+			{
+				ereport(DEBUG1,
+						(errmsg_internal("\"%s\" has now caught up with upstream server",
+										 application_name)));
+				WalSndSetState(WALSNDSTATE_STREAMING);
+			}
+			if (gotLastCycle)
+				FinishIfReplicated();
+		}
+		CheckTimeout();
+
+		if (TimestampDifferenceExceeds(lastStats, lastProcessing, STATS_FLUSH_INTERVAL))
+		{
+			pgstat_report_stat(true);
+			lastStats = lastProcessing;
+		}
+
+		if (pq_is_send_pending())
+		{
+			CountUp(&MyEarlySender->counters.blocked, 1);
+			WaitForEvents(WL_SOCKET_READABLE | WL_SOCKET_WRITEABLE);
+		}
+		else if (caughtUp && lastProcessing < pollUntil)
+			Poll();
+		else if (caughtUp)
+			Sleep();
+	}
+}
+
+/* Refuse what START_REPLICATION refuses, and what only it can do. */
+static void
+CheckStart(XLogRecPtr start, TimeLineID timeline)
+{
+	TimeLineID	currentTLI;
+	XLogRecPtr	flushed;
+	XLogSegNo	segno;
+
+	if (RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("recovery is in progress"),
+				 errdetail("Only a primary has WAL that is not flushed yet."),
+				 errhint("Use START_REPLICATION to stream from a standby.")));
+
+	flushed = GetFlushRecPtr(&currentTLI);
+	if (timeline != currentTLI)
+	{
+		if (!tliInHistory(timeline, readTimeLineHistory(currentTLI)))
+			ereport(ERROR,
+					(errmsg("requested timeline %u is not in this server's history", timeline)));
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("requested timeline %u is not the current timeline %u of this server",
+						timeline, currentTLI),
+				 errhint("Use START_REPLICATION to stream an earlier timeline.")));
+	}
+	if (start > flushed)
+		ereport(ERROR,
+				(errmsg("requested starting point %X/%X is ahead of the WAL flush position of this server %X/%X",
+						LSN_FORMAT_ARGS(start), LSN_FORMAT_ARGS(flushed))));
+
+	errno = ENOENT;
+	XLByteToSeg(start, segno, wal_segment_size);
+	CheckXLogRemoved(segno, currentTLI);
+}
+
+/* End the transaction of the CALL, so that it holds up neither VACUUM nor anybody's locks. */
+static void
+LeaveTransaction(void)
+{
+	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	SPI_commit();
+	SPI_finish();
+	CommitTransactionCommand();
+	disable_all_timeouts(false);
+
+	/* What there is outside of transactions */
+	CurrentResourceOwner = AuxProcessResourceOwner;
+	MemoryContextSwitchTo(AllocSetContextCreate(TopMemoryContext, "early stream", ALLOCSET_DEFAULT_SIZES));
+}
+
+/*
+ * walrider.stream_wal(start pg_lsn, timeline int, slot name)
+ */
+Datum
+walrider_stream_wal(PG_FUNCTION_ARGS)
+{
+	CallContext *context = (CallContext *) fcinfo->context;
+	XLogRecPtr	start;
+	TimeLineID	timeline;
+	char	   *slot;
+	bool		found;
+	StringInfoData buf;
+
+	if (!am_walsender)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("walrider.stream_wal() can only be called on a replication connection"),
+				 errhint("Connect with replication=database.")));
+	if (context == NULL || !IsA(context, CallContext) || context->atomic)
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("walrider.stream_wal() cannot run inside a transaction block")));
+	if (!has_rolreplication(GetUserId()))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied to stream WAL"),
+				 errdetail("Only roles with the %s attribute may stream WAL.", "REPLICATION")));
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("start and timeline must not be null")));
+	start = PG_GETARG_LSN(0);
+	timeline = PG_GETARG_INT32(1);
+	slot = PG_ARGISNULL(2) ? NULL : MemoryContextStrdup(TopMemoryContext, NameStr(*PG_GETARG_NAME(2)));
+
+	ereport(log_replication_commands ? LOG : DEBUG1,
+			(errmsg("received replication command: %s", debug_query_string)));
+	CheckStart(start, timeline);
+
+	found = FindInsertResult();
+	if (!found)
+		ereport(WARNING,
+				(errmsg("WAL cannot be sent before it is flushed"),
+				 errdetail("The shared memory of this server is not what walrider was built for."),
+				 errhint("Rebuild walrider against this server.")));
+	ClaimEarlySender();
+	pg_atomic_write_u64(&MyEarlySender->counters.early, found && walrider_early);
+
+	if (slot != NULL)
+	{
+#if PG_VERSION_NUM >= 180000
+		ReplicationSlotAcquire(slot, true, true);
+#else
+		ReplicationSlotAcquire(slot, true);
+#endif
+		if (SlotIsLogical(MyReplicationSlot))
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("cannot use a logical replication slot for physical replication")));
+	}
+
+	/* From here on there is no way back. */
+	ExitOnAnyError = true;
+	LeaveTransaction();
+	SetSignalHandlers();
+#ifdef PR_SET_TIMERSLACK
+	prctl(PR_SET_TIMERSLACK, 1000UL);	/* ns; Poll() is to be exact */
+#endif
+	InitWalRead(timeline);
+	InitReplies();
+	initStringInfo(&output);
+
+	WalSndSetState(WALSNDSTATE_CATCHUP);
+	pq_beginmessage(&buf, PqMsg_CopyBothResponse);
+	pq_sendbyte(&buf, 0);
+	pq_sendint16(&buf, 0);
+	pq_endmessage(&buf);
+	pq_flush();
+
+	sentPtr = start;
+	SpinLockAcquire(&MyWalSnd->mutex);
+	MyWalSnd->sentPtr = sentPtr;
+	SpinLockRelease(&MyWalSnd->mutex);
+	SyncRepInitConfig();
+
+	StreamLoop();
+	pg_unreachable();
+}

@@ -1,0 +1,91 @@
+"""The extension of the early stream, built with PGXS and installed into the servers under `.pg/`.
+
+    python3 -m tests.harness.extension [MAJOR]...        build and install where the sources have changed; without majors, all
+
+It writes into the server's directories, which the user that the tests run as cannot: `make extension` calls it.
+"""
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from . import headers, install
+
+SOURCE = install.ROOT / "extension"
+
+
+def sources():
+    """What the library and the scripts are made of."""
+    return [SOURCE / "Makefile", SOURCE / "walrider.control", *sorted(SOURCE.glob("walrider--*.sql")),
+            *sorted((SOURCE / "src").iterdir())]
+
+
+def stamp(major):
+    """What an installed library was made of."""
+    digest = hashlib.sha256(install.version(major).encode())
+    for path in sources():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def pg_config(major, what):
+    """A directory of the server's."""
+    return Path(subprocess.run([str(install.bindir(major) / "pg_config"), what], capture_output=True, text=True,
+                               check=True).stdout.strip())
+
+
+def library(major):
+    """Where the library is installed."""
+    return pg_config(major, "--pkglibdir") / "walrider.so"
+
+
+def make(major, directory, *targets, cflags=None):
+    """`make` in a copy of the sources, with the server's own PGXS, or PostgreSQL 18's where it came without."""
+    include = headers.directory(major)
+    pgxs_of = major if pg_config(major, "--pgxs").exists() else install.DEFAULT
+    argv = ["make", "-s", "-C", str(directory), f"PG_CONFIG={install.bindir(pgxs_of) / 'pg_config'}",
+            f"includedir_server={include}", f"pkglibdir={pg_config(major, '--pkglibdir')}",
+            f"datadir={pg_config(major, '--sharedir')}", "with_llvm=no", "INSTALL=install -c"]
+    if cflags:
+        argv.append(f"COPT={cflags}")
+    subprocess.run([*argv, *targets], check=True)
+
+
+def build(major, cflags=None, into=None):
+    """Build; install into the server, or only copy the library to `into`."""
+    with tempfile.TemporaryDirectory(prefix="extension-") as scratch:
+        scratch = Path(scratch)
+        for path in sources():
+            target = scratch / path.relative_to(SOURCE)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy2(path, target)
+        make(major, scratch, "all", cflags=cflags)
+        if into:
+            shutil.copy2(scratch / "walrider.so", into)
+        else:
+            make(major, scratch, "install", cflags=cflags)
+
+
+def install_into(major):
+    """Build and install for this major if the sources have changed; two callers at once take turns."""
+    with open(install.PG_DIR / ".lock-extension", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mark, wanted = library(major).with_suffix(".stamp"), stamp(major)
+        if mark.exists() and mark.read_text() == wanted and library(major).exists():
+            return
+        print(f"building the extension for PostgreSQL {install.version(major)}", file=sys.stderr)
+        mark.unlink(missing_ok=True)
+        build(major)
+        mark.write_text(wanted)
+
+
+if __name__ == "__main__":
+    try:
+        for wanted in sys.argv[1:] or install.SERVER_WHEELS:
+            install_into(wanted)
+    except (install.MissingServer, headers.MissingSource, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: {error}")

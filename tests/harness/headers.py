@@ -1,0 +1,103 @@
+"""PostgreSQL's sources and headers from Debian, where the server under `.pg/` came without.
+
+    python3 -m tests.harness.headers [MAJOR]...          fetch the headers that are missing; without majors, all
+"""
+
+import fcntl
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from . import install
+
+SUITES = {"17": "trixie", "18": "sid"}      # of Debian
+# What would ask for the headers of other libraries; with it goes the end of struct Port (libpq-be.h), nothing else.
+FOREIGN = r"^#define (ENABLE_GSS|USE_OPENSSL) 1$"
+
+
+class MissingSource(RuntimeError):
+    """No PostgreSQL source to be had; the message says what to do."""
+
+
+class Apt:
+    """Debian's archive through this machine's apt, with lists of its own: the machine's are not touched."""
+
+    def __init__(self, directory, major, kind):
+        self.directory = Path(directory)
+        if not shutil.which("apt-get"):
+            raise MissingSource("PostgreSQL's sources and headers come from Debian, and there is no apt-get: set PG_SOURCE "
+                                "to an unpacked PostgreSQL source tree for its tests, PG_CONFIG to a server with headers")
+        keys = sorted(glob.glob("/usr/share/keyrings/debian-archive-keyring.*"))
+        signed = f"[signed-by={keys[0]}] " if keys else ""
+        for part in ("lists/partial", "cache/archives/partial"):
+            (self.directory / part).mkdir(parents=True)
+        (self.directory / "status").touch()
+        (self.directory / "sources.list").write_text(f"{kind} {signed}{self._mirror()} {SUITES[major]} main\n")
+        self.options = [f"-oDir::Etc::sourcelist={self.directory}/sources.list", "-oDir::Etc::sourceparts=/dev/null",
+                        f"-oDir::State::lists={self.directory}/lists", f"-oDir::State::status={self.directory}/status",
+                        f"-oDir::Cache={self.directory}/cache", "-oAPT::Sandbox::User=root",
+                        "-oAcquire::Languages=none", "-oAcquire::Retries=3"]
+        self("update")
+
+    @staticmethod
+    def _mirror():
+        """Where this machine takes Debian from."""
+        for name in ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"):
+            if os.path.exists(name):
+                found = re.search(r"^(?:URIs:|deb(?: \[[^]]*\])?)\s+(http\S+/debian/?)(?:\s|$)", Path(name).read_text(), re.M)
+                if found:
+                    return found[1]
+        return "http://deb.debian.org/debian"
+
+    def __call__(self, *command):
+        """One apt-get command; files arrive in the directory."""
+        done = subprocess.run(["apt-get", "-qq", *self.options, *command], cwd=self.directory,
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            raise MissingSource(f"apt-get {' '.join(command)}: {done.stderr.strip()[-1000:]}")
+
+    def one(self, pattern):
+        """The file that came."""
+        return next(self.directory.glob(pattern))
+
+
+def directory(major):
+    """The server's headers: its own, or Debian's of the same major, fetched once. A build makes some of them, so that the
+    source alone does not do."""
+    own = subprocess.run([str(install.bindir(major) / "pg_config"), "--includedir-server"], capture_output=True, text=True)
+    if own.returncode == 0 and (Path(own.stdout.strip()) / "postgres.h").exists():
+        return Path(own.stdout.strip())
+    target = install.PG_DIR / f"headers-{major}"
+    with open(install.PG_DIR / ".lock-headers", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            fetch(major, target)
+    return target / "server"
+
+
+def fetch(major, target):
+    """Unpack the headers, renamed when complete."""
+    print(f"fetching the headers of PostgreSQL {major}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=install.PG_DIR, prefix="fetch-") as scratch:
+        scratch = Path(scratch)
+        apt = Apt(scratch / "apt", major, "deb")
+        apt("download", f"postgresql-server-dev-{major}")
+        subprocess.run(["dpkg-deb", "-x", apt.one("*.deb"), scratch / "unpacked"], check=True)
+        found = scratch / "unpacked" / "usr" / "include" / "postgresql" / major
+        config = found / "server" / "pg_config.h"
+        config.write_text(re.sub(FOREIGN, r"/* \g<0> */", config.read_text(), flags=re.M))
+        subprocess.run(["chmod", "-R", "a+rX", found], check=True)
+        found.rename(target)
+
+
+if __name__ == "__main__":
+    try:
+        for wanted in sys.argv[1:] or install.SERVER_WHEELS:
+            print(f"headers of PostgreSQL {wanted} in {directory(wanted)}")
+    except (MissingSource, install.MissingServer, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: {error}")
