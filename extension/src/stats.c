@@ -27,8 +27,8 @@ walrider_stat_get_early_stream(PG_FUNCTION_ARGS)
 
 	for (int i = 0; i < max_wal_senders; i++)
 	{
-		StreamCounters counters = EarlySenders[i].counters;
-		uint32		pid = pg_atomic_read_u32(&EarlySenders[i].pid);
+		StreamCounters counters = Early->senders[i].counters;
+		uint32		pid = pg_atomic_read_u32(&Early->senders[i].pid);
 		pg_atomic_uint64 *rest[] = {
 			&counters.sent_bytes, &counters.early_bytes, &counters.max_ahead_bytes,
 			&counters.buffers_bytes, &counters.disk_bytes, &counters.disk_reads,

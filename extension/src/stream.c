@@ -16,11 +16,11 @@
  */
 #include "postgres.h"
 
-#include <poll.h>
 #include <signal.h>
 #ifdef __linux__
-#include <sys/prctl.h>
+#include <sys/timerfd.h>
 #endif
+#include <unistd.h>
 
 #include "access/timeline.h"
 #include "access/xact.h"
@@ -43,6 +43,9 @@
 #include "storage/condition_variable.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#if PG_VERSION_NUM >= 180000
+#include "storage/waiteventset.h"
+#endif
 #include "storage/pmsignal.h"
 #include "storage/sinval.h"
 #include "tcop/cmdtag.h"
@@ -68,6 +71,10 @@
 
 #define STATS_FLUSH_INTERVAL 1000	/* ms */
 
+/* If commits do not tell: look this often, this long after the last news. */
+#define UNTOLD_POLL_INTERVAL 1000	/* us */
+#define UNTOLD_POLL_DURATION 1000	/* ms */
+
 PG_FUNCTION_INFO_V1(walrider_stream_wal);
 
 static volatile sig_atomic_t gotStopping = false;
@@ -79,7 +86,12 @@ static XLogRecPtr toldPtr;		/* walEnd of the last message */
 static TimestampTz lastProcessing;	/* when replies were last looked for */
 static TimestampTz lastReply;	/* when there was one */
 static bool waitingForPing;		/* a keepalive asked for a reply since */
-static TimestampTz pollUntil;	/* until then poll rather than sleep */
+static TimestampTz lastNews;	/* when there was something to send */
+static WaitEventSet *waitSet;
+static int	socketPos;			/* in waitSet */
+#ifdef __linux__
+static int	timer;
+#endif
 
 /*
  * SIGTERM means two things here.  A walsender that is to stop streaming, so
@@ -134,6 +146,13 @@ EndConnection(void)
 	proc_exit(0);
 }
 
+/* Whether WAL is sent that is not flushed. */
+static bool
+IsEarly(void)
+{
+	return walrider_early && KnowsInsertResult();
+}
+
 /*
  * How far WAL may be sent.  The standby keeps in memory what it may not
  * replay yet, so there is a bound to that.
@@ -143,7 +162,7 @@ SendLimit(XLogRecPtr flushed)
 {
 	XLogRecPtr	limit;
 
-	if (!walrider_early)
+	if (!IsEarly())
 		return flushed;
 
 	limit = GetInsertedRecPtr();
@@ -170,6 +189,8 @@ static void
 SendMessage(XLogRecPtr walEnd)
 {
 	pq_putmessage_noblock(PqMsg_CopyData, output.data, output.len);
+	if (output.data[0] == 'w' && walEnd > toldPtr)
+		CountUp(&MyEarlySender->counters.coalesced, 1);
 	toldPtr = walEnd;
 	pg_atomic_write_u64(&MyEarlySender->counters.told, walEnd);
 }
@@ -271,7 +292,7 @@ SendNews(void)
 	else
 		return true;
 
-	pollUntil = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), walrider_poll_duration);
+	lastNews = GetCurrentTimestamp();
 	return caughtUp;
 }
 
@@ -343,70 +364,129 @@ ComputeSleepTime(void)
 										   TimestampTzPlusMilliseconds(lastReply, until));
 }
 
-/* Wait for the socket, the latch or the time; exit with the postmaster. */
+/*
+ * A wait event set as FeBeWaitSet, and a timer: times between two looks for
+ * WAL are shorter than the millisecond that WaitEventSetWait knows.
+ */
 static void
-WaitForEvents(uint32 socketEvents)
+InitWaitSet(void)
 {
+	waitSet = CreateWaitEventSet(NULL, 4);
+	socketPos = AddWaitEventToSet(waitSet, WL_SOCKET_READABLE, MyProcPort->sock, NULL, NULL);
+	AddWaitEventToSet(waitSet, WL_LATCH_SET, PGINVALID_SOCKET, MyLatch, NULL);
+	AddWaitEventToSet(waitSet, WL_EXIT_ON_PM_DEATH, PGINVALID_SOCKET, NULL, NULL);
+#ifdef __linux__
+	timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+	if (timer < 0)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not create a timer: %m")));
+	AddWaitEventToSet(waitSet, WL_SOCKET_READABLE, timer, NULL, NULL);
+#endif
+}
+
+/* Wait for the socket, the latch, or the time in microseconds if it is not 0. */
+static void
+Wait(uint32 socketEvents, int us)
+{
+	long		timeout = ComputeSleepTime();
 	WaitEvent	event;
 
-	ModifyWaitEvent(FeBeWaitSet, FeBeWaitSetSocketPos, socketEvents, NULL);
-	if (WaitEventSetWait(FeBeWaitSet, ComputeSleepTime(), &event, 1, WAIT_EVENT_WAL_SENDER_MAIN) == 1 &&
-		(event.events & WL_POSTMASTER_DEATH))
-		proc_exit(1);
+#ifdef __linux__
+	static bool armed = false;
+
+	/* Setting it also forgets that it has expired. */
+	if (us > 0 || armed)
+	{
+		struct itimerspec at = {.it_value.tv_nsec = us * 1000L};
+
+		if (timerfd_settime(timer, 0, &at, NULL) != 0)
+			elog(ERROR, "could not set a timer: %m");
+		armed = us > 0;
+	}
+#else
+	if (us > 0)
+		timeout = Min(timeout, (us + 999) / 1000);
+#endif
+	ModifyWaitEvent(waitSet, socketPos, socketEvents, NULL);
+	WaitEventSetWait(waitSet, timeout, &event, 1, WAIT_EVENT_WAL_SENDER_MAIN);
 }
 
 /*
- * Sleep until something happens: a flush (the condition variable of
- * walsenders), a commit that is about to be flushed (WakeSenders), the
- * standby, a signal.
+ * How long to wait until the next look for WAL, in microseconds; 0: until
+ * somebody says that there is some.
+ *
+ * Nobody says when a record is inserted.  If commits tell that they are about
+ * to, look until that shows, and once more for those that came together.  If
+ * they do not, look as long as WAL keeps coming.  What was inserted between
+ * two looks goes in one message, so the interval also bounds their number.
+ */
+static int
+LookAgainIn(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (!IsEarly())
+		return 0;
+
+	if (commitsTell)
+	{
+		static uint64 seen = 0;
+		static XLogRecPtr before = InvalidXLogRecPtr;
+		static TimestampTz until = 0;
+		uint64		commits = pg_atomic_read_u64(&Early->commits);
+		XLogRecPtr	inserted = GetInsertedRecPtr();
+		TimestampTz shortly = now + walrider_poll_interval;
+
+		if (commits != seen)
+			until = inserted > before ? shortly : now + walrider_poll_duration * INT64CONST(1000);
+		else if (inserted > before)
+			until = Min(until, shortly);
+		seen = commits;
+		before = inserted;
+		return now < until ? walrider_poll_interval : 0;
+	}
+
+	if (now - lastNews < walrider_poll_duration * INT64CONST(1000))
+		return walrider_poll_interval;
+	if (now - lastNews < UNTOLD_POLL_DURATION * INT64CONST(1000))
+		return UNTOLD_POLL_INTERVAL;
+	return 0;
+}
+
+/*
+ * Everything is sent: wait for a flush (the condition variable of
+ * walsenders), for a commit that is about to be flushed (TellSenders), for
+ * the standby, a signal, or the time to look again.
  */
 static void
-Sleep(void)
+WaitForNews(void)
 {
+	StreamCounters *counters = &MyEarlySender->counters;
 	pg_atomic_uint32 *sleeping = &MyEarlySender->sleeping;
+	int			us = LookAgainIn();
+	bool		flagged = us == 0 && IsEarly();
 
 	ConditionVariablePrepareToSleep(&WalSndCtl->wal_flush_cv);
-	pg_atomic_write_membarrier_u32(sleeping, 1);
+	if (flagged)
+	{
+		/* From here on commits set the latch; those before are counted. */
+		pg_atomic_exchange_u32(sleeping, 1);
+		us = LookAgainIn();
+	}
 
-	/* What came before the flag was up woke nobody. */
+	/* What came before we were in the list woke nobody. */
 	if (!HasNews())
 	{
-		CountUp(&MyEarlySender->counters.sleeps, 1);
-		WaitForEvents(WL_SOCKET_READABLE);
+		CountUp(us > 0 ? &counters->polls : &counters->sleeps, 1);
+		Wait(WL_SOCKET_READABLE, us);
 	}
 
 	ConditionVariableCancelSleep();
-	if (pg_atomic_exchange_u32(sleeping, 0) == 0)
-	{
-		/* The commit that woke us is not in the buffers yet. */
-		CountUp(&MyEarlySender->counters.commit_wakeups, 1);
-		pollUntil = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), walrider_poll_duration);
-	}
-}
-
-/*
- * WAL has just come in, so more of it will: look for it at short intervals.
- * Nobody tells when it is inserted, and to be woken for every commit would
- * cost the committers more than this does.  The interval is also what bounds
- * the number of messages: what is inserted meanwhile is sent at once.
- */
-static void
-Poll(void)
-{
-	struct pollfd fd = {.fd = MyProcPort->sock,.events = POLLIN};
-	struct timespec interval = {.tv_nsec = walrider_poll_interval * 1000L};
-
-	pgstat_report_wait_start(WAIT_EVENT_WAL_SENDER_MAIN);
-	do
-	{
-		CountUp(&MyEarlySender->counters.polls, 1);
-		if (ppoll(&fd, 1, &interval, NULL) != 0 || InterruptPending || MyLatch->is_set)
-			break;
-	} while (!HasNews() && GetCurrentTimestamp() < pollUntil);
-	pgstat_report_wait_end();
-
-	if (!PostmasterIsAlive())
-		proc_exit(1);
+	if (pg_atomic_read_u32(sleeping) != 0)
+		pg_atomic_write_u32(sleeping, 0);
+	else if (flagged)
+		CountUp(&counters->commit_wakeups, 1);
 }
 
 static void
@@ -419,6 +499,7 @@ ProcessInterruptsOfStream(void)
 		ConfigReloadPending = false;
 		ProcessConfigFile(PGC_SIGHUP);
 		SyncRepInitConfig();
+		pg_atomic_write_u64(&MyEarlySender->counters.early, IsEarly());
 	}
 
 	/* Do not hold up the others that invalidation messages wait for. */
@@ -487,12 +568,10 @@ StreamLoop(void)
 		if (pq_is_send_pending())
 		{
 			CountUp(&MyEarlySender->counters.blocked, 1);
-			WaitForEvents(WL_SOCKET_READABLE | WL_SOCKET_WRITEABLE);
+			Wait(WL_SOCKET_READABLE | WL_SOCKET_WRITEABLE, 0);
 		}
-		else if (caughtUp && lastProcessing < pollUntil)
-			Poll();
 		else if (caughtUp)
-			Sleep();
+			WaitForNews();
 	}
 }
 
@@ -558,7 +637,6 @@ walrider_stream_wal(PG_FUNCTION_ARGS)
 	XLogRecPtr	start;
 	TimeLineID	timeline;
 	char	   *slot;
-	bool		found;
 	StringInfoData buf;
 
 	if (!am_walsender)
@@ -587,14 +665,13 @@ walrider_stream_wal(PG_FUNCTION_ARGS)
 			(errmsg("received replication command: %s", debug_query_string)));
 	CheckStart(start, timeline);
 
-	found = FindInsertResult();
-	if (!found)
+	if (!FindInsertResult())
 		ereport(WARNING,
 				(errmsg("WAL cannot be sent before it is flushed"),
 				 errdetail("The shared memory of this server is not what walrider was built for."),
 				 errhint("Rebuild walrider against this server.")));
 	ClaimEarlySender();
-	pg_atomic_write_u64(&MyEarlySender->counters.early, found && walrider_early);
+	pg_atomic_write_u64(&MyEarlySender->counters.early, IsEarly());
 
 	if (slot != NULL)
 	{
@@ -613,9 +690,7 @@ walrider_stream_wal(PG_FUNCTION_ARGS)
 	ExitOnAnyError = true;
 	LeaveTransaction();
 	SetSignalHandlers();
-#ifdef PR_SET_TIMERSLACK
-	prctl(PR_SET_TIMERSLACK, 1000UL);	/* ns; Poll() is to be exact */
-#endif
+	InitWaitSet();
 	InitWalRead(timeline);
 	InitReplies();
 	initStringInfo(&output);

@@ -103,12 +103,16 @@ FindInsertResult(void)
 	return true;
 }
 
-/* How far WAL can be read: inserted completely. */
+bool
+KnowsInsertResult(void)
+{
+	return insertResult != NULL;
+}
+
+/* How far WAL is inserted completely; only if that is known. */
 XLogRecPtr
 GetInsertedRecPtr(void)
 {
-	if (insertResult == NULL)
-		return GetFlushRecPtr(NULL);
 	return pg_atomic_read_u64(insertResult);
 }
 

@@ -43,48 +43,54 @@ PG_MODULE_MAGIC;
 
 bool		walrider_early = true;
 int			walrider_max_ahead = 16 * 1024;
-int			walrider_poll_interval = 100;
+int			walrider_poll_interval = 200;
 int			walrider_poll_duration = 5;
 
-EarlySender *EarlySenders = NULL;
+EarlyShared *Early = NULL;
 EarlySender *MyEarlySender = NULL;
+bool		commitsTell = false;
+
+#define NUM_COUNTERS (sizeof(StreamCounters) / sizeof(pg_atomic_uint64))
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
 static Size
-EarlySendersSize(void)
+EarlySharedSize(void)
 {
-	return mul_size(max_wal_senders, sizeof(EarlySender));
+	return add_size(offsetof(EarlyShared, senders),
+					mul_size(max_wal_senders, sizeof(EarlySender)));
 }
 
 /* Find our shared memory, making it if nobody has yet. */
 void
 AttachEarlySenders(void)
 {
-	EarlySender *senders;
+	EarlyShared *shared;
 	bool		found;
 
-	if (EarlySenders != NULL)
+	if (Early != NULL)
 		return;
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	senders = ShmemInitStruct("walrider early senders", EarlySendersSize(), &found);
+	shared = ShmemInitStruct("walrider early streams", EarlySharedSize(), &found);
 	if (!found)
 	{
+		pg_atomic_init_u64(&shared->commits, 0);
 		for (int i = 0; i < max_wal_senders; i++)
 		{
-			pg_atomic_uint64 *counters = (pg_atomic_uint64 *) &senders[i].counters;
+			EarlySender *sender = &shared->senders[i];
+			pg_atomic_uint64 *counters = (pg_atomic_uint64 *) &sender->counters;
 
-			pg_atomic_init_u32(&senders[i].pid, 0);
-			pg_atomic_init_u32(&senders[i].sleeping, 0);
-			senders[i].procno = INVALID_PROC_NUMBER;
-			for (int c = 0; c < sizeof(StreamCounters) / sizeof(pg_atomic_uint64); c++)
+			pg_atomic_init_u32(&sender->pid, 0);
+			pg_atomic_init_u32(&sender->sleeping, 0);
+			sender->procno = INVALID_PROC_NUMBER;
+			for (int c = 0; c < NUM_COUNTERS; c++)
 				pg_atomic_init_u64(&counters[c], 0);
 		}
 	}
 	LWLockRelease(AddinShmemInitLock);
-	EarlySenders = senders;
+	Early = shared;
 }
 
 static void
@@ -102,10 +108,10 @@ ClaimEarlySender(void)
 	pg_atomic_uint64 *counters;
 
 	AttachEarlySenders();
-	MyEarlySender = &EarlySenders[MyWalSnd - WalSndCtl->walsnds];
+	MyEarlySender = &Early->senders[MyWalSnd - WalSndCtl->walsnds];
 
 	counters = (pg_atomic_uint64 *) &MyEarlySender->counters;
-	for (int c = 0; c < sizeof(StreamCounters) / sizeof(pg_atomic_uint64); c++)
+	for (int c = 0; c < NUM_COUNTERS; c++)
 		pg_atomic_write_u64(&counters[c], 0);
 	MyEarlySender->procno = MyProcNumber;
 	pg_atomic_write_u32(&MyEarlySender->sleeping, 0);
@@ -116,24 +122,26 @@ ClaimEarlySender(void)
 /*
  * In every backend, when it is about to commit: its record will be in the
  * buffers in a moment, and whoever sleeps has to be up by then.  A sender
- * that is awake looks by itself, so this costs a busy system nothing but a
- * read of each flag.
+ * that is awake sees the count, so this costs a busy system little.
  */
 static void
-WakeSenders(XactEvent event, void *arg)
+TellSenders(XactEvent event, void *arg)
 {
 	if (event != XACT_EVENT_PRE_COMMIT && event != XACT_EVENT_PRE_PREPARE)
 		return;
 
-	/* Only what is flushed at once is worth a wake-up. */
-	if (EarlySenders == NULL || XactLastRecEnd == InvalidXLogRecPtr ||
+	/* Only what is flushed at once is worth it: see RecordTransactionCommit. */
+	if (Early == NULL || XactLastRecEnd == InvalidXLogRecPtr ||
 		synchronous_commit == SYNCHRONOUS_COMMIT_OFF ||
 		!TransactionIdIsValid(GetTopTransactionIdIfAny()))
 		return;
 
+	/* A full barrier: whoever goes to sleep now sees it, or we see its flag. */
+	pg_atomic_fetch_add_u64(&Early->commits, 1);
+
 	for (int i = 0; i < max_wal_senders; i++)
 	{
-		EarlySender *sender = &EarlySenders[i];
+		EarlySender *sender = &Early->senders[i];
 
 		if (pg_atomic_read_u32(&sender->sleeping) != 0 &&
 			pg_atomic_exchange_u32(&sender->sleeping, 0) != 0)
@@ -146,7 +154,7 @@ walrider_shmem_request(void)
 {
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
-	RequestAddinShmemSpace(EarlySendersSize());
+	RequestAddinShmemSpace(EarlySharedSize());
 }
 
 static void
@@ -156,7 +164,7 @@ walrider_shmem_startup(void)
 		prev_shmem_startup_hook();
 
 	/* After a crash the postmaster makes shared memory anew. */
-	EarlySenders = NULL;
+	Early = NULL;
 	AttachEarlySenders();
 }
 
@@ -181,7 +189,7 @@ _PG_init(void)
 							"Sets the time, in microseconds, between two looks for new WAL while there is some.",
 							NULL,
 							&walrider_poll_interval,
-							100, 10, 10000,
+							200, 10, 10000,
 							PGC_SIGHUP, 0,
 							NULL, NULL, NULL);
 	DefineCustomIntVariable("walrider.poll_duration",
@@ -199,6 +207,7 @@ _PG_init(void)
 		shmem_request_hook = walrider_shmem_request;
 		prev_shmem_startup_hook = shmem_startup_hook;
 		shmem_startup_hook = walrider_shmem_startup;
-		RegisterXactCallback(WakeSenders, NULL);
+		RegisterXactCallback(TellSenders, NULL);
+		commitsTell = true;
 	}
 }

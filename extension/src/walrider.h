@@ -41,7 +41,7 @@ typedef struct StreamCounters
 	pg_atomic_uint64 wal_messages;
 	pg_atomic_uint64 keepalives;
 	pg_atomic_uint64 replies;
-	pg_atomic_uint64 coalesced; /* times that news waited for more of it */
+	pg_atomic_uint64 coalesced; /* flushes told by WAL that was sent anyway */
 	pg_atomic_uint64 blocked;	/* waits for the socket to take more */
 	pg_atomic_uint64 sleeps;	/* waits for anything to happen */
 	pg_atomic_uint64 polls;		/* short waits while WAL is coming in */
@@ -61,8 +61,15 @@ typedef struct EarlySender
 	StreamCounters counters;
 } EarlySender;
 
-extern EarlySender *EarlySenders;	/* NULL before AttachEarlySenders */
+typedef struct EarlyShared
+{
+	pg_atomic_uint64 commits;	/* that are about to insert their record */
+	EarlySender senders[FLEXIBLE_ARRAY_MEMBER];
+} EarlyShared;
+
+extern EarlyShared *Early;		/* NULL before AttachEarlySenders */
 extern EarlySender *MyEarlySender;
+extern bool commitsTell;		/* preloaded: commits count and wake */
 
 extern void AttachEarlySenders(void);
 extern void ClaimEarlySender(void);
@@ -75,6 +82,7 @@ CountUp(pg_atomic_uint64 *counter, uint64 by)
 
 /* walbuf.c */
 extern bool FindInsertResult(void);
+extern bool KnowsInsertResult(void);
 extern XLogRecPtr GetInsertedRecPtr(void);
 extern void InitWalRead(TimeLineID tli);
 extern void ReadWal(char *buf, XLogRecPtr startptr, Size count);
