@@ -1,0 +1,734 @@
+"""walrider.stream_wal() on real primaries, driven by a raw socket: what is sent, when, and what the server makes of the answers.
+
+The extension has to be installed into the servers: `make extension`.
+"""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from tests.harness import install
+from tests.harness.cluster import PgCluster, ServerError, copy_tree, format_lsn, parse_lsn, run
+from tests.harness.early_client import Closed, EarlyClient, Follower, Refused
+from tests.harness.shim import Disk
+from tests.suites import source
+
+PAGE, SEGMENT = 8192, 1 << 20
+SETTINGS = """
+fsync = on
+max_wal_senders = 6
+wal_keep_size = 2GB
+max_wal_size = 2GB
+checkpoint_timeout = 1h
+autovacuum = off
+shared_buffers = 32MB
+log_replication_commands = on
+"""
+PRELOAD = "shared_preload_libraries = 'walrider'\n"
+SYNC = "synchronous_standby_names = 'early'\n"
+LOCAL = "-c synchronous_commit=local"
+
+@pytest.fixture(scope="module")
+def template(scratch):
+    """As initdb leaves it, with the extension."""
+    server = PgCluster.init(scratch / "early", wal_segsize_mb=1, conf=SETTINGS)
+    with server.start():
+        server.psql("CREATE EXTENSION walrider; CREATE TABLE t (id int PRIMARY KEY, filler text)")
+        server.stop()
+    return server.data_dir
+
+
+@pytest.fixture
+def make_server(template, work):
+    """Makes primaries of the template; they end with the test."""
+    made = []
+
+    def make(conf="", disk=None, start=True):
+        server = PgCluster(copy_tree(template, work / f"server{len(made)}"))
+        made.append(server)
+        server.configure(conf)
+        if disk:
+            server.own_environment = disk.environment()
+        return server.start() if start else server
+
+    yield make
+    for server in made:
+        server.kill()
+
+
+@pytest.fixture(params=[False, True], ids=["loaded", "preloaded"])
+def preload(request):
+    """The library as the first sender finds it, or in every backend."""
+    return PRELOAD if request.param else ""
+
+
+@pytest.fixture
+def disk(work):
+    """Slows down fsync of WAL."""
+    return Disk(work / "disk", "pg_wal")
+
+
+def flushed(server):
+    return parse_lsn(server.value("SELECT pg_current_wal_flush_lsn()"))
+
+
+def inserted(server):
+    return parse_lsn(server.lsn())
+
+
+def stat(server, columns, pid=None):
+    """Columns of the view, of the only stream."""
+    return server.psql(f"SELECT {columns} FROM walrider.stat_early_stream" + (f" WHERE pid = {pid}" if pid else ""))[0]
+
+
+def in_fsync(server, query):
+    """A statement's commit is being flushed: what is inserted from now on is not part of that."""
+    wait_for(lambda: server.psql(f"SELECT 1 FROM pg_stat_activity WHERE wait_event = 'WalSync' AND query LIKE '%{query}%' "
+                                 "AND pid <> pg_backend_pid()"), "the fsync")
+
+
+def walsender(server):
+    return int(stat(server, "pid")[0])
+
+
+def wait_for(condition, what, timeout=30):
+    """Until it holds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def wal_files(server, start, end, timeline=1):
+    """The primary's WAL between two positions, from its files."""
+    data = bytearray()
+    for number in range(start // SEGMENT, (end - 1) // SEGMENT + 1):
+        name = f"{timeline:08X}{number * SEGMENT >> 32:08X}{number % ((1 << 32) // SEGMENT):08X}"
+        data += (server.data_dir / "pg_wal" / name).read_bytes()
+    offset = start % SEGMENT
+    return bytes(data[offset:offset + end - start])
+
+
+def record_starts(server, start, end):
+    """Where the records begin."""
+    out = run([install.program("pg_waldump"), "-p", server.data_dir / "pg_wal", "-s", format_lsn(start),
+               "-e", format_lsn(end)]).stdout
+    return {parse_lsn(lsn) for lsn in re.findall(r" lsn: ([0-9A-F]+/[0-9A-F]+),", out)}
+
+
+def check_bytes(server, follower, end):
+    """What came is what the files have, in pieces that end where they may."""
+    assert bytes(follower.wal[:end - follower.start_lsn]) == wal_files(server, follower.start_lsn, end)
+    starts = record_starts(server, follower.start_lsn, end) | {follower.received, end}
+    for message in follower.messages:
+        if message["kind"] == "wal":
+            assert message["length"] <= 16 * PAGE
+            stop = message["start"] + message["length"]
+            assert stop % PAGE == 0 or stop in starts or stop >= end, f"a record is split at {format_lsn(stop)}"
+
+
+def load(server):
+    """Small and large transactions, bulk, switches and a checkpoint."""
+    clients = [server.session() for _ in range(4)]
+    for step in range(20):
+        for number, client in enumerate(clients):
+            client.send(f"INSERT INTO t VALUES ({step * 10 + number}, repeat('x', {step * 300}))")
+        if step % 7 == 3:
+            server.psql("SELECT pg_switch_wal()")
+        if step == 10:
+            server.psql("CREATE TABLE IF NOT EXISTS bulk AS SELECT i, repeat(md5(i::text), 20) FROM generate_series(1, 20000) i; CHECKPOINT")
+    for client in clients:
+        client.wait()
+        client.close()
+
+
+# What is sent
+
+@pytest.mark.parametrize("conf", ["", "wal_buffers = 64kB\n", "walrider.early = off\n"], ids=["default", "small_buffers", "off"])
+def test_bytes(make_server, preload, conf):
+    server = make_server(preload + SYNC + conf)
+    with Follower(server, flushed(server)) as follower:
+        load(server)
+        end = inserted(server)
+        follower.wait_flushed(end)
+        early, sent, buffers, from_disk = stat(server, "early, sent_bytes, buffers_bytes, disk_bytes")
+        assert early == ("f" if "off" in conf else "t")
+        assert int(sent) == int(buffers) + int(from_disk) >= len(follower.wal) > 10 << 20
+        server.psql("SET synchronous_commit = local; SELECT pg_switch_wal()")
+        follower.wait_flushed(end)
+        check_bytes(server, follower, end)
+        if "off" in conf:
+            assert int(stat(server, "early_bytes")[0]) == 0
+            assert all(m["start"] + m["length"] <= m["wal_end"] for m in follower.messages if m["kind"] == "wal")
+
+
+def test_before_flush(make_server, disk):
+    """With fsync stuck, WAL comes all the same, and says how far it is flushed."""
+    server = make_server(PRELOAD, disk)
+    with Follower(server, flushed(server)) as follower, server.session() as one, server.session() as two:
+        wait_for(lambda: follower.wal_end >= follower.start_lsn, "the first keepalive")
+        horizon = flushed(server)
+        disk.hold_fsync()
+        one.send("INSERT INTO t VALUES (1, 'first')")
+        follower.wait(lambda it: b"first" in it.wal, "a commit in its fsync")
+        two.send("INSERT INTO t VALUES (2, 'second')")
+        follower.wait(lambda it: b"second" in it.wal, "a commit behind it")
+        assert flushed(server) == horizon == follower.wal_end < follower.received
+        ahead, early = stat(server, "max_ahead_bytes, early_bytes")
+        assert int(ahead) == int(early) == follower.received - horizon
+
+        disk.hold_fsync(False)
+        one.wait(), two.wait()
+        # Nothing more is written: a keepalive says that it is flushed.
+        follower.wait_flushed(inserted(server))
+        assert follower.messages[-1]["kind"] == "keepalive"
+        assert int(stat(server, "disk_bytes")[0]) == 0
+
+
+def test_before_flush_unless_off(make_server, disk):
+    """The connection's own setting."""
+    server = make_server(PRELOAD, disk)
+    with Follower(server, flushed(server), options="-c walrider.early=off") as follower, server.session() as one:
+        disk.hold_fsync()
+        one.send("INSERT INTO t VALUES (1, 'first')")
+        time.sleep(0.5)
+        assert b"first" not in follower.wal
+        # A setting of the connection outranks the file's.
+        server.psql("ALTER SYSTEM SET walrider.early = on; SELECT pg_reload_conf()", options="-c synchronous_commit=off")
+        time.sleep(0.3)
+        assert stat(server, "early") == ["f"] and b"first" not in follower.wal
+        disk.hold_fsync(False)
+        one.wait()
+        follower.wait(lambda it: b"first" in it.wal, "the commit")
+
+
+def test_reload(make_server, disk):
+    """A changed setting counts at once, for a stream that has none of its own."""
+    server = make_server(PRELOAD + "walrider.early = off\n", disk)
+    with Follower(server, flushed(server)) as follower, server.session() as one:
+        server.psql("ALTER SYSTEM SET walrider.early = on; SELECT pg_reload_conf()")
+        wait_for(lambda: stat(server, "early") == ["t"], "the new setting")
+        disk.hold_fsync()
+        one.send("INSERT INTO t VALUES (1, 'first')")
+        follower.wait(lambda it: b"first" in it.wal, "a commit in its fsync")
+        disk.hold_fsync(False)
+
+
+def test_max_ahead(make_server, disk):
+    """Never more than that is behind the flush position."""
+    server = make_server(PRELOAD + "walrider.max_ahead = 256kB\nwal_buffers = 4MB\n", disk)
+    server.psql("CREATE TABLE bulk (filler text); ALTER TABLE bulk ALTER filler SET STORAGE EXTERNAL")
+    with Follower(server, flushed(server)) as follower, server.session() as one, server.session() as two:
+        server.psql("CHECKPOINT")
+        disk.hold_fsync()
+        one.send("INSERT INTO t VALUES (1, 'first')")
+        follower.wait(lambda it: b"first" in it.wal, "a commit in its fsync")
+        two.send("INSERT INTO bulk SELECT repeat('z', 8000) FROM generate_series(1, 100)")
+        horizon = flushed(server)
+        follower.wait(lambda it: it.received > horizon + (200 << 10), "what is allowed")
+        time.sleep(0.5)
+        assert horizon + (200 << 10) < follower.received <= horizon + (256 << 10)
+        disk.hold_fsync(False)
+        one.wait(), two.wait()
+        follower.wait_flushed(inserted(server))
+        check_bytes(server, follower, follower.received)
+
+
+def test_wakes_for_a_commit(make_server, disk, preload):
+    """A commit out of the blue: preloaded it is sent before its flush, otherwise when that is done."""
+    server = make_server(preload, disk)
+    with Follower(server, flushed(server)) as follower, server.session() as one:
+        one.run("SELECT 1")
+        time.sleep(3)
+        before, = stat(server, "polls")
+        disk.fsync_takes(300)
+        one.send("INSERT INTO t VALUES (1, 'first')")
+        begun = time.monotonic()
+        follower.wait(lambda it: b"first" in it.wal, "the commit")
+        took = follower.messages[-1]["at"] - begun
+        one.wait()
+        assert (took < 0.2) if preload else (took >= 0.2), took
+        disk.fsync_takes(0)
+        assert (int(stat(server, "commit_wakeups")[0]) > 0) == bool(preload)
+        # Idle, it looks for nothing.
+        time.sleep(2)
+        polls, = stat(server, "polls")
+        time.sleep(1)
+        assert stat(server, "polls") == [polls] and int(polls) - int(before) < 5000
+
+
+def test_several(make_server, preload):
+    """Senders do not disturb each other; one of them hears of flushed WAL only."""
+    server = make_server(preload)
+    start = flushed(server)
+    followers = [Follower(server, start, application_name=f"f{number}",
+                          options="-c walrider.early=off" if number == 2 else "") for number in range(4)]
+    try:
+        load(server)
+        end = inserted(server)
+        for follower in followers:
+            check_bytes(server, follower.wait_flushed(end), end)
+        rows = server.psql("SELECT application_name, early, sent_lsn FROM walrider.stat_early_stream ORDER BY 1")
+        assert [row[:2] for row in rows] == [["f0", "t"], ["f1", "t"], ["f2", "f"], ["f3", "t"]]
+    finally:
+        for follower in followers:
+            follower.close()
+    wait_for(lambda: not server.psql("SELECT 1 FROM walrider.stat_early_stream"), "the streams end")
+
+
+def test_slow_reader(make_server):
+    """A standby that does not read blocks nobody, and gets everything later, from the files."""
+    server = make_server()
+    start = flushed(server)
+    with EarlyClient(server) as client:
+        client.stream(start)
+        load(server)
+        end = inserted(server)
+        pid = walsender(server)
+        blocked, sent = stat(server, "blocked, sent_bytes")
+        assert int(blocked) > 0 and int(sent) < 5 << 20
+        assert int(re.search(r"RssAnon:\s+(\d+)", open(f"/proc/{pid}/status").read())[1]) < 20000
+        wal = bytearray()
+        while len(wal) < end - start:
+            message = client.receive()
+            if message["kind"] == "wal":
+                assert message["start"] == start + len(wal)
+                wal += message["data"]
+        assert bytes(wal[:end - start]) == wal_files(server, start, end)
+        assert int(stat(server, "disk_bytes")[0]) > 5 << 20
+
+
+# What the answers do
+
+LEVELS = {"remote_write": 0, "on": 1, "remote_apply": 2}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_synchronous(make_server, preload, level):
+    """Each level waits for its own position."""
+    server = make_server(preload + SYNC)
+
+    def without(position):
+        def answer(received, wal_end):
+            positions = list(Follower.everything(received, wal_end))
+            for later in range(position, 3):
+                positions[later] = start
+            return positions
+        return answer
+
+    start = flushed(server)
+    with Follower(server, start, answer=without(LEVELS[level])) as follower, \
+            server.session(options=f"-c synchronous_commit={level}") as one:
+        server.psql("SELECT 1")
+        wait_for(lambda: server.psql("SELECT state, sync_state FROM pg_stat_replication") == [["streaming", "sync"]], "sync")
+        one.send("INSERT INTO t VALUES (1, 'first')")
+        wait_for(lambda: server.psql("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"), "the wait")
+        time.sleep(0.3)
+        assert server.psql("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+        follower.answer = without(LEVELS[level] + 1)
+        follower.client.status(*follower.answer(follower.received, follower.wal_end))
+        one.wait()
+        begun = time.monotonic()
+        for number in range(2, 52):
+            one.run(f"INSERT INTO t VALUES ({number})")
+        assert time.monotonic() - begun < 5
+
+
+def test_synchronous_waits_for_the_local_flush(make_server, disk):
+    """An acknowledged commit is durable here, however early the standby has it."""
+    server = make_server(PRELOAD + SYNC, disk)
+    with Follower(server, flushed(server)) as follower, server.session() as one:
+        follower.answer = lambda received, _wal_end: (received, received, received)
+        disk.hold_fsync()
+        one.send("INSERT INTO t VALUES (1, 'first')")
+        follower.wait(lambda it: b"first" in it.wal, "a commit in its fsync")
+        wait_for(lambda: server.psql("SELECT flush_lsn > pg_current_wal_flush_lsn() FROM pg_stat_replication") == [["t"]], "the answer")
+        time.sleep(0.3)
+        in_fsync(server, "first")
+        assert server.value("SELECT count(*) FROM t") == "0"
+        disk.hold_fsync(False)
+        one.wait()
+        assert server.value("SELECT count(*) FROM t") == "1"
+
+
+def test_confirms_only_what_was_sent(make_server):
+    """A standby cannot release commits whose WAL it was not sent."""
+    server = make_server(SYNC)
+    start = flushed(server)
+    with Follower(server, start, answer=lambda *_: (1 << 60,) * 3) as follower, server.session(options=LOCAL) as one:
+        one.run("INSERT INTO t VALUES (1)")
+        follower.wait_flushed(inserted(server))
+        wait_for(lambda: server.psql("SELECT write_lsn = sent_lsn, flush_lsn = sent_lsn, replay_lsn = sent_lsn "
+                                     "FROM pg_stat_replication") == [["t", "t", "t"]], "the positions")
+
+
+def test_slot(make_server, disk):
+    """The slot never goes past what this server has flushed, whatever the standby has."""
+    server = make_server(PRELOAD, disk)
+    server.psql("SELECT pg_create_physical_replication_slot('early', true)")
+    slot = "SELECT active_pid, restart_lsn FROM pg_replication_slots"
+    with Follower(server, flushed(server), slot="early") as follower, server.session() as one:
+        follower.answer = lambda received, _wal_end: (received, received, received)
+        horizon = flushed(server)
+        disk.hold_fsync()
+        one.send("INSERT INTO t VALUES (1, 'first')")
+        follower.wait(lambda it: b"first" in it.wal, "a commit in its fsync")
+        wait_for(lambda: server.psql("SELECT flush_lsn > pg_current_wal_flush_lsn() FROM pg_stat_replication") == [["t"]], "the answer")
+        assert server.psql(slot) == [[str(walsender(server)), format_lsn(horizon)]]
+        disk.hold_fsync(False)
+        one.wait()
+        end = inserted(server)
+        follower.wait_flushed(end)
+        follower.client.status(end)
+        wait_for(lambda: parse_lsn(server.psql(slot)[0][1]) >= end, "the slot")
+        with pytest.raises(Refused, match="is active for PID") as refused:
+            with EarlyClient(server) as other:
+                other.stream(end, slot="early")
+        assert refused.value.sqlstate == "55006"
+    wait_for(lambda: server.psql(slot)[0][0] == "", "the release")
+
+
+def test_feedback(make_server):
+    """hot_standby_feedback: in the slot, or in the process."""
+    server = make_server()
+    server.psql("SELECT pg_create_physical_replication_slot('early', true)")
+    xid = int(server.value("SELECT txid_current()"))
+    for slot, where in (("early", "SELECT xmin FROM pg_replication_slots"),
+                        (None, "SELECT backend_xmin FROM pg_stat_replication")):
+        with Follower(server, flushed(server), slot=slot) as follower:
+            assert server.value(where) == ""
+            follower.client.feedback(xid - 1)
+            wait_for(lambda: server.value(where) == str(xid - 1), "the xmin")
+            follower.client.feedback(xid + 1000)        # of the future: not meant
+            follower.client.feedback(xid - 1, epoch=7)
+            time.sleep(0.2)
+            assert server.value(where) == str(xid - 1)
+            follower.client.feedback(0)
+            wait_for(lambda: server.value(where) == "", "no xmin")
+        wait_for(lambda: not server.psql("SELECT 1 FROM pg_stat_replication"), "the end")
+
+
+def test_lag(make_server):
+    """The lag columns: of what is late, growing while nothing comes, gone when nothing is to come."""
+    server = make_server()
+    lags = "SELECT extract(epoch FROM write_lag), extract(epoch FROM flush_lag), extract(epoch FROM replay_lag) FROM pg_stat_replication"
+    start = flushed(server)
+    with Follower(server, start) as follower:
+        follower.answer = lambda received, _wal_end: (received, start, start)
+        server.psql("INSERT INTO t VALUES (1)")
+        follower.wait_flushed(inserted(server))
+        time.sleep(0.5)
+        follower.client.status(follower.received, start, start)
+        wait_for(lambda: float(server.psql(lags)[0][1] or 0) > 0.4, "a lag")
+        write, flush, replay = map(float, server.psql(lags)[0])
+        assert write < 0.4 < flush <= 2 and 0.4 < replay <= 2
+        follower.answer = Follower.everything
+        for _ in range(3):
+            follower.client.status(follower.received)
+        wait_for(lambda: server.psql(lags) == [["", "", ""]], "no lag")
+
+
+def test_holds_nothing_up(make_server):
+    """No snapshot, no lock: VACUUM removes, an index is made concurrently, and catalogs may change."""
+    server = make_server(PRELOAD)
+    with Follower(server, flushed(server)) as follower:
+        pid = walsender(server)
+        server.psql("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 1000) i; DELETE FROM t")
+        assert server.psql(f"SELECT backend_xmin, backend_xid, xact_start, state FROM pg_stat_activity WHERE pid = {pid}") \
+            == [["", "", "", "active"]]
+        assert server.psql(f"SELECT 1 FROM pg_locks WHERE pid = {pid}") == []
+        server.psql("VACUUM t", timeout=30)
+        assert server.value("SELECT pg_relation_size('t')") == "0"
+        server.psql("CREATE INDEX CONCURRENTLY ON t (filler); DROP INDEX CONCURRENTLY t_filler_idx", timeout=30)
+        # Enough invalidation messages that every idle backend is asked to catch up.
+        server.psql("DO $$ BEGIN FOR i IN 1..800 LOOP CREATE TEMP TABLE gone (a int, b text); DROP TABLE gone; END LOOP; END $$")
+        server.psql("INSERT INTO t VALUES (1)")
+        follower.wait_flushed(inserted(server))
+        assert server.psql(f"SELECT 1 FROM pg_locks WHERE pid = {pid}") == []
+
+
+# Who may, and what is refused
+
+def refused(server, sqlstate, message, start=None, **connection):
+    """The call is refused; the connection can be used afterwards."""
+    arguments = {key: connection.pop(key) for key in ("timeline", "slot") if key in connection}
+    with EarlyClient(server, **connection) as client:
+        with pytest.raises(Refused, match=message) as error:
+            client.stream(flushed(server) if start is None else start, **arguments)
+        assert error.value.sqlstate == sqlstate, error.value
+        assert client.query("SELECT 1") == [["1"]]
+
+
+def test_privileges(make_server):
+    server = make_server()
+    server.psql("CREATE ROLE nobody LOGIN; CREATE ROLE standby LOGIN REPLICATION; CREATE ROLE other LOGIN;"
+                "GRANT EXECUTE ON PROCEDURE walrider.stream_wal TO other")
+    refused(server, "42501", "permission denied for procedure stream_wal", user="standby")
+    refused(server, "55000", "can only be called on a replication connection", user="other", replication="")
+    refused(server, "55000", "can only be called on a replication connection", replication="")
+    with pytest.raises(Refused, match="permission denied to start WAL sender"):
+        EarlyClient(server, user="other")
+    with EarlyClient(server) as client:
+        client.query("SET ROLE other")
+        with pytest.raises(Refused, match="permission denied to stream WAL") as error:
+            client.stream(flushed(server))
+        assert error.value.sqlstate == "42501"
+
+    server.psql("GRANT EXECUTE ON PROCEDURE walrider.stream_wal TO standby")
+    with Follower(server, flushed(server), user="standby") as follower:
+        server.psql("INSERT INTO t VALUES (1)")
+        follower.wait_flushed(inserted(server))
+        assert server.psql("SET ROLE pg_read_all_stats; SELECT usename FROM walrider.stat_early_stream") == [["standby"]]
+        with pytest.raises(ServerError, match="permission denied"):
+            server.psql("SET ROLE nobody; SELECT * FROM walrider.stat_early_stream")
+
+
+def test_refusals(make_server, work):
+    server = make_server()
+    server.psql("SELECT pg_create_physical_replication_slot('physical')")
+    now = flushed(server)
+    refused(server, "XX000", "requested starting point .* is ahead of the WAL flush position", start=now + (1 << 30))
+    refused(server, "XX000", "requested timeline 2 is not in this server's history", timeline=2)
+    refused(server, "XX000", "requested timeline -1 is not in this server's history|4294967295", timeline=-1)
+    refused(server, "42704", 'replication slot "none" does not exist', slot="none")
+    for sql, sqlstate in (("BEGIN; CALL walrider.stream_wal('0/1', 1)", "25001"),
+                          ("SELECT 1; CALL walrider.stream_wal('0/1', 1)", "25001"),
+                          ("DO $$ BEGIN CALL walrider.stream_wal(NULL, 1); END $$", "22004"),
+                          ("CALL walrider.stream_wal('0/1', NULL)", "22004")):
+        with EarlyClient(server) as client:
+            with pytest.raises(Refused) as error:
+                client.query(sql)
+            assert error.value.sqlstate == sqlstate, (sql, error.value)
+
+    # WAL that is gone: as START_REPLICATION says it.
+    server.configure("wal_keep_size = 0\nmax_wal_size = 2MB\nmin_wal_size = 2MB\n")
+    server.restart()
+    for _ in range(5):
+        server.psql("INSERT INTO t SELECT i FROM generate_series(1, 20000) i; DELETE FROM t; SELECT pg_switch_wal(); CHECKPOINT")
+    refused(server, "58P01", "requested WAL segment [0-9A-F]{24} has already been removed", start=now)
+
+    # A standby has nothing that is not flushed; when promoted, its old timeline is not its to send any more.
+    server.basebackup(work / "standby", wal="stream")
+    with PgCluster(work / "standby") as standby:
+        (standby.data_dir / "standby.signal").touch()
+        standby.configure(f"primary_conninfo = 'host={server.sockets} port={server.port} user=postgres'")
+        standby.start()
+        with EarlyClient(standby) as client:
+            with pytest.raises(Refused, match="recovery is in progress") as error:
+                client.stream(now)
+            assert error.value.sqlstate == "55000"
+        standby.psql("SELECT pg_promote()")
+        refused(standby, "55000", "timeline 1 is not the current timeline 2", timeline=1)
+        with Follower(standby, flushed(standby), timeline=2) as follower:
+            standby.psql("INSERT INTO t VALUES (1)")
+            follower.wait_flushed(inserted(standby))
+
+
+def test_logical_slot_is_refused(make_server):
+    server = make_server("wal_level = logical\n")
+    server.psql("SELECT pg_create_logical_replication_slot('logical', 'pgoutput')")
+    refused(server, "55000", "cannot use a logical replication slot for physical replication", slot="logical")
+    assert server.psql("SELECT active FROM pg_replication_slots") == [["f"]]
+
+
+def test_nonsense_from_the_standby(make_server):
+    """It ends the connection, and nothing else."""
+    server = make_server()
+    for tag, body in ((b"d", b"r"), (b"d", b"?"), (b"d", b""), (b"Q", b"SELECT 1\0"), (b"d", b"h\0\0"), (b"d", b"r" * 200_000)):
+        client = EarlyClient(server).stream(flushed(server))
+        client._send(tag, body)
+        with pytest.raises((Closed, Refused)):
+            while client.receive(10):
+                pass
+        client.close()
+    wait_for(lambda: not server.psql("SELECT 1 FROM pg_stat_replication"), "all gone")
+    assert server.log_matches("was terminated by signal") == []
+
+
+# The end
+
+def is_gone(pid):
+    return not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize("mode", ["fast", "smart"])
+def test_stop(make_server, preload, mode):
+    """A stop under load: the standby gets the last record, the shutdown checkpoint, before the stream ends."""
+    server = make_server(preload + SYNC)
+    with Follower(server, flushed(server)) as follower:
+        one = server.session()
+        one.send("DO $$ BEGIN FOR i IN 1..2000 LOOP INSERT INTO t VALUES (i); COMMIT; END LOOP; END $$")
+        follower.wait(lambda it: it.received > it.start_lsn + 20000, "the load")
+        if mode == "smart":     # which waits for sessions
+            one.wait()
+            one.close()
+        begun = time.monotonic()
+        server.stop(mode, timeout=60)
+        assert time.monotonic() - begun < 20
+        follower.wait_end()
+        assert follower.ended and follower.error is None
+        assert follower.wal_end == follower.received
+        checkpoint = parse_lsn(server.controldata()["Latest checkpoint location"])
+        assert follower.start_lsn < checkpoint < follower.received <= checkpoint + 2 * PAGE
+        check_bytes(server, follower, follower.received)
+        assert server.log_matches("FATAL.*\n.*CALL walrider") == []
+        one.close()
+
+
+def test_stop_waits_for_the_standby(make_server, disk):
+    """As long as it does not confirm, up to wal_sender_timeout."""
+    server = make_server("wal_sender_timeout = 3s\n")
+    with Follower(server, flushed(server)) as follower:
+        follower.answer = lambda received, _wal_end: (received, follower.start_lsn, follower.start_lsn)
+        server.psql("INSERT INTO t VALUES (1)")
+        server.process.send_signal(signal.SIGINT)
+        checkpoint = lambda: parse_lsn(server.controldata()["Latest checkpoint location"])
+        wait_for(lambda: follower.received > checkpoint() > follower.start_lsn, "the shutdown checkpoint")
+        time.sleep(1)
+        assert server.process.poll() is None and not follower.ended
+        follower.answer = Follower.everything
+        server.stop(timeout=30)
+        assert follower.wait_end().ended
+
+
+def test_stop_with_a_silent_standby(make_server):
+    """The server does not wait longer than wal_sender_timeout."""
+    server = make_server("wal_sender_timeout = 2s\n")
+    with Follower(server, flushed(server), answer=Follower.nothing) as follower:
+        server.psql("INSERT INTO t VALUES (1)")
+        begun = time.monotonic()
+        server.stop(timeout=60)
+        assert 1 < time.monotonic() - begun < 15
+        assert not follower.wait_end().ended
+
+
+def test_timeout(make_server):
+    """Half of wal_sender_timeout: a question; all of it: the end. Who answers stays."""
+    server = make_server("wal_sender_timeout = 2s\n")
+    silent = Follower(server, flushed(server), answer=Follower.nothing, application_name="silent")
+    with silent, Follower(server, flushed(server)) as follower:
+        silent.wait_end()
+        assert any(message.get("reply") for message in silent.messages)
+        assert server.log_matches("terminating walsender process due to replication timeout")
+        time.sleep(3)
+        assert follower.is_alive() and server.psql("SELECT application_name FROM pg_stat_replication") == [["early"]]
+
+
+def test_ends(make_server):
+    """Terminated, cancelled, hung up on, ended by the standby: each ends the process and frees its slot."""
+    server = make_server(PRELOAD)
+    server.psql("SELECT pg_create_physical_replication_slot('early')")
+
+    def begun():
+        return Follower(server, flushed(server), slot="early"), walsender(server)
+
+    def over(follower, pid):
+        wait_for(lambda: is_gone(pid), "the process")
+        follower.close()
+        assert server.psql("SELECT active FROM pg_replication_slots") == [["f"]]
+        assert server.psql("SELECT 1 FROM walrider.stat_early_stream") == []
+
+    follower, pid = begun()
+    server.psql(f"SELECT pg_terminate_backend({pid})")
+    assert follower.wait_end().error.sqlstate == "57P01"
+    over(follower, pid)
+
+    follower, pid = begun()
+    server.psql(f"SELECT pg_cancel_backend({pid})")
+    assert follower.wait_end().error.sqlstate == "57014"
+    over(follower, pid)
+
+    follower, pid = begun()
+    follower.close()
+    over(follower, pid)
+
+    follower, pid = begun()
+    follower.client.copy_done()
+    assert follower.wait_end().ended
+    over(follower, pid)
+
+
+
+def test_idle_with_the_postmaster(make_server):
+    """The postmaster is killed: the sender does not outlive it."""
+    server = make_server(PRELOAD)
+    with Follower(server, flushed(server)) as follower:
+        pid = walsender(server)
+        server.process.kill()
+        server.process.wait()
+        wait_for(lambda: is_gone(pid), "the sender")
+        follower.wait_end()
+        server.kill()
+
+
+@pytest.mark.parametrize("mode", ["immediate", "kill"])
+def test_crash(make_server, disk, preload, mode):
+    """What was sent ahead of the flush is lost and written anew; what was told to be flushed is not."""
+    server = make_server(preload, disk)
+    with Follower(server, flushed(server)) as follower, server.session() as one, server.session() as two:
+        server.psql("INSERT INTO t VALUES (0)")
+        disk.hold_fsync()
+        one.send("INSERT INTO t VALUES (1, 'first')")
+        if preload:
+            follower.wait(lambda it: b"first" in it.wal, "a commit in its fsync")
+        in_fsync(server, "first")
+        two.send("INSERT INTO t VALUES (2, 'second')")
+        if preload:
+            follower.wait(lambda it: b"second" in it.wal, "a commit behind it")
+        else:
+            time.sleep(0.5)
+        server.kill() if mode == "kill" else server.stop("immediate")
+        follower.wait_end()
+        lost, horizon = follower.received, follower.wal_end
+    disk.hold_fsync(False)
+    server.start()
+    assert server.value("SELECT count(*) FROM t WHERE id = 2") == "0"
+    with Follower(server, horizon) as again:
+        server.psql("INSERT INTO t VALUES (3, 'third')")
+        end = inserted(server)
+        again.wait_flushed(end)
+        check_bytes(server, again, end)
+        assert bytes(follower.wal[:horizon - follower.start_lsn]) == wal_files(server, follower.start_lsn, horizon)
+        if preload:
+            assert lost > horizon
+            assert bytes(follower.wal[horizon - follower.start_lsn:]) != bytes(again.wal[:lost - horizon])
+
+
+def test_backend_crash(make_server, preload):
+    """A backend dies: the postmaster makes shared memory anew, and streams work as before."""
+    server = make_server(preload)
+    with Follower(server, flushed(server)) as follower, server.session() as one:
+        os.kill(int(one.run("SELECT pg_backend_pid()")[0]), signal.SIGKILL)
+        follower.wait_end()
+
+    def accepts():
+        return server.psql("SELECT 1", check=False) == [["1"]]
+
+    wait_for(accepts, "the restart")
+    with Follower(server, flushed(server)) as follower:
+        server.psql("INSERT INTO t VALUES (1)")
+        follower.wait_flushed(inserted(server))
+        assert len(server.psql("SELECT 1 FROM walrider.stat_early_stream")) == 1
+
+
+def test_log(make_server):
+    """What log_replication_commands and a synchronous standby leave in the log."""
+    server = make_server(SYNC)
+    with Follower(server, flushed(server)) as follower:
+        follower.wait_flushed(follower.start_lsn)
+        wait_for(lambda: server.log_matches('standby "early" is now a synchronous standby'), "sync")
+    assert server.log_matches("LOG:  received replication command: CALL walrider.stream_wal")
+
+
+def test_regression(make_server, work):
+    """The extension's own regression tests, as `make installcheck` runs them."""
+    server = make_server()
+    server.psql("DROP EXTENSION walrider")
+    done = run([source.program("regress/pg_regress"), "--bindir", install.bindir(), "--inputdir", install.ROOT / "extension/test",
+                "--outputdir", work, "--host", server.sockets, "--port", server.port, "--user", "postgres", "walrider"],
+               check=False, env=server.environment())
+    differences = work / "regression.diffs"
+    assert done.returncode == 0, done.stdout + (differences.read_text() if differences.exists() else "")
