@@ -5,7 +5,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
-SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py tests/test_standby_tls.py tests/test_promote.py::test_as_stock_promotes
+SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py tests/test_standby_tls.py tests/test_promote.py::test_as_stock_promotes \
+        $(addprefix tests/test_early_sender.py::,test_bytes test_before_flush test_synchronous test_stop test_crash test_regression)
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build extension \
@@ -36,7 +37,7 @@ bench-sync: build fetch-18
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.sync --save bench/runs $(SYNC_ARGS)
 
 # What WAL sent before the primary's flush is worth; about 80 minutes, 7 of them with EARLY_ARGS="--conditions 10/3".
-bench-early: build fetch-18
+bench-early: build fetch-18 extension
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.early --save bench/runs $(EARLY_ARGS)
 
 test: test-rust fuzz-smoke test-datadir test-e2e test-17-smoke
@@ -48,15 +49,15 @@ test-rust:
 test-datadir: fetch
 	$(PYTHON) -m tests.real_server
 
-test-e2e: build fetch fetch-suites
+test-e2e: build fetch fetch-suites extension
 	$(E2E) tests $(PYTEST_ARGS)
 
 # All of test-datadir and test-e2e on PostgreSQL 17, and the part of it that `make test` runs.
-test-17: build fetch fetch-suites-17
+test-17: build fetch fetch-suites-17 extension
 	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.real_server
 	WALRIDER_TEST_MAJOR=17 $(E2E) tests $(PYTEST_ARGS)
 
-test-17-smoke: build fetch
+test-17-smoke: build fetch extension
 	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.real_server
 	WALRIDER_TEST_MAJOR=17 $(E2E) $(SMOKE) $(PYTEST_ARGS)
 
