@@ -5,6 +5,7 @@ use std::time::Duration;
 use walrider_datadir::config::{Unit, parse_number};
 use walrider_datadir::recovery_settings::TargetTimeline;
 use walrider_layout::TimelineId;
+use walrider_standby::EarlyMode;
 
 /// A time with its unit, as in `10s` or `500ms`, up to 24 days as in PostgreSQL. Zero needs no unit; anything else does:
 /// the settings that these options stand for count seconds here and milliseconds there.
@@ -50,6 +51,16 @@ pub fn parse_timeline(text: &str) -> Result<TargetTimeline, String> {
             Ok(number) if number > 0 => Ok(TargetTimeline::Number(TimelineId(number))),
             _ => Err("expected \"latest\", \"current\" or a number".into()),
         },
+    }
+}
+
+/// Whether WAL is taken before the primary has flushed it.
+pub fn parse_early(text: &str) -> Result<EarlyMode, String> {
+    match text {
+        "auto" => Ok(EarlyMode::Auto),
+        "on" => Ok(EarlyMode::On),
+        "off" => Ok(EarlyMode::Off),
+        _ => Err("expected \"auto\", \"on\" or \"off\"".into()),
     }
 }
 

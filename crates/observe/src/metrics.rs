@@ -52,6 +52,11 @@ pub const METRICS: &[Metric] = &[
         Gauge(|s| (s.timeline.0 != 0).then(|| s.timeline.0.into())),
     ),
     metric("connected", "1 while there is a connection to the primary.", Gauge(|s| flag(s.connected_since.is_some()))),
+    metric(
+        "early",
+        "1 while WAL comes before the primary has flushed it.",
+        Gauge(|s| Some(f64::from(u8::from(s.early)))),
+    ),
     metric("connections_total", "Connections made to the primary.", Counter(|s| s.connections as f64)),
     metric(
         "last_error_time_seconds",
@@ -93,6 +98,12 @@ pub const METRICS: &[Metric] = &[
     metric("restartpoints_total", "Restartpoints made.", Counter(|s| s.replay.restartpoints as f64)),
     metric("spool_written_bytes_total", "WAL written to the spool.", Counter(|s| s.spool.bytes as f64)),
     metric("spool_writes_total", "Calls that wrote WAL to the spool.", Counter(|s| s.spool.writes as f64)),
+    metric(
+        "spool_early_written_bytes_total",
+        "WAL written before the primary had flushed it, in a log of its own.",
+        Counter(|s| s.spool.early_bytes as f64),
+    ),
+    metric("spool_early_writes_total", "Calls that wrote it.", Counter(|s| s.spool.early_writes as f64)),
     metric(
         "spool_segments_created_total",
         "Segments made ahead of their use.",
@@ -275,6 +286,8 @@ mod tests {
         for (series, value) in [
             ("walrider_state{state=\"streaming\"}", 1.0),
             ("walrider_state{state=\"waiting for disk\"}", 0.0),
+            ("walrider_early", 1.0),
+            ("walrider_spool_early_writes_total", 1014.0),
             ("walrider_connections_total", 2.0),
             ("walrider_timeline", 3.0),
             ("walrider_position_bytes{stage=\"flushed\"}", 4_294_967_352.0),

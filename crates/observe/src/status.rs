@@ -183,6 +183,10 @@ pub struct Spool {
     pub bytes: u64,
     /// Calls that wrote them.
     pub writes: u64,
+    /// Bytes of WAL written before that to the log of what the primary has not flushed.
+    pub early_bytes: u64,
+    /// Calls that wrote them.
+    pub early_writes: u64,
     /// How long each fsync took.
     pub fsync: Histogram,
     /// Segments made ahead of their use.
@@ -239,6 +243,8 @@ pub struct StandbyStatus {
     pub connected_since: Option<SystemTime>,
     /// Connections made since the start.
     pub connections: u64,
+    /// WAL comes before the primary has flushed it.
+    pub early: bool,
     /// The last thing that went wrong.
     pub last_error: Option<LastError>,
     /// Where each stage stands.
@@ -278,6 +284,7 @@ impl Default for StandbyStatus {
             application_name: None,
             connected_since: None,
             connections: 0,
+            early: false,
             last_error: None,
             positions: Positions::default(),
             last_message_sent: None,
@@ -341,6 +348,7 @@ impl StandbyStatus {
             "application_name": self.application_name,
             "connected_since": time(self.connected_since),
             "connections": self.connections,
+            "early": self.early,
             "last_error": self.last_error.as_ref().map(|error| {
                 json!({ "time": shown(error.time), "message": error.message })
             }),
@@ -364,6 +372,8 @@ impl StandbyStatus {
             "spool": {
                 "bytes": self.spool.bytes,
                 "writes": self.spool.writes,
+                "early_bytes": self.spool.early_bytes,
+                "early_writes": self.spool.early_writes,
                 "fsyncs": self.spool.fsync.count(),
                 "fsync_seconds": self.spool.fsync.sum_seconds,
                 "segments_created": self.spool.segments_created,
@@ -411,6 +421,7 @@ pub(crate) mod tests {
             application_name: Some("walrider".into()),
             connected_since: at(50.0),
             connections: 2,
+            early: true,
             last_error: Some(LastError { time: at(49.0).unwrap(), message: "connection \"lost\"\\\n".into() }),
             positions: Positions {
                 horizon: Lsn(0x1_0000_0040),
@@ -436,6 +447,8 @@ pub(crate) mod tests {
             spool: Spool {
                 bytes: 1007,
                 writes: 1008,
+                early_bytes: 1013,
+                early_writes: 1014,
                 fsync: Histogram { bounds_seconds: vec![0.001, 0.01], counts: vec![5, 3, 1], sum_seconds: 0.25 },
                 segments_created: 1009,
                 segments_recycled: 1010,

@@ -7,7 +7,6 @@ use walrider_spool::SpoolError;
 use walrider_wire::WireError;
 
 use crate::connect::ConnectError;
-use crate::positions::Diverged;
 
 /// Why a session with the primary failed.
 #[derive(Debug, thiserror::Error)]
@@ -41,9 +40,20 @@ pub enum ReceiveError {
     /// Waiting for the connection.
     #[error("could not wait for the connection: {0}")]
     Poll(io::Error),
-    /// The primary has lost WAL.
-    #[error(transparent)]
-    Diverged(#[from] Diverged),
+    /// WAL far behind what the primary has flushed.
+    #[error(
+        "the primary has sent WAL up to {received} and flushed it up to {horizon}: more than can be held; lower \
+         walrider.max_ahead there"
+    )]
+    TooFarAhead {
+        /// What came.
+        received: Lsn,
+        /// What it has flushed.
+        horizon: Lsn,
+    },
+    /// The early stream is wanted, and is not to be had.
+    #[error("the early stream is not available: {0}")]
+    NotEarly(String),
     /// Another cluster.
     #[error(
         "the database system identifier of the primary is {primary}, that of the standby {standby}: it is not a copy of that \
@@ -89,10 +99,21 @@ impl ReceiveError {
         }
     }
 
+    /// Whether the primary has no early stream for us, though it may stream all the same: there is no such database, nobody may
+    /// connect to it, or the extension is not there.
+    pub(crate) fn rules_out_early(&self) -> bool {
+        match self {
+            ReceiveError::NotEarly(_) => true,
+            ReceiveError::Connect(error) => {
+                ["28000", "3D000", "42501", "55000"].into_iter().any(|state| error.is_sqlstate(state))
+            }
+            _ => false,
+        }
+    }
+
     /// Whether nothing that time brings, or another primary behind the same name, will help.
     pub fn is_final(&self) -> bool {
         match self {
-            ReceiveError::Diverged(_) => true,
             ReceiveError::Spool(error) => !matches!(error, SpoolError::Full { .. }),
             _ => false,
         }

@@ -2,44 +2,19 @@
 //! `walrider receive`, without I/O and without a clock. `tests/model.rs` checks it.
 //!
 //! ```text
-//! flushed ≤ written        what is held
-//! applied ≤ visible        visible = min(written, horizon) while following, = written once promoted
+//! flushed ≤ written                 what came in this session
+//! applied ≤ min(written, horizon)   while following; once promoted, all that is held counts
 //! ```
 //!
 //! The horizon is the newest flush position that the primary has told. A stock primary sends what it has flushed, and the
 //! horizon is never behind. One that sends its WAL early may crash and lose what it sent: that must not be replayed here as
 //! long as the primary can come back, and must be replayed when it cannot, because it may hold commits that were
-//! acknowledged on our word.
+//! acknowledged on our word. What is held behind the horizon stays ([`walrider_spool::Tail`]) when a connection is lost, but is
+//! not reported in the next session until it has come again: another run of the primary may have something else there.
 
 use std::time::Duration;
 
 use walrider_layout::Lsn;
-
-/// What a primary says of itself when a session begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Greeting {
-    /// Its flush position.
-    pub flushed: Lsn,
-    /// Which of its runs this is: another one after each crash. A primary that sends only what it has flushed need not tell
-    /// them apart.
-    pub run: u64,
-    /// Where the WAL of the run that we know ended, when the next one recovered it: all that it flushed, and what later runs
-    /// went on from. (Not where this run began: between the two, there may be WAL of runs that we never heard of.)
-    pub kept: Lsn,
-}
-
-/// A primary that has lost WAL which it had called flushed: this standby has replayed more than the primary knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the primary recovered its WAL up to {kept} only, after it had reported {horizon} as flushed: its history is not that \
-     of this standby any more. Make a new base backup, or promote this standby instead"
-)]
-pub struct Diverged {
-    /// Where the primary's WAL ended.
-    pub kept: Lsn,
-    /// What it had told.
-    pub horizon: Lsn,
-}
 
 /// When to speak without anything new to say (`wal_receiver_status_interval`, `wal_receiver_timeout`); zero: never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,8 +55,6 @@ pub struct Positions {
     flushed: Lsn,
     applied: Lsn,
     horizon: Lsn,
-    run: Option<u64>,
-    promoted: bool,
     /// Of this session.
     session: Session,
 }
@@ -104,21 +77,7 @@ impl Positions {
     /// A standby that holds no WAL yet.
     pub fn new(timing: Timing) -> Positions {
         let (written, flushed, applied, horizon) = (Lsn::INVALID, Lsn::INVALID, Lsn::INVALID, Lsn::INVALID);
-        Positions {
-            timing,
-            written,
-            flushed,
-            applied,
-            horizon,
-            run: None,
-            promoted: false,
-            session: Session::default(),
-        }
-    }
-
-    /// One that is started again, with what its directory holds.
-    pub fn restarted(timing: Timing, held: Lsn, horizon: Lsn, run: Option<u64>) -> Positions {
-        Positions { written: held, flushed: held, horizon, run, ..Positions::new(timing) }
+        Positions { timing, written, flushed, applied, horizon, session: Session::default() }
     }
 
     /// Other intervals from now on.
@@ -126,7 +85,7 @@ impl Positions {
         self.timing = timing;
     }
 
-    /// Up to where WAL is held, in the operating system at least.
+    /// Up to where WAL has come in this session, and is in the operating system at least.
     pub fn written(&self) -> Lsn {
         self.written
     }
@@ -136,42 +95,12 @@ impl Positions {
         self.horizon
     }
 
-    /// Which of the primary's runs the WAL is from; to be kept, durably, before WAL of that run is written.
-    pub fn run(&self) -> Option<u64> {
-        self.run
-    }
-
-    /// Up to where WAL may be replayed (exclusive).
-    pub fn visible(&self) -> Lsn {
-        if self.promoted { self.written } else { self.written.min(self.horizon) }
-    }
-
-    /// Receiving goes on at `start`, a position that was made sure of by other means, such as replay.
-    pub fn start_at(&mut self, start: Lsn) {
+    /// A session begins: streaming goes on at `start`, which is what can be replayed, and not behind the primary's flush position.
+    pub fn connect(&mut self, start: Lsn, primary_flushed: Lsn, now: Duration) {
         (self.written, self.flushed) = (start, start);
-    }
-
-    /// A session begins. Returns where the WAL that counts ends: what is held behind must be gone, durably, before anything
-    /// is received, and streaming goes on there.
-    ///
-    /// While the primary's run is the one that we know, all that is held stays, even behind the horizon: it may belong to
-    /// commits that were acknowledged because we hold it, and only the messages that said so were lost. A new run has
-    /// recovered all that was acknowledged; what is held behind that was never flushed, and never will be.
-    ///
-    /// # Errors
-    /// When the primary has lost what it had flushed.
-    pub fn connect(&mut self, greeting: &Greeting, now: Duration) -> Result<Lsn, Diverged> {
-        if self.run.is_some_and(|run| run != greeting.run) {
-            if greeting.kept < self.horizon {
-                return Err(Diverged { kept: greeting.kept, horizon: self.horizon });
-            }
-            self.written = self.written.min(greeting.kept);
-            self.flushed = self.flushed.min(self.written);
-        }
-        self.run = Some(greeting.run);
-        self.horizon = self.horizon.max(greeting.flushed);
+        // What another server has told says nothing of this one.
+        self.horizon = primary_flushed;
         self.session = Session { heard_at: now, told_at: now, asked: true, ..Session::default() };
-        Ok(self.written)
     }
 
     /// A message of the primary has come, with its flush position.
@@ -197,11 +126,6 @@ impl Positions {
     pub fn applied(&mut self, upto: Lsn, commits: bool) {
         self.applied = self.applied.max(upto);
         self.session.commit_applied |= commits;
-    }
-
-    /// No primary any more: all that is held counts.
-    pub fn promote(&mut self) {
-        self.promoted = true;
     }
 
     /// Whether the primary has been silent for too long.
@@ -264,9 +188,7 @@ mod tests {
     /// A session that has said what it says at first.
     fn connected() -> Positions {
         let mut positions = Positions::new(Timing { status_interval: 10 * SECOND, timeout: 60 * SECOND });
-        positions.start_at(START);
-        let greeting = Greeting { flushed: START, run: 1, kept: START };
-        assert_eq!(positions.connect(&greeting, Duration::ZERO), Ok(START));
+        positions.connect(START, START, Duration::ZERO);
         assert!(positions.report(Link::Quiet, Duration::ZERO).is_some(), "first of all, where it stands");
         assert_eq!(positions.report(Link::Quiet, Duration::ZERO), None);
         positions
@@ -314,6 +236,18 @@ mod tests {
         assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 120, 120));
     }
 
+    /// What an earlier session brought is held, but another primary, or this one after a crash, may mean something else by it.
+    #[test]
+    fn a_new_session_reports_what_came_in_it() {
+        let mut positions = connected();
+        positions.heard(Lsn(110), false, Duration::ZERO);
+        positions.wrote(Lsn(130));
+        positions.flushed(Lsn(130));
+        positions.connect(Lsn(110), Lsn(105), SECOND);
+        assert_eq!(positions.horizon(), Lsn(105), "this primary's own");
+        assert_eq!(positions.report(Link::Quiet, SECOND), told(110, 110, 0));
+    }
+
     #[test]
     fn silence_is_broken() {
         let mut positions = connected();
@@ -332,30 +266,5 @@ mod tests {
         positions.set_timing(never);
         assert_eq!(positions.deadline(), None);
         assert!(!positions.is_lost(1000 * SECOND));
-    }
-
-    #[test]
-    fn a_new_run_of_the_primary_takes_back_what_it_did_not_flush() {
-        let mut positions = connected();
-        positions.heard(Lsn(110), false, Duration::ZERO);
-        positions.wrote(Lsn(130));
-        assert_eq!(positions.visible(), Lsn(110));
-        let same = Greeting { flushed: Lsn(115), run: 1, kept: START };
-        assert_eq!(positions.connect(&same, SECOND), Ok(Lsn(130)), "only the link was lost");
-        assert_eq!(positions.visible(), Lsn(115));
-        let new = Greeting { flushed: Lsn(120), run: 2, kept: Lsn(118) };
-        assert_eq!(positions.connect(&new, SECOND), Ok(Lsn(118)));
-        assert_eq!(positions.visible(), Lsn(118));
-        let lost = Greeting { flushed: Lsn(112), run: 3, kept: Lsn(111) };
-        assert_eq!(positions.connect(&lost, SECOND), Err(Diverged { kept: Lsn(111), horizon: Lsn(120) }));
-    }
-
-    #[test]
-    fn promotion_makes_all_visible() {
-        let mut positions = connected();
-        positions.wrote(Lsn(130));
-        assert_eq!(positions.visible(), START);
-        positions.promote();
-        assert_eq!(positions.visible(), Lsn(130));
     }
 }

@@ -20,6 +20,8 @@ use crate::positions::{Link, Positions, Report};
 const MAX_PENDING_BYTES: usize = 1 << 20;
 /// A message with at least this much WAL is written as it is, without being copied together with others.
 const LARGE_BYTES: usize = 64 << 10;
+/// Most WAL behind the primary's flush position that is held in memory, in bytes; its sender stays far below.
+const MAX_AHEAD_BYTES: u64 = 256 << 20;
 /// How often to try again to write where the disk is full.
 const FULL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -39,9 +41,11 @@ pub struct Streaming<'a> {
     writer: &'a mut Writer,
     positions: &'a mut Positions,
     board: &'a Board,
+    /// The primary sends WAL before it has flushed it.
+    early: bool,
     /// Where the next byte from the primary belongs.
     received: Lsn,
-    /// What came, from `writer.written()` on, and is not written yet.
+    /// What came, from `writer.received()` on, and is not written yet.
     pending: Vec<u8>,
     /// Where to end, if anywhere.
     until: Option<Lsn>,
@@ -62,7 +66,7 @@ impl<'a> Streaming<'a> {
         board: &'a Board,
         began: Instant,
     ) -> Streaming<'a> {
-        let received = writer.written();
+        let received = writer.received();
         board.set_received(received);
         Streaming {
             connection,
@@ -70,6 +74,7 @@ impl<'a> Streaming<'a> {
             writer,
             positions,
             board,
+            early: false,
             received,
             pending: Vec::new(),
             until: None,
@@ -77,6 +82,12 @@ impl<'a> Streaming<'a> {
             full_since: None,
             began,
         }
+    }
+
+    /// The primary sends WAL before it has flushed it.
+    pub fn early(mut self, early: bool) -> Streaming<'a> {
+        self.early = early;
+        self
     }
 
     /// Ends once WAL up to there is durable.
@@ -139,17 +150,26 @@ impl<'a> Streaming<'a> {
                         if start != self.received {
                             return Err(ReceiveError::OutOfOrder { expected: self.received, start });
                         }
+                        self.received = Lsn(self.received.0 + data.len() as u64);
+                        let wal_end = if self.early { wal_end } else { wal_end.max(self.received) };
+                        self.positions.heard(wal_end, false, now);
+                        let horizon = self.positions.horizon();
+                        if self.received.0.saturating_sub(horizon.0) > MAX_AHEAD_BYTES {
+                            return Err(ReceiveError::TooFarAhead { received: self.received, horizon });
+                        }
                         if self.pending.is_empty() && data.len() >= LARGE_BYTES {
-                            match self.writer.write(start, data) {
-                                Ok(()) => self.positions.wrote(self.writer.written()),
-                                Err(SpoolError::Full { .. }) => self.pending.extend_from_slice(data),
+                            match self.writer.write_ahead(start, data, horizon) {
+                                Ok(()) => {}
+                                Err(SpoolError::Full { .. }) => {
+                                    let taken = (self.writer.received().0 - start.0) as usize;
+                                    self.pending.extend_from_slice(&data[taken..]);
+                                }
                                 Err(error) => return Err(error.into()),
                             }
                         } else {
                             self.pending.extend_from_slice(data);
                         }
-                        self.received = Lsn(self.received.0 + data.len() as u64);
-                        (wal_end.max(self.received), send_time, false)
+                        (wal_end, send_time, false)
                     }
                     Streamed::Keepalive { wal_end, send_time, reply_requested } => {
                         (wal_end, send_time, reply_requested)
@@ -172,11 +192,17 @@ impl<'a> Streaming<'a> {
     /// Writes what has come. If the disk is full, it is kept, and nothing more is taken from the connection.
     fn write(&mut self) -> Result<(), ReceiveError> {
         self.board.set_received(self.received);
-        self.board.set_horizon(self.positions.horizon());
-        if !self.pending.is_empty() {
-            match self.writer.write(self.writer.written(), &self.pending) {
+        let horizon = self.positions.horizon();
+        self.board.set_horizon(horizon);
+        // What came before may be visible now.
+        let moves = self.early && self.writer.written() < horizon.min(self.writer.received());
+        if !self.pending.is_empty() || moves {
+            let start = self.writer.received();
+            match self.writer.write_ahead(start, &self.pending, horizon) {
                 Ok(()) => self.pending.clear(),
                 Err(error @ SpoolError::Full { .. }) => {
+                    self.pending.drain(..(self.writer.received().0 - start.0) as usize);
+                    self.positions.wrote(self.writer.received());
                     if self.full_since.replace(Instant::now()).is_none() {
                         self.board.set_disk_full(true);
                         tracing::error!("{error}");
@@ -186,10 +212,10 @@ impl<'a> Streaming<'a> {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.positions.wrote(self.writer.written());
+        self.positions.wrote(self.writer.received());
         if self.full_since.take().is_some() {
             self.board.set_disk_full(false);
-            tracing::info!("there is space again: receiving goes on at {}", self.writer.written());
+            tracing::info!("there is space again: receiving goes on at {}", self.writer.received());
             // The primary was silent because nobody listened.
             self.positions.heard(Lsn::INVALID, false, self.began.elapsed());
         }
@@ -199,7 +225,7 @@ impl<'a> Streaming<'a> {
     /// Tells the primary what is new.
     fn report(&mut self, link: Link) -> Result<(), ReceiveError> {
         self.spool.check()?;
-        self.positions.flushed(self.spool.flushed().min(self.positions.written()));
+        self.positions.flushed(self.spool.durable().min(self.positions.written()));
         let (applied, commits) = self.board.take_applied();
         self.positions.applied(applied, commits);
         let now = self.began.elapsed();

@@ -1,9 +1,9 @@
 //! The beginning of a session: the right server, its slot, its timelines.
 
-use walrider_layout::TimelineId;
 use walrider_layout::history::history_file_name;
+use walrider_layout::{Lsn, TimelineId};
 
-use crate::connect::{ConnectOptions, Connection, SystemIdentity};
+use crate::connect::{ConnectError, ConnectOptions, Connection, Start, SystemIdentity};
 use crate::error::ReceiveError;
 
 /// Whom to connect to, and what to expect there.
@@ -11,6 +11,11 @@ use crate::error::ReceiveError;
 pub struct Upstream {
     /// How to connect.
     pub connect: ConnectOptions,
+    /// How to connect to a database for the early stream, if that is wanted; without it there, it is streamed as ever, unless
+    /// `early_required`.
+    pub database: Option<ConnectOptions>,
+    /// No other stream than the early one.
+    pub early_required: bool,
     /// The replication slot, if one is used.
     pub slot: Option<String>,
     /// Make the slot if it is not there.
@@ -31,6 +36,8 @@ pub struct Opened {
     pub identity: SystemIdentity,
     /// The slot to stream from.
     pub slot: Option<String>,
+    /// The primary has the early stream.
+    pub early: bool,
 }
 
 impl Upstream {
@@ -39,7 +46,7 @@ impl Upstream {
     /// # Errors
     /// No connection, another server, or no slot.
     pub fn open(&self) -> Result<Opened, ReceiveError> {
-        let mut connection = Connection::open(&self.connect)?;
+        let (mut connection, early) = self.connect()?;
         let primary = connection.server_version_num() / 10_000;
         if let Some(standby) = self.major.filter(|&major| major != primary) {
             return Err(ReceiveError::OtherMajor { primary, standby });
@@ -63,11 +70,62 @@ impl Upstream {
             }
             None => None,
         };
-        Ok(Opened { connection, identity, slot })
+        Ok(Opened { connection, identity, slot, early })
+    }
+
+    /// Connects so that the early stream can be had, if it can be. Whether it can.
+    fn connect(&self) -> Result<(Connection, bool), ReceiveError> {
+        if let Some(options) = &self.database {
+            match connect_early(options) {
+                Ok(connection) => return Ok((connection, true)),
+                Err(error) if !self.early_required && error.rules_out_early() => {
+                    tracing::info!("WAL comes once the primary has flushed it: {error}");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((Connection::open(&self.connect)?, false))
     }
 }
 
+fn connect_early(options: &ConnectOptions) -> Result<Connection, ReceiveError> {
+    let mut connection = Connection::open(options)?;
+    if connection.parameter("in_hot_standby") == Some("on") {
+        return Err(ReceiveError::NotEarly("the server is a standby itself".to_owned()));
+    }
+    if connection.extension_version()?.is_none() {
+        let database = options.database();
+        return Err(ReceiveError::NotEarly(format!(
+            "database \"{database}\" of the primary has no extension \"walrider\"; CREATE EXTENSION walrider there"
+        )));
+    }
+    Ok(connection)
+}
+
 impl Opened {
+    /// Starts streaming. Whether WAL comes before the primary has flushed it: only on the primary's own timeline.
+    ///
+    /// # Errors
+    /// As [`Connection::start_replication`].
+    pub fn start(
+        &mut self,
+        upstream: &Upstream,
+        start: Lsn,
+        timeline: TimelineId,
+    ) -> Result<(Start, bool), ReceiveError> {
+        let slot = self.slot.as_deref();
+        if self.early && timeline == self.identity.timeline {
+            match self.connection.start_early(slot, start, timeline) {
+                Ok(started) => return Ok((started, true)),
+                Err(error @ ConnectError::Server(_)) if !upstream.early_required => {
+                    tracing::warn!("WAL comes once the primary has flushed it: {error}");
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok((self.connection.start_replication(slot, start, timeline)?, false))
+    }
+
     /// The history files from one timeline to the primary's, those that `has` does not know
     /// (`WalRcvFetchTimeLineHistoryFiles`).
     ///

@@ -44,6 +44,8 @@ pub trait Directory: Send + Sync {
 
 /// An open file.
 pub trait SegmentFile: Send + Sync {
+    /// Reads some bytes at `offset` into `buffer`; says how many, zero at the end.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Writes some of `bytes` at `offset`; says how many.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
     /// Length in bytes.
@@ -131,6 +133,10 @@ impl Directory for Disk {
 }
 
 impl SegmentFile for File {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        FileExt::read_at(self, buffer, offset)
+    }
+
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         FileExt::write_at(self, bytes, offset)
     }
@@ -165,4 +171,18 @@ pub(crate) fn write_all_at(file: &dyn SegmentFile, mut bytes: &[u8], mut offset:
         }
     }
     Ok(calls)
+}
+
+/// Fills `into` from `offset` on as far as the file goes; says how far.
+pub(crate) fn read_all(file: &dyn SegmentFile, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut len = 0;
+    while len < into.len() {
+        match file.read_at(&mut into[len..], offset + len as u64) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(len)
 }

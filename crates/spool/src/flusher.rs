@@ -12,7 +12,7 @@ use crate::state::{Shared, Unsynced};
 pub(crate) fn run(shared: &Shared) {
     loop {
         let mut state = shared.lock();
-        while state.failed.is_none() && !state.stop && state.flushed == state.written {
+        while state.failed.is_none() && !state.stop && state.flushed >= state.flush_due {
             state = shared.wait(&shared.flush, state);
         }
         if state.failed.is_some() || state.flushed == state.written {
@@ -44,9 +44,9 @@ fn flush(shared: &Shared, timeline: TimelineId, unsynced: &Unsynced, written: Ls
 
     let end = shared.size.start_of(unsynced.segment + 1);
     let complete = end <= written;
-    let flushed = end.min(written);
     let mut state = shared.lock();
-    state.flushed = flushed;
+    state.flushed = end.min(written);
+    let durable = state.early.durable(state.flushed);
     if complete {
         state.unsynced.pop_front();
         state.filing = Some(unsynced.segment);
@@ -55,7 +55,7 @@ fn flush(shared: &Shared, timeline: TimelineId, unsynced: &Unsynced, written: Ls
     }
     drop(state);
     shared.on_flushed.notify_all();
-    shared.call_back(flushed);
+    shared.call_back(durable);
 
     if complete {
         if name != final_name {

@@ -4,6 +4,7 @@
 //! This crate never looks into WAL, talks to nobody, and knows nothing of replay.
 
 mod archive_status;
+mod early;
 mod error;
 pub mod files;
 mod flusher;
@@ -13,6 +14,7 @@ mod spool;
 mod start;
 mod state;
 mod stats;
+mod tail;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -26,4 +28,5 @@ pub use spool::{MAX_HISTORY_BYTES, Spool, SpoolOptions};
 pub use start::streaming_start;
 pub use state::MAX_UNSYNCED;
 pub use stats::{FSYNC_BUCKETS_MICROS, SpoolStats};
+pub use tail::Tail;
 pub use writer::Writer;

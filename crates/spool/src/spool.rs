@@ -13,12 +13,13 @@ use walrider_layout::{Lsn, TimelineId};
 
 use crate::archive_status::ArchiveStatus;
 use crate::error::{Result, SpoolError};
-use crate::files::{Directory, Disk, write_all_at};
+use crate::files::{Directory, Disk, read_all, write_all_at};
 use crate::prepare::TEMPORARY_PREFIX;
 use crate::state::Shared;
 use crate::stats::SpoolStats;
+use crate::tail::Tail;
 use crate::writer::Writer;
-use crate::{flusher, prepare};
+use crate::{early, flusher, prepare};
 
 /// Longest history file that is stored: a line for each of ten thousand promotions.
 pub const MAX_HISTORY_BYTES: usize = 1 << 20;
@@ -41,10 +42,15 @@ pub struct SpoolOptions {
     pub max_recycled: u64,
 }
 
-/// WAL segments that are written, made durable, kept and removed. Two threads belong to it; they end when it is dropped,
+/// WAL segments that are written, made durable, kept and removed. Three threads belong to it; they end when it is dropped,
 /// after what was written has been flushed.
 ///
-/// `flushed() <= written()`; both in bytes, exclusive.
+/// What a primary has sent before it flushed it goes into the early log, and into segments only once it has
+/// ([`Writer::write_ahead`]). So there are two ends, in bytes, exclusive:
+/// ```text
+/// flushed ≤ written     of what is in segments
+/// durable ≤ received    of all that came in this session; flushed ≤ durable, written ≤ received
+/// ```
 pub struct Spool {
     pub(crate) shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -72,9 +78,13 @@ impl Spool {
     pub fn open_in(directory: Arc<dyn Directory>, options: SpoolOptions) -> Result<Arc<Spool>> {
         let shared = Arc::new(Shared::new(directory, &options));
         sync_what_is_there(&shared)?;
-        // If the second thread does not start, dropping the spool ends the first.
+        let held = shared.recover_early()?;
+        shared.lock().tail = held;
+        // If one thread does not start, dropping the spool ends those before.
         let mut spool = Spool { shared: shared.clone(), threads: Vec::new() };
-        for (name, run) in [("spool-flush", flusher::run as fn(&Shared)), ("spool-prepare", prepare::run)] {
+        for (name, run) in
+            [("spool-flush", flusher::run as fn(&Shared)), ("spool-prepare", prepare::run), ("spool-early", early::run)]
+        {
             let shared = shared.clone();
             let thread = thread::Builder::new().name(name.into()).spawn(move || {
                 let ended = panic::catch_unwind(AssertUnwindSafe(|| run(&shared)));
@@ -88,9 +98,12 @@ impl Spool {
         Ok(Arc::new(spool))
     }
 
-    /// Where receiving (re)starts; `written`, `flushed` and `timeline` are set to it, once all that was written before is
+    /// Where receiving (re)starts; all positions and `timeline` are set to it, once all that was written before is
     /// flushed. What the file has before `at` stays; a file that is not there is made of zeros, so `at` should be the
     /// beginning of a segment unless the file has what comes before.
+    ///
+    /// What is held behind `at` in the early log stays until it comes again, or something else does; that of an
+    /// earlier timeline goes.
     ///
     /// # Errors
     /// A position or timeline of zero, or a second writer; the spool has failed.
@@ -104,6 +117,7 @@ impl Spool {
             return Err(SpoolError::Refused("WAL has a writer already".into()));
         }
         state.writer = true;
+        shared.flush_all(&mut state);
         while state.failed.is_none() && (state.flushing || state.flushed != state.written) {
             state = shared.wait(&shared.on_flushed, state);
         }
@@ -117,15 +131,85 @@ impl Spool {
             left.0 != TimelineId(0) && left.0 != timeline && shared.size.offset_of(state.written) != 0;
         state.unsynced.clear();
         state.timeline = timeline;
-        state.written = at;
-        state.flushed = at;
+        (state.written, state.flushed, state.flush_due, state.received) = (at, at, at, at);
         state.epoch += 1;
+        // What is held of a later timeline waits for that.
+        let later = state.tail.0 > timeline;
+        let (held_on, mut tail) = if later { Default::default() } else { std::mem::take(&mut state.tail) };
         drop(state);
         shared.wake_all();
         if left_incomplete && !shared.partial {
             shared.note_complete(&shared.names_of(left).1);
         }
-        Ok(Writer::new(self.clone(), timeline, at))
+        tail.forget_before(at);
+        let mut writer = Writer::new(self.clone(), timeline, at, tail);
+        if held_on != timeline {
+            writer.discard(Lsn::INVALID)?;
+        }
+        Ok(writer)
+    }
+
+    /// Whether anything is held of this timeline behind `replayed`.
+    pub fn holds_behind(&self, timeline: TimelineId, replayed: Lsn) -> bool {
+        let state = self.shared.lock();
+        state.tail.0 == timeline && !state.tail.1.is_empty() && state.tail.1.end() > replayed
+    }
+
+    /// A promotion: what is held behind `replayed`, where replay finds no more, gets into segments, durably. Whether there was
+    /// anything. Nobody may be writing.
+    ///
+    /// # Errors
+    /// Those of [`Spool::start_at`] and [`Writer::write`]; what is held stays held.
+    pub fn release(self: &Arc<Self>, timeline: TimelineId, replayed: Lsn) -> Result<bool> {
+        let (held_on, tail) = self.shared.lock().tail.clone();
+        let from = tail.start().max(replayed);
+        if held_on != timeline || tail.end() <= from || !self.agrees(timeline, &tail, from)? {
+            return Ok(false);
+        }
+        let mut writer = self.start_at(timeline, from)?;
+        writer.write(from, tail.slice(from, tail.end()))?;
+        drop(writer);
+        self.wait_flushed(tail.end())?;
+        Ok(true)
+    }
+
+    /// Whether segments have the same as `tail` up to `upto`. They have not if somebody else, such as a server that was started
+    /// on the directory, has received there since.
+    fn agrees(&self, timeline: TimelineId, tail: &Tail, upto: Lsn) -> Result<bool> {
+        let (shared, size) = (&self.shared, self.shared.size);
+        let mut at = tail.start();
+        while at < upto {
+            let segment = size.segment_of(at);
+            let to = upto.min(size.start_of(segment + 1));
+            let (name, _) = shared.names_of((timeline, segment));
+            let file = shared.directory.open(&name).map_err(|error| shared.error("open file", &name, error))?;
+            let mut bytes = vec![0; (to.0 - at.0) as usize];
+            let len = read_all(&*file, &mut bytes, size.offset_of(at))
+                .map_err(|error| shared.error("read file", &name, error))?;
+            if len < bytes.len() || tail.slice(at, to) != bytes {
+                return Ok(false);
+            }
+            at = to;
+        }
+        Ok(true)
+    }
+
+    /// Removes the early log, which is of no use once the directory is promoted.
+    ///
+    /// # Errors
+    /// Trouble with files.
+    pub fn remove_early(&self) -> Result<()> {
+        let directory = &self.shared.directory;
+        let names = directory.names().map_err(|error| self.shared.error("read directory", "", error))?;
+        for name in names.iter().filter(|name| early::number_of_name(name).is_some()) {
+            directory.remove(name).map_err(|error| self.shared.error("remove file", name, error))?;
+        }
+        self.shared.sync_directory()
+    }
+
+    /// Has the early log made ready, so that nobody waits for its first file.
+    pub fn prepare_early(&self) {
+        self.shared.prepare_early();
     }
 
     /// The size of segments.
@@ -133,14 +217,25 @@ impl Spool {
         self.shared.size
     }
 
-    /// End of what is in the operating system; zero before the first [`Spool::start_at`].
+    /// End of what segments have, in the operating system; zero before the first [`Spool::start_at`].
     pub fn written(&self) -> Lsn {
         self.shared.lock().written
     }
 
-    /// End of what is durable.
+    /// End of what is durable in segments.
     pub fn flushed(&self) -> Lsn {
         self.shared.lock().flushed
+    }
+
+    /// End of all that came in this session, in the operating system.
+    pub fn received(&self) -> Lsn {
+        self.shared.lock().received
+    }
+
+    /// End of what is durable of it, in segments or in the early log.
+    pub fn durable(&self) -> Lsn {
+        let state = self.shared.lock();
+        state.early.durable(state.flushed).min(state.received)
     }
 
     /// The timeline that is written; zero before the first [`Spool::start_at`].
@@ -173,7 +268,7 @@ impl Spool {
         state.written
     }
 
-    /// Waits until all before `upto`, or all that is written now if that is less, is durable.
+    /// Waits until all before `upto`, or all that is written now if that is less, is durable in segments.
     ///
     /// # Errors
     /// The spool has failed.
@@ -181,6 +276,9 @@ impl Spool {
         let mut state = self.shared.lock();
         let upto = upto.min(state.written);
         let epoch = state.epoch;
+        if state.flushed < upto {
+            self.shared.flush_all(&mut state);
+        }
         // Positions are set anew only when all is flushed.
         while state.flushed < upto && state.epoch == epoch {
             if let Some(failure) = state.failed.clone() {
@@ -197,7 +295,7 @@ impl Spool {
         self.shared.on_written.notify_all();
     }
 
-    /// Has `callback` called with `flushed` whenever it moved, and when the spool fails, by the thread that saw it. It
+    /// Has `callback` called with `durable` whenever it moved, and when the spool fails, by the thread that saw it. It
     /// replaces the one before; it should be quick, and not keep the spool alive.
     pub fn on_flushed(&self, callback: Box<dyn Fn(Lsn) + Send + Sync>) {
         *self.shared.callback.lock().expect("no panic while locked") = Some(callback.into());
@@ -263,7 +361,10 @@ fn sync_what_is_there(shared: &Shared) -> Result<()> {
     for name in directory.names().map_err(|error| shared.error("read directory", "", error))? {
         if name.starts_with(TEMPORARY_PREFIX) {
             directory.remove(&name).map_err(|error| shared.error("remove file", &name, error))?;
-        } else if shared.segment_of_name(&name).is_some() || name.ends_with(".history") {
+        } else if shared.segment_of_name(&name).is_some()
+            || name.ends_with(".history")
+            || early::number_of_name(&name).is_some()
+        {
             let file = directory.open(&name).map_err(|error| shared.error("open file", &name, error))?;
             file.sync_all().map_err(|error| shared.fail("fsync file", &name, error))?;
         }

@@ -9,9 +9,11 @@ use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 
 use crate::archive_status::ArchiveStatus;
+use crate::early::Early;
 use crate::error::{Failure, Result, SpoolError};
 use crate::files::{Directory, SegmentFile};
 use crate::stats::{Counters, count};
+use crate::tail::Tail;
 
 /// Most segments that are written and not yet durable; then the writer waits. It is the one wait for an fsync there is,
 /// at 4 GB (of segments of 16 MB) that the disk lags behind, so that files stay open in a bounded number.
@@ -51,6 +53,13 @@ pub(crate) struct State {
     pub timeline: TimelineId,
     pub written: Lsn,
     pub flushed: Lsn,
+    /// Up to there somebody waits for the flusher; what lies behind may wait for more.
+    pub flush_due: Lsn,
+    /// End of all that came in this session, in segments or in the early log.
+    pub received: Lsn,
+    pub early: Early,
+    /// What is held behind `written`, while there is no writer, and its timeline.
+    pub tail: (TimelineId, Tail),
     /// The files of `flushed..written`, in order; the last may be durable already.
     pub unsynced: VecDeque<Unsynced>,
     /// The flusher is at it, or files a segment.
@@ -86,6 +95,8 @@ pub(crate) struct Shared {
     pub on_flushed: Condvar,
     /// There is something to flush, or the end.
     pub flush: Condvar,
+    /// The same for the early log, or it needs a file.
+    pub early_work: Condvar,
     /// A segment is wanted, or the end.
     pub prepare: Condvar,
     /// A segment is prepared, or cannot be.
@@ -104,6 +115,10 @@ impl Shared {
             timeline: TimelineId(0),
             written: Lsn::INVALID,
             flushed: Lsn::INVALID,
+            flush_due: Lsn::INVALID,
+            received: Lsn::INVALID,
+            early: Early::default(),
+            tail: (TimelineId(0), Tail::default()),
             unsynced: VecDeque::new(),
             flushing: false,
             filing: None,
@@ -124,6 +139,7 @@ impl Shared {
             on_written: Condvar::new(),
             on_flushed: Condvar::new(),
             flush: Condvar::new(),
+            early_work: Condvar::new(),
             prepare: Condvar::new(),
             prepared: Condvar::new(),
             names: Mutex::new(()),
@@ -144,9 +160,8 @@ impl Shared {
 
     /// Wakes everybody, whatever they wait for.
     pub fn wake_all(&self) {
-        for condvar in [&self.on_written, &self.on_flushed, &self.flush, &self.prepare, &self.prepared] {
-            condvar.notify_all();
-        }
+        let segments = [&self.on_written, &self.on_flushed, &self.flush, &self.prepare, &self.prepared];
+        segments.into_iter().chain([&self.early_work]).for_each(Condvar::notify_all);
     }
 
     /// An error if the spool has failed.
@@ -171,6 +186,14 @@ impl Shared {
         self.wake_all();
         self.call_back(flushed);
         failure.into()
+    }
+
+    /// Has the flusher make durable all that is written.
+    pub fn flush_all(&self, state: &mut State) {
+        if state.flush_due < state.written {
+            state.flush_due = state.written;
+            self.flush.notify_one();
+        }
     }
 
     /// Tells the owner of the spool to look at it.

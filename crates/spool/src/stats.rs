@@ -14,7 +14,11 @@ pub struct SpoolStats {
     pub bytes_written: u64,
     /// Calls of `pwrite` for them.
     pub writes: u64,
-    /// Calls of `fdatasync` for them.
+    /// Bytes of WAL written to the early log before that.
+    pub early_bytes: u64,
+    /// Calls of `pwrite` for them.
+    pub early_writes: u64,
+    /// Calls of `fdatasync` for both.
     pub fsyncs: u64,
     /// Time in these, in microseconds.
     pub fsync_micros: u64,
@@ -38,6 +42,8 @@ pub struct SpoolStats {
 pub(crate) struct Counters {
     pub bytes_written: AtomicU64,
     pub writes: AtomicU64,
+    pub early_bytes: AtomicU64,
+    pub early_writes: AtomicU64,
     pub fsyncs: AtomicU64,
     pub fsync_micros: AtomicU64,
     pub fsync_buckets: [AtomicU64; FSYNC_BUCKETS_MICROS.len() + 1],
@@ -68,6 +74,8 @@ impl Counters {
         SpoolStats {
             bytes_written: get(&self.bytes_written),
             writes: get(&self.writes),
+            early_bytes: get(&self.early_bytes),
+            early_writes: get(&self.early_writes),
             fsyncs: get(&self.fsyncs),
             fsync_micros: get(&self.fsync_micros),
             fsync_buckets: std::array::from_fn(|bucket| get(&self.fsync_buckets[bucket])),

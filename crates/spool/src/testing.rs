@@ -231,6 +231,14 @@ impl Directory for Model {
 }
 
 impl SegmentFile for ModelFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let inner = self.model.inner.lock().unwrap();
+        let rest = inner.files[self.file].now.get(offset as usize..).unwrap_or_default();
+        let len = rest.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&rest[..len]);
+        Ok(len)
+    }
+
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         self.model.seen(Call::Write, &self.name)?;
         // Seldom less than was asked for, as on a disk that fills up.

@@ -2,6 +2,7 @@
 
 mod broken;
 mod crash;
+mod early;
 mod names;
 mod slow;
 

@@ -1,5 +1,6 @@
 //! The one writer of a spool.
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use crate::files::write_all_at;
 use crate::spool::Spool;
 use crate::state::{MAX_UNSYNCED, Preparation, Prepared, SegmentId, Unsynced};
 use crate::stats::count;
+use crate::tail::Tail;
 
 /// Appends WAL to a spool. There is one at a time; the next gets its place when it is dropped.
 pub struct Writer {
@@ -17,42 +19,124 @@ pub struct Writer {
     timeline: TimelineId,
     /// Equal to the spool's; nobody else moves it.
     written: Lsn,
+    /// The same.
+    received: Lsn,
+    /// What is held of `written..`, from this session up to `received`, and from earlier ones.
+    tail: Tail,
     /// From the segment of `written` on, those that are open: at most one, unless a write across segments failed.
     open: VecDeque<Unsynced>,
+    /// For entries of the early log.
+    entry: Vec<u8>,
 }
 
 impl Writer {
     /// `spool` has its positions set to `at`, and knows that there is a writer.
-    pub(crate) fn new(spool: Arc<Spool>, timeline: TimelineId, at: Lsn) -> Writer {
-        let writer = Writer { spool, timeline, written: at, open: VecDeque::new() };
+    pub(crate) fn new(spool: Arc<Spool>, timeline: TimelineId, at: Lsn, tail: Tail) -> Writer {
+        let (open, entry) = (VecDeque::new(), Vec::new());
+        let writer = Writer { spool, timeline, written: at, received: at, tail, open, entry };
         let segment = writer.spool.shared.size.segment_of(at);
         writer.prepare_ahead((timeline, segment));
         writer
     }
 
-    /// Where the next byte belongs.
+    /// End of what is in segments.
     pub fn written(&self) -> Lsn {
         self.written
     }
 
-    /// Appends `bytes` at `at`, which must be [`Writer::written`]. When it returns, they are in the operating system, and
+    /// Where the next byte belongs.
+    pub fn received(&self) -> Lsn {
+        self.received
+    }
+
+    /// Appends `bytes` at `at`, which must be [`Writer::received`]. When it returns, they are in the operating system, and
     /// every reader of the files sees them. It does not wait for an fsync (but see [`MAX_UNSYNCED`]); it waits for the next
     /// segment when that is not prepared yet.
     ///
     /// # Errors
-    /// [`SpoolError::Gap`], [`SpoolError::Overlap`]; [`SpoolError::Full`]: try again later with the same; any other
-    /// trouble with files. Positions do not move then, though bytes past `written` may have changed.
+    /// [`SpoolError::Gap`], [`SpoolError::Overlap`]; [`SpoolError::Full`]: try again later, with what lies behind
+    /// [`Writer::received`]; any other trouble with files. Bytes past the positions may have changed.
     pub fn write(&mut self, at: Lsn, bytes: &[u8]) -> Result<()> {
-        let written = self.written;
+        self.write_ahead(at, bytes, Lsn(u64::MAX))
+    }
+
+    /// The same where the primary has flushed its WAL up to `horizon` only. What lies behind gets into the early log, which
+    /// nobody reads, and into segments once a later call has a horizon behind it; `bytes` may be empty.
+    ///
+    /// Where `bytes` differ from what is held from an earlier session, the primary has lost what it had sent then: the rest
+    /// of that is gone, durably, before anything takes its place.
+    ///
+    /// # Errors
+    /// Those of [`Writer::write`].
+    pub fn write_ahead(&mut self, at: Lsn, bytes: &[u8], horizon: Lsn) -> Result<()> {
+        let written = self.received;
         match at.cmp(&written) {
-            std::cmp::Ordering::Greater => return Err(SpoolError::Gap { written, at }),
-            std::cmp::Ordering::Less => return Err(SpoolError::Overlap { written, at }),
-            std::cmp::Ordering::Equal => {}
+            Ordering::Greater => return Err(SpoolError::Gap { written, at }),
+            Ordering::Less => return Err(SpoolError::Overlap { written, at }),
+            Ordering::Equal => {}
         }
         self.spool.shared.check()?;
         let Some(end) = at.0.checked_add(bytes.len() as u64).map(Lsn) else {
             return Err(SpoolError::Refused(format!("WAL of {} bytes at {at} goes past the last LSN", bytes.len())));
         };
+        if self.tail.is_empty() && end <= horizon && !self.must_log(at) {
+            self.append(at, bytes)?;
+            self.received = end;
+            return Ok(());
+        }
+        if let Some(difference) = self.tail.difference(at, bytes) {
+            self.discard(difference)?;
+        }
+        let before_tail = self.tail.start().min(end);
+        if at < before_tail && horizon < before_tail {
+            // What was held began at an earlier horizon: it cannot be of this primary.
+            self.discard(Lsn::INVALID)?;
+        }
+        let (from, fresh) = self.tail.fresh(at, bytes);
+        let logged = if self.must_log(from) { from } else { horizon.clamp(from, end) };
+        let fresh_logged = &fresh[(logged.0 - from.0) as usize..];
+        self.spool.shared.append_early(self.timeline, logged, fresh_logged, &mut self.entry)?;
+        if at < self.tail.start() && !self.tail.is_empty() {
+            // Flushed long ago.
+            let missing = self.tail.start().min(end);
+            self.append(at, &bytes[..(missing.0 - at.0) as usize])?;
+        }
+        self.tail.extend(from, fresh);
+        self.receive(end);
+        self.advance(horizon)
+    }
+
+    /// Whether WAL that comes at `at` goes into the log whatever the horizon: where what the log has before is not durable in
+    /// segments yet. The log has no gaps then, and nothing that was promised is behind one.
+    fn must_log(&self, at: Lsn) -> bool {
+        let state = self.spool.shared.lock();
+        state.flushed < at && state.early.covers(state.flushed, at)
+    }
+
+    /// What is held gets into segments, as far as it came in this session and lies before the horizon.
+    fn advance(&mut self, horizon: Lsn) -> Result<()> {
+        let upto = horizon.min(self.received);
+        if upto > self.written {
+            let tail = std::mem::take(&mut self.tail);
+            let appended = self.append(self.written, tail.slice(self.written, upto));
+            self.tail = tail;
+            appended?;
+        }
+        self.tail.forget_before(self.written);
+        Ok(())
+    }
+
+    /// What is held from there on is worth nothing; durable on return.
+    pub(crate) fn discard(&mut self, from: Lsn) -> Result<()> {
+        if from < self.tail.end() && !self.tail.is_empty() {
+            self.spool.shared.truncate_early(self.timeline, from, &mut self.entry)?;
+            self.tail.truncate(from);
+        }
+        Ok(())
+    }
+
+    /// Appends to segments.
+    fn append(&mut self, at: Lsn, bytes: &[u8]) -> Result<()> {
         let (mut position, mut rest) = (at, bytes);
         while !rest.is_empty() {
             let size = self.spool.shared.size;
@@ -68,8 +152,14 @@ impl Writer {
             position = Lsn(position.0 + piece.len() as u64);
             rest = more;
         }
-        self.publish(end);
+        self.publish(position);
         Ok(())
+    }
+
+    /// Lets the others see that all up to `end` has come.
+    fn receive(&mut self, end: Lsn) {
+        self.received = end;
+        self.spool.shared.lock().received = end;
     }
 
     /// Wakes those who wait for what was written ([`Spool::wait_written_beyond`]). Apart from writing, so that what cannot wait
@@ -90,10 +180,17 @@ impl Writer {
             }
             open.renamed = false;
         }
-        state.written = end;
-        drop(state);
-        shared.flush.notify_one();
+        // What the early log has need not be durable twice at once; but a segment that is complete is filed.
         let segment = shared.size.segment_of(end);
+        if segment != shared.size.segment_of(state.written) || !state.early.covers(state.written, end) {
+            state.flush_due = end;
+        }
+        (state.written, state.received) = (end, state.received.max(end));
+        let due = state.flush_due == end;
+        drop(state);
+        if due {
+            shared.flush.notify_one();
+        }
         self.open.retain(|open| open.segment >= segment);
     }
 
@@ -119,6 +216,7 @@ impl Writer {
         let shared = &self.spool.shared;
         let mut state = shared.lock();
         while state.failed.is_none() && state.unsynced.len() >= MAX_UNSYNCED {
+            shared.flush_all(&mut state);
             state = shared.wait(&shared.on_flushed, state);
         }
         let mut waited = false;
@@ -167,6 +265,11 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.spool.shared.lock().writer = false;
+        let mut state = self.spool.shared.lock();
+        state.writer = false;
+        // What is held of a later timeline is not for us.
+        if state.tail.0 <= self.timeline {
+            state.tail = (self.timeline, std::mem::take(&mut self.tail));
+        }
     }
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use walrider_datadir::DataDirError;
+use walrider_datadir::durable::{read_file, unlink, write_file};
 use walrider_datadir::open::read_control;
 use walrider_layout::control::ControlFile;
 use walrider_layout::{Lsn, TimelineId};
@@ -33,6 +34,9 @@ const MAX_RECYCLED: u64 = 16;
 
 /// File in the data directory that asks for promotion, as PostgreSQL has it (`PROMOTE_SIGNAL_FILE`).
 pub(crate) const PROMOTE_FILE: &str = "promote";
+/// File in the data directory from the moment that a promotion has made visible what the primary could have taken back: from
+/// then on there is no way back to following it. Holds the timeline that is left.
+pub(crate) const PROMOTING_FILE: &str = "walrider.promoting";
 /// File in the data directory as long as replay is to pause.
 pub(crate) const PAUSE_FILE: &str = "walrider.pause";
 
@@ -84,6 +88,8 @@ pub(crate) struct Control {
     pub slot: Option<String>,
     pub connected_since: Option<SystemTime>,
     pub connections: u64,
+    /// WAL comes before the primary has flushed it.
+    pub early: bool,
     pub last_error: Option<(SystemTime, String)>,
     pub system_identifier: u64,
     pub checkpoint_redo: Lsn,
@@ -186,6 +192,19 @@ impl Follower {
         self.notify();
     }
 
+    /// Goes on with a promotion that was interrupted; the directory's last checkpoint is on `timeline`.
+    pub fn resume_promotion(&self, timeline: TimelineId) -> Result<(), DataDirError> {
+        let path = self.settings().data_dir.join(PROMOTING_FILE);
+        let left = read_file(&path, 16)?.and_then(|text| String::from_utf8(text).ok()?.trim().parse().ok());
+        match left.map(TimelineId) {
+            // It was finished.
+            Some(left) if left < timeline => drop(unlink(&path)?),
+            Some(_) => self.promote(),
+            None => {}
+        }
+        Ok(())
+    }
+
     /// Looks for the files that tell what to do.
     pub fn check_control_files(&self) {
         let data_dir = self.settings().data_dir;
@@ -268,7 +287,7 @@ impl Follower {
     }
 
     /// WAL streams in from now on. False: it is not wanted any more.
-    pub fn stream_begins(&self, timeline: TimelineId) -> bool {
+    pub fn stream_begins(&self, timeline: TimelineId, early: bool) -> bool {
         let mut control = self.control();
         if control.stops || control.promotes {
             return false;
@@ -280,6 +299,7 @@ impl Follower {
         control.seen = Lsn::INVALID;
         control.connected_since = Some(SystemTime::now());
         control.connections += 1;
+        control.early = early;
         self.streaming.store(true, Ordering::Release);
         drop(control);
         self.changed.notify_all();
@@ -293,6 +313,7 @@ impl Follower {
         let mut control = self.control();
         control.next = next;
         control.link = LinkState::Down;
+        control.early = false;
         control.ended += 1;
         let lasted = control.connected_since.take().and_then(|since| since.elapsed().ok());
         if in_vain {
@@ -456,7 +477,7 @@ impl Upstream for Follower {
         match () {
             () if control.stops => Wanted::Stop,
             // Only once nothing more comes in.
-            () if control.promotes && control.link != LinkState::Up => Wanted::Promote,
+            () if control.promotes && control.link == LinkState::Down => Wanted::Promote,
             () if control.promotes => Wanted::Follow,
             () if control.paused => Wanted::Pause,
             () => Wanted::Follow,
@@ -471,6 +492,22 @@ impl Upstream for Follower {
         })
     }
 
+    fn release(&self, replayed: Lsn, timeline: TimelineId) -> Result<bool, ReplayError> {
+        let release = || -> Result<bool, StandbyError> {
+            let spool = self.open_spool()?;
+            if !spool.holds_behind(timeline, replayed) {
+                return Ok(false);
+            }
+            write_file(&self.settings().data_dir.join(PROMOTING_FILE), format!("{timeline}\n").as_bytes())?;
+            let released = spool.release(timeline, replayed)?;
+            if released {
+                tracing::info!("WAL up to {} counts, which the primary had sent early", spool.written());
+            }
+            Ok(released)
+        };
+        release().map_err(|error| ReplayError::Refused(error.to_string()))
+    }
+
     fn sleep(&self, time: Duration) {
         let control = self.control();
         let (stops, promotes, paused) = (control.stops, control.promotes, control.paused);
@@ -481,7 +518,8 @@ impl Upstream for Follower {
 
     fn visible(&self) -> Lsn {
         match self.spool.get() {
-            Some(spool) if self.streaming.load(Ordering::Acquire) => spool.written().min(self.board.horizon()),
+            // What lies behind the horizon does not get into segments.
+            Some(spool) if self.streaming.load(Ordering::Acquire) => spool.written(),
             _ => Lsn(u64::MAX),
         }
     }

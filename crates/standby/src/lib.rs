@@ -12,6 +12,6 @@ mod standby;
 
 pub use error::StandbyError;
 pub use receive::{Receive, ReceiveSettings};
-pub use settings::Settings;
+pub use settings::{EarlyMode, Settings};
 pub use standby::{Outcome, Standby};
 pub use walrider_replay::startup::Summary;

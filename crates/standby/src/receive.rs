@@ -12,7 +12,7 @@ use walrider_observe::status::{Command, LastError, Positions as Places, StandbyS
 use walrider_receive::board::Board;
 use walrider_receive::connect::{ConnectError, ConnectOptions, Connection, Start};
 use walrider_receive::error::ReceiveError;
-use walrider_receive::positions::{Greeting, Positions, Timing};
+use walrider_receive::positions::{Positions, Timing};
 use walrider_receive::streaming::{End, Streaming};
 use walrider_receive::upstream::{Opened, Upstream};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
@@ -204,9 +204,7 @@ impl Inner {
         let end = match start {
             Start::Ended(branch) => End::Timeline(branch),
             Start::Streaming => {
-                positions.start_at(task.start);
-                let greeting = Greeting { flushed: opened.identity.flushed, run: 0, kept: Lsn(u64::MAX) };
-                positions.connect(&greeting, began.elapsed()).map_err(ReceiveError::from)?;
+                positions.connect(task.start, opened.identity.flushed, began.elapsed());
                 self.show(|shown| {
                     shown.state = State::Streaming;
                     shown.connected_since = Some(SystemTime::now());
@@ -244,6 +242,8 @@ impl Inner {
         let application_name = Some(connect.application_name().to_owned());
         let upstream = Upstream {
             connect,
+            database: None,
+            early_required: false,
             slot: settings.slot.clone(),
             create_slot: creates_slot && settings.if_not_exists,
             temporary_slot: false,

@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use walrider_layout::Lsn;
 use walrider_receive::connect::{ConnectOptions, Start};
 use walrider_receive::error::ReceiveError;
-use walrider_receive::positions::{Greeting, Positions};
+use walrider_receive::positions::Positions;
 use walrider_receive::streaming::{End, Streaming};
 use walrider_receive::upstream::Upstream;
 
 use crate::follower::{Follower, Task};
+use crate::settings::EarlyMode;
 
 /// Receives until the standby stops or is promoted.
 pub(crate) fn run(follower: &Follower, system_identifier: u64, major: u32) {
@@ -67,8 +67,18 @@ fn stream(
     }
     connect.interrupt_with(follower.board.end_fd());
     let application_name = connect.application_name().to_owned();
+    let database = match settings.early {
+        EarlyMode::Off => None,
+        EarlyMode::Auto | EarlyMode::On => {
+            let mut database = ConnectOptions::resolve_for_database(conninfo, &settings.application_name_fallback)?;
+            database.interrupt_with(follower.board.end_fd());
+            Some(database)
+        }
+    };
     let upstream = Upstream {
         connect,
+        database,
+        early_required: settings.early == EarlyMode::On,
         slot: settings.slot.clone(),
         create_slot: settings.create_slot,
         temporary_slot: settings.temporary_slot,
@@ -88,20 +98,22 @@ fn stream(
         control.application_name = Some(application_name);
         control.slot = opened.slot.clone();
     }
-    let mut writer = spool.start_at(task.timeline, task.start)?;
-    if let Start::Ended(branch) =
-        opened.connection.start_replication(opened.slot.as_deref(), task.start, task.timeline)?
-    {
-        return Ok(End::Timeline(branch));
+    if opened.early {
+        spool.prepare_early();
     }
-    positions.start_at(task.start);
-    // A stock primary sends what it has flushed: which run of it this is does not matter.
-    positions.connect(&Greeting { flushed: opened.identity.flushed, run: 0, kept: Lsn(u64::MAX) }, began.elapsed())?;
-    let streaming = Streaming::new(&mut opened.connection, spool, &mut writer, positions, &follower.board, began);
-    if !follower.stream_begins(task.timeline) {
+    let mut writer = spool.start_at(task.timeline, task.start)?;
+    let early = match opened.start(&upstream, task.start, task.timeline)? {
+        (Start::Ended(branch), _) => return Ok(End::Timeline(branch)),
+        (Start::Streaming, early) => early,
+    };
+    positions.connect(task.start, opened.identity.flushed, began.elapsed());
+    let streaming =
+        Streaming::new(&mut opened.connection, spool, &mut writer, positions, &follower.board, began).early(early);
+    if !follower.stream_begins(task.timeline, early) {
         return Ok(End::Asked);
     }
     let Task { start, timeline } = task;
-    tracing::info!("started streaming WAL from primary at {start} on timeline {timeline} ({peer})");
+    let how = if early { ", before the primary has flushed it" } else { "" };
+    tracing::info!("started streaming WAL from primary at {start} on timeline {timeline} ({peer}){how}");
     streaming.run()
 }

@@ -6,6 +6,18 @@ use std::time::Duration;
 use walrider_datadir::recovery_settings::TargetTimeline;
 use walrider_receive::positions::Timing;
 
+/// Whether WAL is to come before the primary has flushed it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EarlyMode {
+    /// Where the primary has the extension.
+    #[default]
+    Auto,
+    /// Or not at all.
+    On,
+    /// Never.
+    Off,
+}
+
 /// What a standby is told. The command line, its file and the directory's own configuration have been brought together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -21,6 +33,8 @@ pub struct Settings {
     pub create_slot: bool,
     /// Without a slot, use one that ends with the connection (`wal_receiver_create_temp_slot`).
     pub temporary_slot: bool,
+    /// WAL before the primary has flushed it.
+    pub early: EarlyMode,
     /// `restore_command`; none: there is none.
     pub restore_command: Option<String>,
     /// `archive_cleanup_command`, run at restartpoints; none: there is none.
@@ -62,6 +76,8 @@ impl Settings {
         let link = |settings: &Settings| {
             (settings.primary.clone(), settings.slot.clone(), settings.create_slot, settings.temporary_slot)
         };
-        link(self) == link(other) && self.application_name_fallback == other.application_name_fallback
+        link(self) == link(other)
+            && self.early == other.early
+            && self.application_name_fallback == other.application_name_fallback
     }
 }

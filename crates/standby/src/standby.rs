@@ -18,7 +18,7 @@ use walrider_replay::stats::Stats;
 use walrider_replay::upstream::{Upstream, Wanted};
 
 use crate::error::StandbyError;
-use crate::follower::{Follower, LinkState, PROMOTE_FILE};
+use crate::follower::{Follower, LinkState, PROMOTE_FILE, PROMOTING_FILE};
 use crate::settings::Settings;
 
 /// How a standby ended.
@@ -73,6 +73,7 @@ impl Standby {
     fn follow(&self) -> Result<Outcome, StandbyError> {
         let settings = self.0.follower.settings();
         let control = read_control(&settings.data_dir)?;
+        self.0.follower.resume_promotion(control.checkpoint_copy.timeline)?;
         let config = Config::read(&settings.data_dir, settings.config_file.as_deref())?;
         let configured = RecoverySettings::from_config(&config, control.major)?;
         let options = Options {
@@ -116,7 +117,7 @@ impl Standby {
         let follower = &self.0.follower;
         // What was not streamed is durable.
         let flushed = || {
-            follower.spool().map_or(Lsn(u64::MAX), |spool| if lsn <= spool.written() { spool.flushed() } else { lsn })
+            follower.spool().map_or(Lsn(u64::MAX), |spool| if lsn <= spool.written() { spool.durable() } else { lsn })
         };
         follower.board.applied(lsn, commits, flushed);
         let mut replayed = self.0.replay.lock().expect("no panic while locked");
@@ -140,10 +141,17 @@ impl Standby {
 
     /// The directory is a primary's; starts a server on it, if that is wanted.
     fn promoted(&self, summary: Summary, promoted: &Promoted, settings: &Settings) -> Result<Outcome, StandbyError> {
-        if let Err(error) = fs::remove_file(settings.data_dir.join(PROMOTE_FILE))
-            && error.kind() != std::io::ErrorKind::NotFound
+        for name in [PROMOTE_FILE, PROMOTING_FILE] {
+            if let Err(error) = fs::remove_file(settings.data_dir.join(name))
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!("could not remove file \"{name}\": {error}");
+            }
+        }
+        if let Some(spool) = self.0.follower.spool()
+            && let Err(error) = spool.remove_early()
         {
-            tracing::warn!("could not remove file \"{PROMOTE_FILE}\": {error}");
+            tracing::warn!("{error}");
         }
         if let Some(warning) = &promoted.warning {
             tracing::warn!("{warning}");
@@ -224,12 +232,13 @@ impl Standby {
             application_name: control.application_name.clone(),
             connected_since: control.connected_since,
             connections: control.connections,
+            early: control.early,
             last_error: control.last_error.clone().map(|(time, message)| LastError { time, message }),
             positions: status::Positions {
                 horizon: board.horizon(),
                 received: board.received(),
-                written: spool.map_or(Lsn::INVALID, |spool| spool.written()),
-                flushed: spool.map_or(Lsn::INVALID, |spool| spool.flushed()),
+                written: spool.map_or(Lsn::INVALID, |spool| spool.received()),
+                flushed: spool.map_or(Lsn::INVALID, |spool| spool.durable()),
                 replayed: replayed.lsn,
                 reported: board.reported(),
                 checkpoint_redo: control.checkpoint_redo,
@@ -251,6 +260,8 @@ pub(crate) fn spool_status(stats: &walrider_spool::SpoolStats) -> status::Spool 
     status::Spool {
         bytes: stats.bytes_written,
         writes: stats.writes,
+        early_bytes: stats.early_bytes,
+        early_writes: stats.early_writes,
         fsync: status::Histogram {
             bounds_seconds: bounds.iter().map(|&micros| micros as f64 / 1e6).collect(),
             counts: stats.fsync_buckets.to_vec(),

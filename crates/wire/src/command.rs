@@ -33,6 +33,22 @@ pub fn start_replication(slot: Option<&str>, start: Lsn, timeline: TimelineId) -
     format!("START_REPLICATION {slot}PHYSICAL {start} TIMELINE {timeline}")
 }
 
+/// Asks for the version of Walrider's extension in the database; no row without it.
+pub const EXTENSION_VERSION: &str =
+    "SELECT extversion FROM pg_catalog.pg_extension WHERE extname OPERATOR(pg_catalog.=) 'walrider'";
+
+/// Starts the early stream: like [`start_replication`], on a connection to a database with the extension.
+///
+/// ```
+/// use walrider_layout::{Lsn, TimelineId};
+/// let command = walrider_wire::command::stream_wal(Some("a'b"), Lsn(0x1_0000_00A0), TimelineId(2));
+/// assert_eq!(command, "CALL walrider.stream_wal('1/A0', 2, 'a''b')");
+/// ```
+pub fn stream_wal(slot: Option<&str>, start: Lsn, timeline: TimelineId) -> String {
+    let slot = slot.map_or("NULL".to_owned(), |slot| format!("'{}'", slot.replace('\'', "''")));
+    format!("CALL walrider.stream_wal('{start}', {timeline}, {slot})")
+}
+
 /// Asks for a timeline's history file.
 pub fn timeline_history(timeline: TimelineId) -> String {
     format!("TIMELINE_HISTORY {timeline}")

@@ -13,11 +13,11 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::config::{Config, Setting, Unit};
 use walrider_datadir::open::read_version;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetTimeline};
-use walrider_standby::Settings;
+use walrider_standby::{EarlyMode, Settings};
 
 use crate::logging::{LogFormat, parse_level};
 use crate::values::{
-    default_jobs, default_memory, parse_duration, parse_memory, parse_size, parse_slot, parse_timeline,
+    default_jobs, default_memory, parse_duration, parse_early, parse_memory, parse_size, parse_slot, parse_timeline,
 };
 
 /// Longest configuration file that is read, in bytes.
@@ -48,6 +48,10 @@ pub struct StandbyOptions {
     /// Use a slot that goes with the connection (wal_receiver_create_temp_slot)
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_possible_values = true)]
     pub temporary_slot: Option<bool>,
+    /// Take WAL before the primary has flushed it, where its extension is installed: auto, on (or fail) or off [default: auto]
+    #[arg(long, value_name = "MODE", value_parser = parse_early)]
+    #[serde(deserialize_with = "early")]
+    pub early: Option<EarlyMode>,
     /// Shell command that fetches WAL from the archive (restore_command)
     #[arg(long, value_name = "CMD", conflicts_with = "wal")]
     pub restore_command: Option<String>,
@@ -249,7 +253,7 @@ impl StandbyOptions {
             };
         }
         first! {
-            data_dir config_file primary create_slot status_interval receiver_timeout retry_interval min_apply_delay
+            data_dir config_file primary create_slot early status_interval receiver_timeout retry_interval min_apply_delay
             wal_keep timeline restartpoint_interval restartpoint_wal http pg_ctl jobs memory log_format log_level
         }
     }
@@ -288,6 +292,7 @@ impl StandbyOptions {
             // A permanent slot goes before (`RequestXLogStreaming`, `replication/walreceiverfuncs.c`).
             temporary_slot: self.temporary_slot.unwrap_or(false) && slot.is_none(),
             slot,
+            early: self.early.unwrap_or_default(),
             restore_command: some(self.restore_command),
             archive_cleanup_command: some(config.get("archive_cleanup_command").map(|setting| setting.value.clone())),
             wal: self.wal.filter(|path| !path.as_os_str().is_empty()),
@@ -373,6 +378,10 @@ fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::
 
 fn timeline<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TargetTimeline>, D::Error> {
     parsed(deserializer, parse_timeline)
+}
+
+fn early<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<EarlyMode>, D::Error> {
+    parsed(deserializer, parse_early)
 }
 
 fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<LevelFilter>, D::Error> {

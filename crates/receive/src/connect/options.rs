@@ -93,11 +93,27 @@ impl ConnectOptions {
         ConnectOptions::resolve_with(conninfo, fallback_application_name, &|name| std::env::var(name).ok())
     }
 
-    /// The same in an environment of the caller's.
+    /// The same for a connection to a database, on which a walsender takes SQL too: to that of the connection string, else
+    /// `postgres`.
+    pub fn resolve_for_database(conninfo: &str, fallback_application_name: &str) -> Result<ConnectOptions> {
+        let env = |name: &str| std::env::var(name).ok();
+        ConnectOptions::complete(conninfo, fallback_application_name, &env, true)
+    }
+
+    /// [`ConnectOptions::resolve`] in an environment of the caller's.
     pub fn resolve_with(
         conninfo: &str,
         fallback_application_name: &str,
         env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<ConnectOptions> {
+        ConnectOptions::complete(conninfo, fallback_application_name, env, false)
+    }
+
+    fn complete(
+        conninfo: &str,
+        fallback_application_name: &str,
+        env: Env<'_>,
+        database: bool,
     ) -> Result<ConnectOptions> {
         let mut info = ConnInfo::parse(conninfo)?;
         let service = info.get("service").map(str::to_owned).or_else(|| env("PGSERVICE"));
@@ -109,9 +125,15 @@ impl ConnectOptions {
             let strict = info.get("sslrootcert") == Some("system");
             info.set("sslmode", if strict { "verify-full" } else { "prefer" })?;
         }
-        // As libpqrcv_connect does; the name of the database is for the password file only.
-        info.set("dbname", "replication")?;
-        info.set("replication", "true")?;
+        if database {
+            // "replication" stands in connection strings that were made for physical replication.
+            let name = info.non_empty("dbname").filter(|name| *name != "replication").unwrap_or("postgres").to_owned();
+            info.set("dbname", &name)?;
+        } else {
+            // As libpqrcv_connect does; the name is for the password file only.
+            info.set("dbname", "replication")?;
+        }
+        info.set("replication", if database { "database" } else { "true" })?;
         if info.get("fallback_application_name").is_none() {
             info.set("fallback_application_name", fallback_application_name)?;
         }
@@ -135,6 +157,11 @@ impl ConnectOptions {
         name.or(self.info.get("fallback_application_name")).unwrap_or_default()
     }
 
+    /// The database that is connected to.
+    pub fn database(&self) -> &str {
+        self.info.get("dbname").unwrap_or_default()
+    }
+
     fn build(info: ConnInfo, env: Env<'_>) -> Result<ConnectOptions> {
         refuse_what_we_have_not(&info)?;
         let user = match info.non_empty("user") {
@@ -143,8 +170,9 @@ impl ConnectOptions {
         };
         let mut warnings = Vec::new();
         let hosts = hosts(&info, &user, env, &mut warnings)?;
-        let mut startup = vec![("user", user.clone()), ("database", "replication".to_owned())];
-        startup.push(("replication", "true".to_owned()));
+        let given = |name| info.get(name).unwrap_or_default().to_owned();
+        let mut startup = vec![("user", user.clone()), ("database", given("dbname"))];
+        startup.push(("replication", given("replication")));
         startup.extend(info.non_empty("options").map(|value| ("options", value.to_owned())));
         // "auto" is the locale's, for programs that show text.
         let encoding = info.non_empty("client_encoding").filter(|encoding| *encoding != "auto");

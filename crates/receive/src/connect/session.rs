@@ -201,7 +201,22 @@ impl Connection {
 
     /// Asks for the WAL of a timeline from `start` on. That it was removed is SQLSTATE 58P01, here or in the stream.
     pub fn start_replication(&mut self, slot: Option<&str>, start: Lsn, timeline: TimelineId) -> Result<Start> {
-        let deadline = self.begin(&command::start_replication(slot, start, timeline))?;
+        self.start(&command::start_replication(slot, start, timeline))
+    }
+
+    /// Asks for the WAL of the primary's timeline from `start` on, before the primary has flushed it: `walrider.stream_wal`.
+    pub fn start_early(&mut self, slot: Option<&str>, start: Lsn, timeline: TimelineId) -> Result<Start> {
+        self.start(&command::stream_wal(slot, start, timeline))
+    }
+
+    /// The version of Walrider's extension in the database, if it is there.
+    pub fn extension_version(&mut self) -> Result<Option<String>> {
+        let rows = self.simple_query(command::EXTENSION_VERSION)?;
+        Ok(rows.first().and_then(|row| text(row, 0)).map(str::to_owned))
+    }
+
+    fn start(&mut self, command: &str) -> Result<Start> {
+        let deadline = self.begin(command)?;
         let message = self.receive(deadline)?;
         match message.0 {
             b'W' => {

@@ -207,6 +207,9 @@ impl Upstream for VisibleUpTo {
     fn wait(&self, _: Lsn, _: Lsn, _: TimelineId, _: &str) -> Result<News, ReplayError> {
         Ok(News::More)
     }
+    fn release(&self, _: Lsn, _: TimelineId) -> Result<bool, ReplayError> {
+        Ok(false)
+    }
     fn sleep(&self, _: Duration) {}
     fn visible(&self) -> Lsn {
         self.0

@@ -1,0 +1,370 @@
+//! The early log: WAL that the primary has sent before it has flushed it. It is written and made durable like all WAL, but in
+//! files that PostgreSQL does not read; what lies in segments is what the primary has called flushed.
+//!
+//! ```text
+//! walrider.early.N     entry, entry, …, and then anything else
+//! entry                header of 24 bytes, WAL, zeros up to a multiple of 8
+//! header               CRC-32C (of N, and of all that follows up to the zeros) u32, length of the WAL u32,
+//!                      its position u64, timeline u32, zero u32; little endian
+//! ```
+//!
+//! Entries are in the order in which WAL was received; [`Tail::merge`] of one after the other gives what is held. An entry without
+//! WAL says that nothing behind its position counts. Files are as long as segments; one is used again, under another N, once all that it has is durable
+//! in segments.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use walrider_layout::bytes::{u32_at, u64_at};
+use walrider_layout::{Lsn, TimelineId};
+
+use crate::error::{Result, SpoolError};
+use crate::files::{SegmentFile, read_all, write_all_at};
+use crate::prepare;
+use crate::state::Shared;
+use crate::stats::count;
+use crate::tail::Tail;
+
+/// How the names of its files begin; a number of eight hexadecimal digits follows.
+const PREFIX: &str = "walrider.early.";
+/// Length in bytes of what precedes the WAL of an entry.
+const HEADER: usize = 24;
+/// Most WAL of one entry, in bytes.
+const MAX_ENTRY: usize = 256 << 10;
+
+/// A file of the log.
+#[derive(Clone)]
+pub(crate) struct LogFile {
+    number: u32,
+    file: Arc<dyn SegmentFile>,
+    /// Newest position of an entry's end.
+    end: Lsn,
+    /// Written, and not synced since.
+    dirty: bool,
+}
+
+/// What there is of the log, under the spool's lock.
+#[derive(Default)]
+pub(crate) struct Early {
+    /// It has all WAL from there ...
+    covers_from: Lsn,
+    /// ... to there, which is durable up to `flushed`.
+    written: Lsn,
+    flushed: Lsn,
+    /// Oldest first; entries go into the last.
+    files: Vec<LogFile>,
+    /// Where the next entry goes.
+    offset: u64,
+    /// An empty file that comes next.
+    spare: Option<LogFile>,
+    wants_spare: bool,
+    spare_failed: Option<SpoolError>,
+    next_number: u32,
+    /// How many entries were written, and of these are durable.
+    appended: u64,
+    synced: u64,
+}
+
+impl Early {
+    /// Whether all from `from` to `to` is in the log.
+    pub fn covers(&self, from: Lsn, to: Lsn) -> bool {
+        self.covers_from <= from && to <= self.written
+    }
+
+    /// Up to where all is durable, given that it is up to `flushed` in segments.
+    pub fn durable(&self, flushed: Lsn) -> Lsn {
+        if self.covers_from <= flushed { flushed.max(self.flushed) } else { flushed }
+    }
+
+    /// Whether a file is to be made.
+    fn lacks_spare(&self) -> bool {
+        self.wants_spare && self.spare.is_none()
+    }
+
+    /// The oldest files whose WAL lies before `upto` as a whole, never the one that is written.
+    fn take_obsolete(&mut self, upto: Lsn) -> Vec<LogFile> {
+        let last = self.files.len().saturating_sub(1);
+        let count = self.files[..last].iter().take_while(|file| file.end <= upto).count();
+        self.files.drain(..count).collect()
+    }
+}
+
+/// The number of a file of the log.
+pub(crate) fn number_of_name(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix(PREFIX).filter(|digits| digits.len() == 8)?;
+    u32::from_str_radix(digits, 16).ok()
+}
+
+fn name_of(number: u32) -> String {
+    format!("{PREFIX}{number:08X}")
+}
+
+/// The CRC of an entry, from `rest`, all that follows the CRC.
+fn entry_crc(number: u32, rest: &[u8]) -> u32 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    digest.update(&number.to_le_bytes());
+    digest.update(rest);
+    digest.finalize() as u32
+}
+
+/// Appends an entry to `out`.
+fn encode(out: &mut Vec<u8>, number: u32, timeline: TimelineId, at: Lsn, bytes: &[u8]) {
+    let begin = out.len();
+    out.extend([0; 4]);
+    out.extend((bytes.len() as u32).to_le_bytes());
+    out.extend(at.0.to_le_bytes());
+    out.extend(timeline.0.to_le_bytes());
+    out.extend([0; 4]);
+    out.extend(bytes);
+    let crc = entry_crc(number, &out[begin + 4..]);
+    out[begin..begin + 4].copy_from_slice(&crc.to_le_bytes());
+    out.resize(out.len().next_multiple_of(8), 0);
+}
+
+/// The entry at the beginning of `log`, and its length there; `None` where there is none.
+fn decode(log: &[u8], number: u32) -> Option<(TimelineId, Lsn, &[u8], usize)> {
+    let header = log.get(..HEADER)?;
+    let len = u32_at(header, 4) as usize;
+    let entry = log.get(..HEADER.checked_add(len)?).filter(|_| len <= MAX_ENTRY)?;
+    let at = Lsn(u64_at(header, 8));
+    at.0.checked_add(len as u64)?;
+    (u32_at(header, 0) == entry_crc(number, &entry[4..]))
+        .then(|| (TimelineId(u32_at(header, 16)), at, &entry[HEADER..], entry.len().next_multiple_of(8)))
+}
+
+impl Shared {
+    /// Reads what an earlier run has left; it must be durable already. Returns what is held, and its timeline.
+    pub(crate) fn recover_early(&self) -> Result<(TimelineId, Tail)> {
+        let names = self.directory.names().map_err(|error| self.error("read directory", "", error))?;
+        let mut numbers: Vec<u32> = names.iter().filter_map(|name| number_of_name(name)).collect();
+        numbers.sort_unstable();
+        let (mut timeline, mut tail) = (TimelineId(0), Tail::default());
+        let mut files = Vec::new();
+        for &number in &numbers {
+            let name = name_of(number);
+            let file = self.directory.open(&name).map_err(|error| self.error("open file", &name, error))?;
+            let mut log = vec![0; self.size.bytes() as usize];
+            let len = read_all(&*file, &mut log, 0).map_err(|error| self.error("read file", &name, error))?;
+            let (mut rest, mut end) = (&log[..len], Lsn::INVALID);
+            while let Some((of, at, bytes, len)) = decode(rest, number) {
+                if of != timeline {
+                    (timeline, tail) = (of, Tail::default());
+                }
+                if bytes.is_empty() {
+                    tail.truncate(at);
+                } else {
+                    tail.merge(at, bytes);
+                }
+                end = end.max(Lsn(at.0 + bytes.len() as u64));
+                rest = &rest[len.min(rest.len())..];
+            }
+            files.push(LogFile { number, file, end, dirty: false });
+        }
+        let mut state = self.lock();
+        let early = &mut state.early;
+        early.next_number = numbers.last().map_or(0, |last| last.wrapping_add(1));
+        // Entries go into a new file: behind the last one there may be half of another.
+        (early.files, early.offset) = (files, self.size.bytes());
+        (early.covers_from, early.written, early.flushed) = (tail.start(), tail.end(), tail.end());
+        Ok((timeline, tail))
+    }
+
+    /// Has a file made before it is needed.
+    pub(crate) fn prepare_early(&self) {
+        self.lock().early.wants_spare = true;
+        self.early_work.notify_one();
+    }
+
+    /// Writes WAL into the log; it is in the operating system then. `buffer` is for use again.
+    pub(crate) fn append_early(&self, timeline: TimelineId, at: Lsn, bytes: &[u8], buffer: &mut Vec<u8>) -> Result<()> {
+        let mut at = at;
+        for piece in bytes.chunks(MAX_ENTRY) {
+            self.append_entry(timeline, at, piece, buffer)?;
+            at = Lsn(at.0 + piece.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Notes that nothing held from `at` on counts; durable on return.
+    pub(crate) fn truncate_early(&self, timeline: TimelineId, at: Lsn, buffer: &mut Vec<u8>) -> Result<()> {
+        self.append_entry(timeline, at, &[], buffer)?;
+        let mut state = self.lock();
+        let wanted = state.early.appended;
+        while state.early.synced < wanted {
+            if let Some(failure) = state.failed.clone() {
+                return Err(failure.into());
+            }
+            state = self.wait(&self.on_flushed, state);
+        }
+        Ok(())
+    }
+
+    fn append_entry(&self, timeline: TimelineId, at: Lsn, bytes: &[u8], buffer: &mut Vec<u8>) -> Result<()> {
+        let (file, number, offset) = self.place_for((HEADER + bytes.len()).next_multiple_of(8) as u64)?;
+        buffer.clear();
+        encode(buffer, number, timeline, at, bytes);
+        let calls = write_all_at(&*file, buffer, offset)
+            .map_err(|error| self.error("write to file", &name_of(number), error))?;
+        count(&self.counters.early_writes, calls);
+        count(&self.counters.early_bytes, bytes.len() as u64);
+        let end = Lsn(at.0 + bytes.len() as u64);
+        let mut state = self.lock();
+        let early = &mut state.early;
+        early.offset = offset + buffer.len() as u64;
+        early.appended += 1;
+        if let Some(last) = early.files.last_mut() {
+            last.end = last.end.max(end);
+            last.dirty = true;
+        }
+        if bytes.is_empty() {
+            early.written = early.written.min(at);
+            early.flushed = early.flushed.min(at);
+            early.covers_from = early.covers_from.min(at);
+        } else {
+            if at != early.written {
+                early.covers_from = at;
+            }
+            early.written = end;
+        }
+        drop(state);
+        self.early_work.notify_one();
+        Ok(())
+    }
+
+    /// Where an entry of this length goes. Waits for a file if none is ready.
+    fn place_for(&self, len: u64) -> Result<(Arc<dyn SegmentFile>, u32, u64)> {
+        let mut state = self.lock();
+        // An error counts if it came while we waited; an older one is reason to try again.
+        state.early.spare_failed = None;
+        loop {
+            if let Some(failure) = state.failed.clone() {
+                return Err(failure.into());
+            }
+            let early = &mut state.early;
+            if early.offset + len <= self.size.bytes()
+                && let Some(last) = early.files.last()
+            {
+                return Ok((last.file.clone(), last.number, early.offset));
+            }
+            match early.spare.take() {
+                Some(spare) => {
+                    early.files.push(spare);
+                    early.offset = 0;
+                    early.wants_spare = true;
+                    // Files are free again once what they have is durable in segments.
+                    self.flush_all(&mut state);
+                    self.early_work.notify_one();
+                }
+                None => {
+                    if let Some(error) = early.spare_failed.take() {
+                        return Err(error);
+                    }
+                    early.wants_spare = true;
+                    self.early_work.notify_one();
+                    state = self.wait(&self.on_flushed, state);
+                }
+            }
+        }
+    }
+}
+
+/// The log's thread: makes entries durable as they come, and files ahead of their use; until the spool is dropped and all is
+/// durable, or it fails.
+pub(crate) fn run(shared: &Shared) {
+    loop {
+        let mut state = shared.lock();
+        let idle = |early: &Early| early.synced == early.appended && !early.lacks_spare();
+        while state.failed.is_none() && !state.stop && idle(&state.early) {
+            state = shared.wait(&shared.early_work, state);
+        }
+        let (stops, lacks_spare) = (state.stop, state.early.lacks_spare());
+        if state.failed.is_some() || stops && state.early.synced == state.early.appended {
+            return;
+        }
+        drop(state);
+        if sync(shared).is_err() {
+            // It has been noted where it happened.
+            return;
+        }
+        if lacks_spare && !stops {
+            make_spare(shared);
+        }
+    }
+}
+
+/// Makes all entries durable.
+fn sync(shared: &Shared) -> Result<()> {
+    let mut state = shared.lock();
+    let early = &mut state.early;
+    let (appended, written) = (early.appended, early.written);
+    let mut dirty = Vec::new();
+    for file in early.files.iter_mut().filter(|file| file.dirty) {
+        file.dirty = false;
+        dirty.push(file.clone());
+    }
+    drop(state);
+    if dirty.is_empty() {
+        return Ok(());
+    }
+    for LogFile { number, file, .. } in dirty {
+        let begun = Instant::now();
+        file.sync_data().map_err(|error| shared.fail("fdatasync file", &name_of(number), error))?;
+        shared.counters.fsync(begun.elapsed());
+    }
+    let mut state = shared.lock();
+    state.early.synced = appended;
+    // What was taken back meanwhile is not durable.
+    state.early.flushed = state.early.flushed.max(written).min(state.early.written);
+    let durable = state.early.durable(state.flushed);
+    drop(state);
+    shared.on_flushed.notify_all();
+    shared.call_back(durable);
+    Ok(())
+}
+
+/// Makes the file that comes next.
+fn make_spare(shared: &Shared) {
+    let mut state = shared.lock();
+    let flushed = state.flushed;
+    let obsolete = state.early.take_obsolete(flushed);
+    let number = state.early.next_number;
+    state.early.next_number = number.wrapping_add(1);
+    drop(state);
+    let made = make_file(shared, number, obsolete);
+    let mut state = shared.lock();
+    state.early.wants_spare = false;
+    match made {
+        Ok(file) => state.early.spare = Some(file),
+        Err(error) => state.early.spare_failed = Some(error),
+    }
+    drop(state);
+    shared.on_flushed.notify_all();
+}
+
+/// An empty file of this number, its length and name durable: one of the obsolete ones if there are any; the others are removed.
+fn make_file(shared: &Shared, number: u32, obsolete: Vec<LogFile>) -> Result<LogFile> {
+    let (directory, name) = (&*shared.directory, name_of(number));
+    let mut recycled = None;
+    for old in obsolete {
+        let old_name = name_of(old.number);
+        if recycled.is_none() {
+            directory.rename(&old_name, &name).map_err(|error| shared.error("rename to", &name, error))?;
+            recycled = Some(old.file);
+        } else {
+            directory.remove(&old_name).map_err(|error| shared.error("remove file", &old_name, error))?;
+        }
+    }
+    let file = match recycled {
+        Some(file) => file,
+        None => {
+            let made = prepare::create(shared, &name, shared.size.bytes());
+            if made.is_err() {
+                // It would mean nothing, but takes space.
+                let _ = directory.remove(&name);
+            }
+            made?
+        }
+    };
+    shared.sync_directory()?;
+    Ok(LogFile { number, file, end: Lsn::INVALID, dirty: false })
+}

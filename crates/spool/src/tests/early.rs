@@ -1,0 +1,293 @@
+//! WAL that comes before its primary has flushed it: what is in segments, what is held, and what is left of it after crashes
+//! of everybody (`docs/spool.md`).
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use walrider_layout::{Lsn, TimelineId};
+
+use super::{MB, ONE, name, on, options, wal};
+use crate::files::Directory;
+use crate::testing::{Call, Model, Random};
+use crate::{Spool, SpoolOptions};
+
+const START: u64 = 3 * MB;
+
+fn early_options() -> SpoolOptions {
+    options("".as_ref())
+}
+
+/// What segments have from `START` on, up to the first page of zeros.
+fn segments(model: &Model, len: u64) -> Vec<u8> {
+    let count = (START + len).div_ceil(MB);
+    (START / MB..count).flat_map(|number| model.read(&name(ONE, number)).unwrap_or(vec![0; MB as usize])).collect()
+}
+
+/// A spool on what is left, and what it would promote of the WAL from `START` on, given that replay finds `valid` bytes.
+fn promoted(left: &Model, valid: u64) -> Vec<u8> {
+    let spool = on(left, early_options());
+    let held = spool.shared.lock().tail.1.end().0;
+    spool.release(ONE, Lsn(START + valid)).unwrap();
+    let end = held.max(START + valid) - START;
+    let mut bytes = segments(left, end);
+    bytes.truncate(end as usize);
+    bytes
+}
+
+#[test]
+fn segments_have_what_the_primary_has_flushed_and_no_more() {
+    let model = Model::default();
+    let spool = on(&model, early_options());
+    let bytes = wal(START, START + 1000);
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    writer.write_ahead(Lsn(START), &bytes[..300], Lsn(START + 100)).unwrap();
+    assert_eq!((writer.received(), spool.received()), (Lsn(START + 300), Lsn(START + 300)));
+    assert_eq!((writer.written(), spool.written()), (Lsn(START + 100), Lsn(START + 100)));
+    writer.write_ahead(Lsn(START + 300), &bytes[300..400], Lsn(START)).unwrap();
+    assert_eq!(segments(&model, 1), [&bytes[..100], &vec![0; MB as usize - 100]].concat());
+    writer.write_ahead(Lsn(START + 400), &[], Lsn(START + 350)).unwrap();
+    assert_eq!((writer.received(), writer.written()), (Lsn(START + 400), Lsn(START + 350)));
+    assert_eq!(segments(&model, 1), [&bytes[..350], &vec![0; MB as usize - 350]].concat());
+    // A horizon that is ahead of all that came says nothing of what is to come.
+    writer.write_ahead(Lsn(START + 400), &[], Lsn(START + 900)).unwrap();
+    assert_eq!(writer.written(), Lsn(START + 400));
+    writer.write_ahead(Lsn(START + 400), &bytes[400..], Lsn(START + 900)).unwrap();
+    assert_eq!(segments(&model, 1), [&bytes[..900], &vec![0; MB as usize - 900]].concat());
+    drop(writer);
+    spool.wait_flushed(Lsn(START + 900)).unwrap();
+    drop(spool);
+    assert_eq!(promoted(&model.after_kill(), 900), bytes);
+    // An incomplete record at the end: replay finds less than there is.
+    assert_eq!(promoted(&model.after_kill(), 850), bytes);
+}
+
+#[test]
+fn a_flush_is_told_when_the_log_is_durable_and_segments_follow_later() {
+    let model = Model::default();
+    let synced = Arc::new(Mutex::new(Vec::new()));
+    let seen = synced.clone();
+    model.watch(move |call, name| {
+        if call == Call::SyncData {
+            seen.lock().unwrap().push(name.to_owned());
+        }
+        Ok(())
+    });
+    let spool = on(&model, early_options());
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    let bytes = wal(START, START + 2000);
+    for at in (0..2000).step_by(100) {
+        writer.write_ahead(Lsn(START + at), &bytes[at as usize..][..100], Lsn(START + at)).unwrap();
+        while spool.durable() < Lsn(START + at + 100) {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!((spool.flushed(), spool.written()), (Lsn(START), Lsn(START + 1900)));
+    assert!(synced.lock().unwrap().iter().all(|name| name.starts_with("walrider.early.")));
+    // Replay is about to write a page.
+    spool.wait_flushed(Lsn(START + 1900)).unwrap();
+    assert!(synced.lock().unwrap().last().unwrap().ends_with(&name(ONE, 3)));
+    assert_eq!(spool.flushed(), Lsn(START + 1900));
+}
+
+#[test]
+fn what_is_held_stays_until_it_comes_again_or_something_else_does() {
+    let model = Model::default();
+    let spool = on(&model, early_options());
+    let old = wal(START, START + 600);
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    writer.write_ahead(Lsn(START), &old, Lsn(START + 200)).unwrap();
+    drop(writer);
+    // Only the connection was lost.
+    let mut writer = spool.start_at(ONE, Lsn(START + 200)).unwrap();
+    assert_eq!((spool.received(), spool.durable()), (Lsn(START + 200), Lsn(START + 200)));
+    writer.write_ahead(Lsn(START + 200), &old[200..300], Lsn(START + 250)).unwrap();
+    assert_eq!(promoted(&model.after_kill(), 250), old);
+    drop(writer);
+    // The primary has lost what it had not flushed, and begins with something else.
+    let mut new = old[..400].to_vec();
+    new.extend([0xEE; 50]);
+    let mut writer = spool.start_at(ONE, Lsn(START + 250)).unwrap();
+    writer.write_ahead(Lsn(START + 250), &new[250..350], Lsn(START + 250)).unwrap();
+    assert_eq!(promoted(&model.after_kill(), 250), old, "nothing speaks against it yet");
+    writer.write_ahead(Lsn(START + 350), &new[350..], Lsn(START + 250)).unwrap();
+    assert_eq!(promoted(&model.after_kill(), 250), new);
+}
+
+#[test]
+fn what_is_held_goes_with_its_timeline() {
+    let model = Model::default();
+    let spool = on(&model, early_options());
+    let bytes = wal(START, START + 600);
+    let mut writer = spool.start_at(TimelineId(2), Lsn(START)).unwrap();
+    writer.write_ahead(Lsn(START), &bytes, Lsn(START + 200)).unwrap();
+    drop(writer);
+    // The one before it is streamed once more: that has nothing to do with it.
+    drop(spool.start_at(ONE, Lsn(START)).unwrap());
+    assert!(!spool.release(ONE, Lsn(START)).unwrap());
+    assert_eq!(spool.shared.lock().tail.1.end(), Lsn(START + 600));
+    drop(spool.start_at(TimelineId(3), Lsn(START + 100)).unwrap());
+    assert!(spool.shared.lock().tail.1.is_empty());
+    drop(spool);
+    assert!(on(&model, early_options()).shared.lock().tail.1.is_empty());
+}
+
+/// A stock server was started on the directory, and has received other WAL.
+#[test]
+fn what_somebody_else_has_received_since_counts() {
+    let model = Model::default();
+    let spool = on(&model, early_options());
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    writer.write_ahead(Lsn(START), &[1; 600], Lsn(START + 200)).unwrap();
+    drop((writer, spool));
+    let file = model.open(&name(ONE, 3)).unwrap();
+    file.write_at(&[2; 300], 200).unwrap();
+    let spool = on(&model, early_options());
+    assert!(!spool.release(ONE, Lsn(START + 500)).unwrap());
+    assert!(!spool.release(ONE, Lsn(START + 700)).unwrap());
+    assert!(spool.release(ONE, Lsn(START + 200)).unwrap());
+}
+
+#[test]
+fn a_full_disk_loses_nothing() {
+    let model = Model::default();
+    let full = Arc::new(Mutex::new(None::<&str>));
+    let which = full.clone();
+    model.watch(move |call, name| match *which.lock().unwrap() {
+        Some(full) if matches!(call, Call::Write | Call::Create) && name.contains(full) => {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+        _ => Ok(()),
+    });
+    let spool = on(&model, early_options());
+    let bytes = wal(START, START + 900);
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    for (at, full_file) in [(0, "early"), (300, "early"), (600, "0000000")] {
+        *full.lock().unwrap() = Some(full_file);
+        let horizon = Lsn(START + at + 100);
+        let error = writer.write_ahead(Lsn(START + at), &bytes[at as usize..][..300], horizon).unwrap_err();
+        assert!(error.is_full(), "{error}");
+        *full.lock().unwrap() = None;
+        let received = writer.received();
+        writer.write_ahead(received, &bytes[(received.0 - START) as usize..at as usize + 300], horizon).unwrap();
+        assert_eq!((writer.received().0, writer.written().0), (START + at + 300, START + at + 100));
+    }
+    drop((writer, spool));
+    assert_eq!(promoted(&model, 700), bytes);
+}
+
+/// What is true when a picture is taken.
+struct Truth {
+    bytes: Vec<u8>,
+    /// The newest horizon that the spool was told.
+    horizon: u64,
+    /// All up to there is promised to survive a power loss, and a kill.
+    durable: u64,
+    received: u64,
+}
+
+/// A primary that crashes, links that fail, a standby that is killed or loses power, and at any moment: nothing in segments
+/// that the primary had not flushed; nothing missing that was promised.
+#[test]
+fn crashes_of_everybody() {
+    let mut random = Random::printed();
+    for _ in 0..4 {
+        round(&mut random);
+    }
+}
+
+fn round(random: &mut Random) {
+    let len = 12 * MB;
+    let mut model = Model::default();
+    let mut spool = on(&model, early_options());
+    let mut truth = Truth { bytes: wal(START, START + len), horizon: 0, durable: 0, received: 0 };
+    let mut at = 0;
+    while truth.horizon < len / 2 {
+        let mut writer = spool.start_at(ONE, Lsn(START + at)).unwrap();
+        for _ in 0..random.below(60) {
+            let most = [0, 300, 9_000, 300_000, 1_500_000][random.below(5) as usize];
+            let to = (at + random.below(most + 1)).min(len);
+            // The primary flushes something, perhaps more than it has sent.
+            if random.one_in(2) {
+                truth.horizon += random.below(to.saturating_sub(truth.horizon) + 5_000);
+            }
+            let piece = &truth.bytes[at as usize..to as usize];
+            writer.write_ahead(Lsn(START + at), piece, Lsn(START + truth.horizon)).unwrap();
+            at = to;
+            truth.received = truth.received.max(at);
+            truth.durable = truth.durable.max(spool.durable().0 - START);
+            match random.below(30) {
+                0 => check(&model.after_power_loss(random), truth.durable, &truth),
+                1 => check(&model.after_kill(), truth.received, &truth),
+                2 => spool.wait_flushed(spool.written()).unwrap(),
+                _ => {}
+            }
+        }
+        drop(writer);
+        at = spool.written().0 - START;
+        match random.below(4) {
+            // The link is lost.
+            0 => {}
+            // The primary crashes: other WAL from somewhere behind its last flush.
+            1 => {
+                let lost = truth.horizon + random.below(truth.received.saturating_sub(truth.horizon) + 1);
+                for byte in &mut truth.bytes[lost as usize..] {
+                    *byte = byte.wrapping_add(2) | 1;
+                }
+                // All that it had flushed is there, and nobody was promised more.
+                truth.durable = truth.durable.min(truth.horizon);
+                truth.received = truth.received.min(truth.horizon);
+            }
+            what => {
+                let killed = what == 2;
+                model = if killed { model.after_kill() } else { model.after_power_loss(random) };
+                let promised = if killed { truth.received } else { truth.durable };
+                check(&model.after_kill(), promised, &truth);
+                drop(spool);
+                spool = on(&model, early_options());
+                // From the beginning of the segment, as a standby does that is started again; what was promised before is held.
+                let valid = valid_end(&segments(&model, truth.horizon + MB), &truth);
+                at = valid - valid % MB;
+                truth.received = promised;
+            }
+        }
+    }
+}
+
+/// How much of the WAL in segments is there without gaps.
+fn valid_end(found: &[u8], truth: &Truth) -> u64 {
+    let equal = found.iter().zip(&truth.bytes).take(truth.horizon as usize).position(|(found, byte)| found != byte);
+    equal.map_or(truth.horizon.min(found.len() as u64), |equal| equal as u64)
+}
+
+fn check(left: &Model, promised: u64, truth: &Truth) {
+    let found = segments(left, truth.horizon + 2 * MB);
+    assert!(
+        found[truth.horizon as usize..] == vec![0; found.len() - truth.horizon as usize],
+        "WAL behind the horizon in a segment"
+    );
+    let valid = valid_end(&found, truth);
+    let promoted = promoted(left, valid);
+    assert!(promoted.len() as u64 >= promised, "{} bytes are left of {promised}", promoted.len());
+    let same = promoted.iter().zip(&truth.bytes).take(promised as usize).position(|(left, byte)| left != byte);
+    assert_eq!(same, None, "of {promised} promised bytes; {valid} in segments, horizon {}", truth.horizon);
+}
+
+#[test]
+fn entries_that_are_not_whole_are_not_there() {
+    let model = Model::default();
+    let spool: Arc<Spool> = on(&model, early_options());
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    writer.write_ahead(Lsn(START), &[1; 100], Lsn(START)).unwrap();
+    writer.write_ahead(Lsn(START + 100), &[2; 100], Lsn(START)).unwrap();
+    drop((writer, spool));
+    let log = model.names().unwrap().into_iter().find(|name| name.starts_with("walrider.early.")).unwrap();
+    let second = 24 + 104;
+    for (offset, left) in [(second, 100), (second + 5, 100), (second + 16, 100), (second + 24 + 99, 100), (0, 0)] {
+        let broken = model.after_kill();
+        let byte = broken.read(&log).unwrap()[offset];
+        broken.open(&log).unwrap().write_at(&[byte ^ 0x80], offset as u64).unwrap();
+        let spool = on(&broken, early_options());
+        let held = spool.shared.lock().tail.1.clone();
+        assert_eq!(held.end().0 - held.start().0, left, "changed at {offset}");
+    }
+}
