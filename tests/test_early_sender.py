@@ -301,6 +301,24 @@ def test_slow_reader(make_server):
         assert int(stat(server, "disk_bytes")[0]) > 5 << 20
 
 
+def test_many_questions(make_server):
+    """A standby that asks and does not listen: the answers do not pile up."""
+    server = make_server()
+    with EarlyClient(server) as client:
+        client.stream(flushed(server))
+        load(server)
+        pid = walsender(server)
+        for _ in range(200_000):
+            client.status(1, reply=True)
+        wait_for(lambda: int(stat(server, "replies")[0]) == 200_000, "the replies")
+        assert int(stat(server, "keepalives")[0]) < 1000
+        assert int(re.search(r"RssAnon:\s+(\d+)", open(f"/proc/{pid}/status").read())[1]) < 20000
+        # It ends the stream, and still does not listen: the server gives it wal_sender_timeout.
+        server.psql("ALTER SYSTEM SET wal_sender_timeout = '1s'; SELECT pg_reload_conf()")
+        client.copy_done()
+        wait_for(lambda: is_gone(pid), "the process")
+
+
 # What the answers do
 
 LEVELS = {"remote_write": 0, "on": 1, "remote_apply": 2}
@@ -409,6 +427,25 @@ def test_feedback(make_server):
             follower.client.feedback(0)
             wait_for(lambda: server.value(where) == "", "no xmin")
         wait_for(lambda: not server.psql("SELECT 1 FROM pg_stat_replication"), "the end")
+
+
+def test_feedback_counts_in_every_database(make_server):
+    """The connection is to one database, the standby has them all."""
+    server = make_server()
+    server.psql("CREATE DATABASE other")
+    server.psql("CREATE TABLE t AS SELECT 1 AS i", "other")
+    xid = int(server.value("SELECT txid_current()"))
+    kept = "pg_relation_size('t') > 0"
+    with Follower(server, flushed(server)) as follower:
+        follower.client.feedback(xid)
+        wait_for(lambda: server.value("SELECT backend_xmin FROM pg_stat_replication") == str(xid), "the xmin")
+        server.psql("DELETE FROM t", "other")
+        server.psql("VACUUM t", "other")
+        assert server.value(f"SELECT {kept}", "other") == "t"
+        follower.client.feedback(0)
+        wait_for(lambda: server.value("SELECT backend_xmin FROM pg_stat_replication") == "", "no xmin")
+        server.psql("VACUUM t", "other")
+        assert server.value(f"SELECT {kept}", "other") == "f"
 
 
 def test_lag(make_server):

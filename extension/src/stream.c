@@ -46,8 +46,8 @@
 #if PG_VERSION_NUM >= 180000
 #include "storage/waiteventset.h"
 #endif
-#include "storage/pmsignal.h"
-#include "storage/sinval.h"
+#include "storage/lwlock.h"
+#include "storage/proc.h"
 #include "tcop/cmdtag.h"
 #include "tcop/dest.h"
 #include "tcop/tcopprot.h"
@@ -317,17 +317,22 @@ FinishIfReplicated(void)
 		SendKeepalive(true);
 }
 
-/* The standby ended the stream. */
+/* The standby ended the stream: say so too, once what was sent before is on its way. */
 static void
 FinishAsAsked(void)
 {
-	QueryCompletion qc;
+	static bool said = false;
 
-	pq_putemptymessage(PqMsg_CopyDone);
-	SetQueryCompletion(&qc, CMDTAG_CALL, 0);
-	EndCommand(&qc, DestRemote, false);
-	pq_flush();
-	proc_exit(0);
+	if (!said)
+	{
+		pq_putmessage_noblock(PqMsg_CopyDone, NULL, 0);
+		pq_putmessage_noblock(PqMsg_CommandComplete, "CALL", sizeof("CALL"));
+		said = true;
+	}
+	if (pq_flush_if_writable() != 0)
+		EndConnection();
+	if (!pq_is_send_pending())
+		proc_exit(0);
 }
 
 /* wal_sender_timeout: ask for a reply after half of it, give up after all. */
@@ -502,10 +507,6 @@ ProcessInterruptsOfStream(void)
 		pg_atomic_write_u64(&MyEarlySender->counters.early, IsEarly());
 	}
 
-	/* Do not hold up the others that invalidation messages wait for. */
-	if (catchupInterruptPending)
-		ProcessCatchupInterrupt();
-
 	/* From here on nothing writes WAL but the checkpointer, which waits for this. */
 	if (gotStopping)
 		WalSndSetState(WALSNDSTATE_STOPPING);
@@ -533,15 +534,15 @@ StreamLoop(void)
 		}
 		if (copyDoneReceived)
 			FinishAsAsked();
-		if (replyRequested)
-		{
-			replyRequested = false;
-			SendKeepalive(false);
-		}
 
 		/* One message at a time, so that our buffer stays small. */
-		if (!pq_is_send_pending())
+		if (!pq_is_send_pending() && !copyDoneReceived)
+		{
+			if (replyRequested)
+				SendKeepalive(false);
+			replyRequested = false;
 			caughtUp = SendNews();
+		}
 		if (pq_flush_if_writable() != 0)
 			EndConnection();
 
@@ -568,7 +569,7 @@ StreamLoop(void)
 		if (pq_is_send_pending())
 		{
 			CountUp(&MyEarlySender->counters.blocked, 1);
-			Wait(WL_SOCKET_READABLE | WL_SOCKET_WRITEABLE, 0);
+			Wait(WL_SOCKET_WRITEABLE | (copyDoneReceived ? 0 : WL_SOCKET_READABLE), 0);
 		}
 		else if (caughtUp)
 			WaitForNews();
@@ -625,6 +626,19 @@ LeaveTransaction(void)
 	/* What there is outside of transactions */
 	CurrentResourceOwner = AuxProcessResourceOwner;
 	MemoryContextSwitchTo(AllocSetContextCreate(TopMemoryContext, "early stream", ALLOCSET_DEFAULT_SIZES));
+}
+
+/*
+ * The xmin of hot standby feedback is for all databases, not only for the
+ * one that this connection had to name (see InitWalSender).
+ */
+static void
+ShowXminToAll(void)
+{
+	LWLockAcquire(ProcArrayLock, LW_EXCLUSIVE);
+	MyProc->statusFlags |= PROC_AFFECTS_ALL_HORIZONS;
+	ProcGlobal->statusFlags[MyProc->pgxactoff] = MyProc->statusFlags;
+	LWLockRelease(ProcArrayLock);
 }
 
 /*
@@ -691,6 +705,7 @@ walrider_stream_wal(PG_FUNCTION_ARGS)
 	LeaveTransaction();
 	SetSignalHandlers();
 	InitWaitSet();
+	ShowXminToAll();
 	InitWalRead(timeline);
 	InitReplies();
 	initStringInfo(&output);

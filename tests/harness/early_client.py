@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 
 from .cluster import format_lsn
 
@@ -90,8 +91,8 @@ class EarlyClient:
                 return None
             try:
                 data = self.socket.recv(1 << 20)
-            except ConnectionResetError:
-                data = b""
+            except ConnectionResetError:        # it went without reading our last answer; what it said before is there
+                continue
             if not data:
                 raise Closed("the server closed the connection")
             self.buffer += data
@@ -223,7 +224,8 @@ class Follower(threading.Thread):
                     continue
                 self._keep(message)
                 if positions := self.answer(self.received, self.wal_end):
-                    self.client.status(*positions)
+                    with suppress(BrokenPipeError, ConnectionResetError):
+                        self.client.status(*positions)
         except Closed:
             pass
         except (Refused, OSError, AssertionError) as error:
