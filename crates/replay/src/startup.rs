@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use walrider_datadir::config::{self, Config};
+use walrider_datadir::durable::list_dir;
 use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetTimeline};
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::{CheckPoint, ControlFile, DbState};
@@ -141,6 +142,9 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
     let in_archive_recovery = archive_recovery || data_dir.label().is_some();
     let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
+    if options.promote && options.upstream.is_none() {
+        refuse_what_a_standby_holds(&data_dir)?;
+    }
     if options.promote
         && let Some(promoted) = end_again(&data_dir, &source, &format, &settings, begin.start)?
     {
@@ -274,6 +278,19 @@ fn refuse_crashed_without_end(data_dir: &DataDir, archive_recovery: bool) -> Res
         return Err(ReplayError::Refused(format!(
             "\"{}\" is of a server that crashed, and has no backup_label: nothing tells where it becomes consistent. \
              Replay its own pg_wal first (no --wal, no target, no recovery.signal or standby.signal)",
+            data_dir.path().display()
+        )));
+    }
+    Ok(())
+}
+
+/// A standby may hold WAL that belongs to a promotion, and that only a standby can tell from what does not.
+fn refuse_what_a_standby_holds(data_dir: &DataDir) -> Result<(), ReplayError> {
+    let files = list_dir(&data_dir.path().join("pg_wal"))?;
+    if files.iter().any(|file| file.file_name().to_string_lossy().starts_with("walrider.early.")) {
+        return Err(ReplayError::Refused(format!(
+            "\"{}\" is of a standby that has received WAL before its primary had flushed it, which belongs to a promotion: \
+             start walrider standby on it, and promote that",
             data_dir.path().display()
         )));
     }

@@ -1,0 +1,194 @@
+//! The model's traces against the code that runs: a [`Spool`] on a disk, its writer, and [`Positions`]. After each event both hold
+//! the same; at the end, what is promoted is the same.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use stateright::{Checker, Model};
+use tempfile::TempDir;
+use walrider_layout::wal::SegmentSize;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_receive::positions::Positions;
+use walrider_spool::{Spool, SpoolOptions, Writer};
+
+use super::{Bounds, Event, NEVER, NOW, Run, World};
+
+const TIMELINE: TimelineId = TimelineId(1);
+const SEGMENT: u32 = 1 << 20;
+/// Where the first record is: the records lie across the end of a segment.
+const START: u64 = 2 * SEGMENT as u64 - 1;
+
+/// The standby of the model, real.
+struct Real {
+    directory: TempDir,
+    spool: Option<Arc<Spool>>,
+    writer: Option<Writer>,
+    positions: Positions,
+}
+
+fn open(directory: &Path) -> Arc<Spool> {
+    let segment_size = SegmentSize::new(SEGMENT).expect("a size that there is");
+    let options = SpoolOptions { directory: directory.to_owned(), segment_size, ..SpoolOptions::default() };
+    Spool::open(options).expect("a spool")
+}
+
+fn place(records: usize) -> Lsn {
+    Lsn(START + records as u64)
+}
+
+impl Real {
+    fn new() -> Real {
+        let directory = tempfile::tempdir().expect("a directory");
+        let spool = open(directory.path());
+        // The beginning of the segment is there.
+        drop(spool.start_at(TIMELINE, place(0)).expect("a writer"));
+        Real { directory, spool: Some(spool), writer: None, positions: Positions::new(NEVER) }
+    }
+
+    fn spool(&self) -> &Arc<Spool> {
+        self.spool.as_ref().expect("it runs")
+    }
+
+    /// What segments have, up to so many records and one more.
+    fn segments(&self, records: usize) -> Vec<Run> {
+        let size = SegmentSize::new(SEGMENT).expect("a size that there is");
+        (0..=records)
+            .map(|record| {
+                let name = size.file_name(TIMELINE, size.segment_of(place(record)));
+                let file = fs::read(self.directory.path().join(name)).unwrap_or_default();
+                file.get(size.offset_of(place(record)) as usize).copied().unwrap_or_default()
+            })
+            .collect()
+    }
+
+    /// Does what the model did in `world`, where it led to `next`.
+    fn follow(&mut self, world: &World, event: &Event, next: &World) {
+        match event {
+            Event::StandbyReceives => {
+                let sent = &world.session.as_ref().expect("a session").to_standby[0];
+                self.positions.heard(place(sent.wal_end), false, NOW);
+                let writer = self.writer.as_mut().expect("a session");
+                let bytes: Vec<Run> = sent.record.into_iter().collect();
+                writer.write_ahead(writer.received(), &bytes, self.positions.horizon()).expect("there is space");
+                self.positions.wrote(writer.received());
+            }
+            Event::LogIsFlushed => {
+                let wanted = place(next.standby.durable());
+                while self.spool().durable() < wanted {
+                    std::thread::yield_now();
+                }
+            }
+            Event::SegmentsAreFlushed => self.spool().wait_flushed(self.spool().written()).expect("a disk"),
+            Event::PrimaryCrashes { .. } | Event::LinkFails => self.writer = None,
+            Event::StandbyCrashes { .. } => {
+                // As it is at this moment.
+                let left = tempfile::tempdir().expect("a directory");
+                for entry in fs::read_dir(self.directory.path()).expect("a directory") {
+                    let path = entry.expect("a name").path();
+                    if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+                        fs::copy(&path, left.path().join(name)).expect("a copy");
+                    }
+                }
+                self.writer = None;
+                self.spool = None;
+                self.directory = left;
+                self.positions = Positions::new(NEVER);
+            }
+            Event::StandbyRestarts => self.spool = Some(open(self.directory.path())),
+            Event::Connect => {
+                let start = place(world.standby.segments.len());
+                self.writer = Some(self.spool().start_at(TIMELINE, start).expect("a writer"));
+                self.positions.connect(start, place(world.primary.flushed), NOW);
+            }
+            Event::Promote => {
+                self.writer = None;
+                self.spool().release(TIMELINE, place(world.standby.segments.len())).expect("a disk");
+            }
+            _ => {}
+        }
+        let standby = &next.standby;
+        let mut expected = standby.segments.clone();
+        expected.push(0);
+        assert_eq!(self.segments(standby.segments.len()), expected, "segments, and nothing behind them");
+        if next.session.is_some() {
+            let writer = self.writer.as_ref().expect("a session");
+            assert_eq!(writer.received(), place(standby.positions.written().0 as usize));
+            // The disk may be ahead of the model, never behind.
+            assert!(self.spool().durable() <= writer.received());
+        }
+    }
+}
+
+fn replay(model: &Bounds, events: &[Event]) {
+    let mut world = model.init_states().remove(0);
+    let mut real = Real::new();
+    for (done, event) in events.iter().enumerate() {
+        let next = model.next_state(&world, event.clone()).expect("an event that can be");
+        let before = std::panic::AssertUnwindSafe((&mut real, &world));
+        let followed = std::panic::catch_unwind(move || {
+            let before = before;
+            let std::panic::AssertUnwindSafe((real, world)) = before;
+            real.follow(world, event, &next);
+            next
+        });
+        world = followed.unwrap_or_else(|_| panic!("after {:?}", &events[..=done]));
+    }
+}
+
+#[test]
+fn the_traces_that_matter() {
+    for bounds in [
+        Bounds { records: 2, primary_crashes: 1, standby_crashes: 1, link_losses: 0, power_losses: false },
+        Bounds { records: 2, primary_crashes: 2, standby_crashes: 0, link_losses: 0, power_losses: false },
+    ] {
+        let checker = bounds.clone().checker().threads(2).spawn_bfs().join();
+        let traces = checker.discoveries();
+        assert_eq!(traces.len(), 5, "all that can happen, and nothing that must not");
+        for trace in traces.into_values() {
+            replay(&bounds, &trace.into_actions());
+        }
+    }
+}
+
+/// Any way through a world that is too large to be looked at whole.
+#[test]
+fn walks() {
+    let seed = std::env::var("WALRIDER_MODEL_SEED").ok().and_then(|seed| seed.parse().ok());
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    let mut random: u64 = seed.unwrap_or(now.as_nanos() as u64);
+    println!("WALRIDER_MODEL_SEED={random}");
+    let mut below = |bound: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % bound
+    };
+    let bounds = Bounds { records: 12, primary_crashes: 4, standby_crashes: 4, link_losses: 4, power_losses: false };
+    for _ in 0..100 {
+        let mut world = bounds.init_states().remove(0);
+        let mut events = Vec::new();
+        for _ in 0..120 {
+            let mut actions = Vec::new();
+            bounds.actions(&world, &mut actions);
+            // What happens often in the world happens often here.
+            let rare = |event: &Event| {
+                matches!(
+                    event,
+                    Event::PrimaryCrashes { .. }
+                        | Event::PrimaryIsLost
+                        | Event::StandbyCrashes { .. }
+                        | Event::LinkFails
+                )
+            };
+            if below(8) != 0 && actions.iter().any(|event| !rare(event)) {
+                actions.retain(|event| !rare(event));
+            }
+            if actions.is_empty() {
+                break;
+            }
+            let event = actions.swap_remove(below(actions.len()));
+            world = bounds.next_state(&world, event.clone()).expect("an event that can be");
+            events.push(event);
+        }
+        replay(&bounds, &events);
+    }
+}
