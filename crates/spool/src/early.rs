@@ -77,7 +77,7 @@ impl Early {
     }
 
     /// Whether a file is to be made.
-    fn lacks_spare(&self) -> bool {
+    pub fn lacks_spare(&self) -> bool {
         self.wants_spare && self.spare.is_none()
     }
 
@@ -172,7 +172,7 @@ impl Shared {
     /// Has a file made before it is needed.
     pub(crate) fn prepare_early(&self) {
         self.lock().early.wants_spare = true;
-        self.early_work.notify_one();
+        self.prepare.notify_one();
     }
 
     /// Writes WAL into the log; it is in the operating system then. `buffer` is for use again.
@@ -253,14 +253,14 @@ impl Shared {
                     early.wants_spare = true;
                     // Files are free again once what they have is durable in segments.
                     self.flush_all(&mut state);
-                    self.early_work.notify_one();
+                    self.prepare.notify_one();
                 }
                 None => {
                     if let Some(error) = early.spare_failed.take() {
                         return Err(error);
                     }
                     early.wants_spare = true;
-                    self.early_work.notify_one();
+                    self.prepare.notify_one();
                     state = self.wait(&self.on_flushed, state);
                 }
             }
@@ -268,26 +268,20 @@ impl Shared {
     }
 }
 
-/// The log's thread: makes entries durable as they come, and files ahead of their use; until the spool is dropped and all is
-/// durable, or it fails.
+/// The log's thread: makes entries durable as they come; until the spool is dropped and all is durable, or it fails.
 pub(crate) fn run(shared: &Shared) {
     loop {
         let mut state = shared.lock();
-        let idle = |early: &Early| early.synced == early.appended && !early.lacks_spare();
-        while state.failed.is_none() && !state.stop && idle(&state.early) {
+        while state.failed.is_none() && !state.stop && state.early.synced == state.early.appended {
             state = shared.wait(&shared.early_work, state);
         }
-        let (stops, lacks_spare) = (state.stop, state.early.lacks_spare());
-        if state.failed.is_some() || stops && state.early.synced == state.early.appended {
+        if state.failed.is_some() || state.early.synced == state.early.appended {
             return;
         }
         drop(state);
         if sync(shared).is_err() {
             // It has been noted where it happened.
             return;
-        }
-        if lacks_spare && !stops {
-            make_spare(shared);
         }
     }
 }
@@ -303,9 +297,6 @@ fn sync(shared: &Shared) -> Result<()> {
         dirty.push(file.clone());
     }
     drop(state);
-    if dirty.is_empty() {
-        return Ok(());
-    }
     for LogFile { number, file, .. } in dirty {
         let begun = Instant::now();
         file.sync_data().map_err(|error| shared.fail("fdatasync file", &name_of(number), error))?;
@@ -322,8 +313,8 @@ fn sync(shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// Makes the file that comes next.
-fn make_spare(shared: &Shared) {
+/// Makes the file that comes next; in the thread that prepares segments, so that nobody waits for it here.
+pub(crate) fn make_spare(shared: &Shared) {
     let mut state = shared.lock();
     let flushed = state.flushed;
     let obsolete = state.early.take_obsolete(flushed);

@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::early;
 use crate::error::{Result, SpoolError};
 use crate::files::{SegmentFile, write_all_at};
 use crate::state::{Preparation, Prepared, SegmentId, Shared};
@@ -31,6 +32,11 @@ pub(crate) fn run(shared: &Shared) {
                     return;
                 }
                 Preparation::Wanted(id) => break id,
+                _ if state.early.lacks_spare() => {
+                    drop(state);
+                    early::make_spare(shared);
+                    state = shared.lock();
+                }
                 _ => state = shared.wait(&shared.prepare, state),
             }
         };

@@ -95,9 +95,9 @@ pub(crate) struct Shared {
     pub on_flushed: Condvar,
     /// There is something to flush, or the end.
     pub flush: Condvar,
-    /// The same for the early log, or it needs a file.
+    /// The same for the early log.
     pub early_work: Condvar,
-    /// A segment is wanted, or the end.
+    /// A segment or a file of the early log is wanted, or the end.
     pub prepare: Condvar,
     /// A segment is prepared, or cannot be.
     pub prepared: Condvar,
