@@ -15,6 +15,7 @@ use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId, TransactionId};
+use walrider_wal::decode::Stretch;
 use walrider_wal::record::{InvalidRecord, Record, RecordHeader};
 use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
@@ -137,7 +138,9 @@ pub struct Engine<'a> {
     needed: Lsn,
     /// A restartpoint that is being made.
     spread: Option<Spread>,
-    overwritten: Option<Lsn>,
+    /// Records of the queue that were passed over because their continuation was never written, in order, and the last one
+    /// before.
+    overwritten: Vec<Lsn>,
     looks_behind: bool,
     /// Commits made later than this are not replayed yet.
     commits_until: Option<TimestampTz>,
@@ -193,7 +196,7 @@ impl<'a> Engine<'a> {
             last_record: Lsn::INVALID,
             needed: replayed,
             spread: None,
-            overwritten: None,
+            overwritten: Vec::new(),
             looks_behind: true,
             commits_until: None,
             stats: Stats::default(),
@@ -344,9 +347,7 @@ impl<'a> Engine<'a> {
         let mut queue = std::mem::take(&mut self.queue);
         let mut result = Ok(());
         for planned in &queue {
-            if let Some(overwritten) = planned.stretch.overwritten() {
-                self.overwritten = Some(overwritten);
-            }
+            self.pass_over(&planned.stretch);
             match self.sequence_stretch(planned, &mut batch) {
                 Ok((upto, ends)) => {
                     if let Some(record) = batch.last_commit.take().and_then(|number| self.record(planned, number).ok())
@@ -367,6 +368,19 @@ impl<'a> Engine<'a> {
         std::mem::swap(&mut self.queue, &mut queue);
         self.stats.sequence += started.elapsed();
         result.map(|()| batch)
+    }
+
+    /// Notes what a stretch passed over; it may have been asked before.
+    fn pass_over(&mut self, stretch: &Stretch) {
+        let before = self.overwritten.partition_point(|&lsn| lsn < stretch.start());
+        self.overwritten.drain(..before.saturating_sub(1));
+        let known = self.overwritten.last().copied().unwrap_or(Lsn::INVALID);
+        self.overwritten.extend(stretch.overwritten().iter().filter(|&&lsn| lsn > known));
+    }
+
+    /// The record that was passed over last before a position.
+    fn overwritten_before(&self, lsn: Lsn) -> Option<Lsn> {
+        self.overwritten[..self.overwritten.partition_point(|&overwritten| overwritten < lsn)].last().copied()
     }
 
     /// Sequences one stretch. Returns the first record behind the batch, and whether the batch ends there.
@@ -537,7 +551,7 @@ impl<'a> Engine<'a> {
                 Ok(true)
             }
             Action::OverwriteContrecord { overwritten } => {
-                if self.overwritten != Some(overwritten) {
+                if self.overwritten_before(record.lsn) != Some(overwritten) {
                     return Err(ReplayError::CorruptWal(format!(
                         "at {}: record says that the one at {overwritten} was overwritten, which it was not",
                         record.lsn

@@ -143,7 +143,7 @@ impl Loader {
             self.numbers.push(numbers);
             let accepted = self.ended.is_none() && self.accept(&planned, ending);
             // One without records still tells what was passed over.
-            if !accepted || (planned.stretch.places().is_empty() && planned.stretch.overwritten().is_none()) {
+            if !accepted || (planned.stretch.places().is_empty() && planned.stretch.overwritten().is_empty()) {
                 self.spare.push(planned);
             } else {
                 loaded.push(planned);

@@ -218,8 +218,8 @@ pub struct Stretch {
     first_prev: Lsn,
     /// Pages before this position have a valid header.
     checked: Lsn,
-    /// Where the last record begins whose continuation was never written.
-    overwritten: Option<Lsn>,
+    /// Where the records begin whose continuation was never written; at most one on a page.
+    overwritten: Vec<Lsn>,
 }
 
 impl Stretch {
@@ -242,7 +242,7 @@ impl Stretch {
         self.begins_at = exact.then_some(from);
         self.first_prev = Lsn::INVALID;
         self.checked = self.start;
-        self.overwritten = None;
+        self.overwritten.clear();
     }
 
     /// Room for `pages` more pages behind those that are there: a slice for each page's header and one for the rest of
@@ -333,9 +333,9 @@ impl Stretch {
         self.begins_at
     }
 
-    /// Where the last record begins that was passed over because its continuation was never written.
-    pub fn overwritten(&self) -> Option<Lsn> {
-        self.overwritten
+    /// Where the records begin that were passed over because their continuation was never written, in order.
+    pub fn overwritten(&self) -> &[Lsn] {
+        &self.overwritten
     }
 
     /// Where the last record begins, if there is one.
@@ -529,7 +529,7 @@ impl Stretch {
                 Continuation::Ends(end) => end,
                 Continuation::NeedPages(upto) => return Ok(Some(upto)),
                 Continuation::Overwritten(page) => {
-                    self.overwritten = Some(lsn);
+                    self.overwritten.push(lsn);
                     self.position = page;
                     return Ok(None);
                 }

@@ -155,6 +155,8 @@ fn a_record_that_was_overwritten_is_passed_over() {
     let (mut wal, mut lsns) = wal([10, 20]);
     let cut = wal.cut_record(record(20_000));
     lsns.push(wal.record(record(30)));
+    let another = wal.cut_record(record(20_000));
+    lsns.push(wal.record(record(40)));
     let bytes = wal.bytes();
     let (found, _) = decode(&bytes);
     assert_eq!(found, lsns);
@@ -162,7 +164,7 @@ fn a_record_that_was_overwritten_is_passed_over() {
     stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64), size());
     append(&mut stretch, &bytes);
     stretch.decode(&format(), TIMELINE);
-    assert_eq!(stretch.overwritten(), Some(cut));
+    assert_eq!(stretch.overwritten(), [cut, another]);
 }
 
 #[test]
