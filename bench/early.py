@@ -29,7 +29,7 @@ from pathlib import Path
 
 from bench.commits import Field, ReceiveWal, Side, save
 from bench.replay import commit, machine
-from tests.harness import install, standby
+from tests.harness import early, install, standby
 from tests.harness.bank import PROMISING
 from tests.harness.cluster import parse_lsn
 from tests.harness.recovery import discard
@@ -41,6 +41,9 @@ SIDES = dict(stock={}, pg_receivewal={},
              flushed=dict(kind="walrider", arguments=("--early", "on"), connection="-c walrider.early=off"),
              early=dict(kind="walrider", arguments=("--early", "on")))
 NONE = "none"
+# Of walrider.stat_early_stream.
+COUNTERS = ("sent_bytes", "early_bytes", "buffers_bytes", "disk_bytes", "disk_reads", "wal_messages", "keepalives", "replies", "coalesced",
+            "blocked", "sleeps", "polls", "commit_wakeups")
 SETTINGS = "wal_keep_size = 256MB\nshared_preload_libraries = 'walrider'\n"
 
 TABLES, ROWS, LENGTH = 500, 80, 8000
@@ -108,9 +111,7 @@ class Observer:
             if isinstance(self.side.receiver, standby.Walrider):
                 spool = self.side.receiver.status()["spool"]
                 seen.update(writes=spool["writes"], fsyncs=spool["fsyncs"])
-                view = self.primary.psql(f"SELECT to_json(s) FROM walrider.stat_early_stream s WHERE pid = {sender}")
-                assert view, "the sender is not in walrider.stat_early_stream"
-                seen["view"] = self.primary.json(f"SELECT to_json(s) FROM walrider.stat_early_stream s WHERE pid = {sender}")
+                seen["view"] = early.sender(self.primary, self.side.name)
         seen["primary_ms"] = processor_ms(postmaster, ended_children=True) + sum(map(processor_ms, children(postmaster)))
         return seen
 
@@ -133,9 +134,7 @@ class Observer:
                          writes_per_mb=round(used["writes"] / wal, 1))
         if "fsyncs" in used:
             found["fsyncs_per_mb"] = round(used["fsyncs"] / wal, 1)
-            # Counters have grown; what else the view has is as it is now.
-            found["sender"] = {name: value - before["view"][name] if isinstance(value, int) and name != "pid" else value
-                               for name, value in after["view"].items()}
+            found["sender"] = {name: after["view"][name] - before["view"][name] for name in COUNTERS}
         return found
 
 
@@ -290,7 +289,8 @@ def main(argv):
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-early.json and the table in .txt")
     args = parser.parse_args(argv)
     if args.smoke:
-        args.conditions, args.clients, args.seconds, args.rounds, args.scale = ["4/3", ASYNC], 2, 1, 1, 1
+        args.clients, args.seconds, args.rounds, args.scale = 2, 1, 1, 1
+        args.conditions = ["4/3", ASYNC] if args.conditions is CONDITIONS else args.conditions
     when = datetime.now(timezone.utc)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         runs = Bench(Path(scratch), args, stack).run()

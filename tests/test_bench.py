@@ -2,8 +2,8 @@
 
 import json
 
-from bench import replay, sync
-from tests.harness.bank import LEVELS
+from bench import early, replay, sync
+from tests.harness.bank import LEVELS, PROMISING
 
 
 def test_smoke(tmp_path, capsys):
@@ -32,3 +32,17 @@ def test_sync_smoke(tmp_path, capsys):
     slow = [run for run in result["runs"] if run["condition"] == "1/3/3" and run["level"] == "on"]
     assert len(slow) == 3 and all(run["p50_ms"] > 3 for run in slow), slow
     assert "pg_receivewal" in capsys.readouterr().out
+
+
+def test_early_smoke(tmp_path, capsys):
+    """The early side is told at every level, of both loads; what its sender counted adds up."""
+    early.main(["--smoke", "--conditions", "4/3", "--sides", "early", "--save", str(tmp_path)])
+    result = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert {(run["load"], run["level"]) for run in result["runs"]} == {(load, level) for load in early.CLIENTS for level in PROMISING}
+    for run in result["runs"]:
+        sender = run["sender"]
+        assert run["commits"] > 0 and run["p50_ms"] > 3 and run["primary_ms_per_commit"] > 0 and run["fsyncs_per_mb"] > 0, run
+        assert 0 < sender["early_bytes"] <= sender["sent_bytes"] == sender["buffers_bytes"] + sender["disk_bytes"], run
+        if run["load"] == "large":
+            assert 34_000 < run["wal_bytes_per_commit"] < 38_000, run
+    assert "early" in capsys.readouterr().out and next(tmp_path.glob("*.txt")).read_text().count("large") == 6
