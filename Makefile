@@ -6,11 +6,12 @@ PYTEST_ARGS ?=
 UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py tests/test_standby_tls.py tests/test_promote.py::test_as_stock_promotes \
-        $(addprefix tests/test_early_sender.py::,test_bytes test_before_flush test_synchronous test_stop test_crash test_regression)
+        $(addprefix tests/test_early_sender.py::,test_bytes test_before_flush test_synchronous test_stop test_crash test_regression) \
+        tests/test_early.py
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build extension \
-        fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress soak-standby clean
+        fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress soak-standby soak-early clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -107,6 +108,10 @@ soak-stress: build fetch
 # A thousand times: the primary dies under load, its standby takes over, the bank is audited.
 soak-standby: build fetch
 	WALRIDER_STANDBY_ROUNDS=$${WALRIDER_STANDBY_ROUNDS:-1000} $(E2E) tests/test_standby_bank.py -s $(PYTEST_ARGS)
+
+# A thousand times: the primary dies with WAL that the standby had from it early; promotion, and following it again.
+soak-early: build fetch extension
+	WALRIDER_EARLY_ROUNDS=$${WALRIDER_EARLY_ROUNDS:-1000} $(E2E) tests/test_early_crash.py -s $(PYTEST_ARGS)
 
 clean:
 	cargo clean

@@ -255,7 +255,7 @@ class PgCluster:
         """SIGKILL the postmaster; its children notice and leave by themselves."""
         if self.process is None:
             return
-        children = self._children()
+        children = self.children()
         self.process.kill()
         self.process.wait()
         for pid in children:
@@ -266,7 +266,7 @@ class PgCluster:
         self._gone()
         (self.data_dir / "postmaster.pid").unlink(missing_ok=True)
 
-    def _children(self):
+    def children(self):
         """The pids of the postmaster's direct children."""
         try:
             text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
