@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.harness import install
+from tests.harness import extension, install
 from tests.harness.cluster import PgCluster, ServerError, copy_tree, format_lsn, parse_lsn, run
 from tests.harness.early_client import Closed, EarlyClient, Follower, Refused
 from tests.harness.shim import Disk
@@ -203,6 +203,27 @@ def test_before_flush_unless_off(make_server, disk):
         disk.hold_fsync(False)
         one.wait()
         follower.wait(lambda it: b"first" in it.wal, "the commit")
+
+
+def test_unknown_server(make_server, disk, work):
+    """Where the insert position is not found: a warning, and flushed WAL only."""
+    library = work / "blind.so"
+    extension.build(install.major(), cflags="-DWALRIDER_BLIND", into=library)
+    server = make_server("", disk)
+    server.psql(f"CREATE OR REPLACE PROCEDURE walrider.stream_wal(start pg_lsn, timeline int, slot name DEFAULT NULL) "
+                f"AS '{library}', 'walrider_stream_wal' LANGUAGE C")
+    with Follower(server, flushed(server)) as follower, server.session() as one:
+        assert [notice.message for notice in follower.client.notices] == ["WAL cannot be sent before it is flushed"]
+        load(server)
+        end = inserted(server)
+        check_bytes(server, follower.wait_flushed(end), end)
+        assert all(m["start"] + m["length"] <= m["wal_end"] for m in follower.messages if m["kind"] == "wal")
+        disk.hold_fsync()
+        one.send("INSERT INTO t VALUES (1000, 'last')")
+        time.sleep(0.5)
+        assert b"last" not in follower.wal
+        disk.hold_fsync(False)
+        follower.wait(lambda it: b"last" in it.wal, "the commit")
 
 
 def test_reload(make_server, disk):
@@ -569,6 +590,27 @@ def test_logical_slot_is_refused(make_server):
     server.psql("SELECT pg_create_logical_replication_slot('logical', 'pgoutput')")
     refused(server, "55000", "cannot use a logical replication slot for physical replication", slot="logical")
     assert server.psql("SELECT active FROM pg_replication_slots") == [["f"]]
+
+
+def test_second_try(make_server):
+    """A connection that was refused, more than once, can still stream."""
+    server = make_server()
+    server.psql("SELECT pg_create_physical_replication_slot('early')")
+    with EarlyClient(server) as client:
+        for slot in ("none", "none", "neither"):
+            with pytest.raises(Refused, match="does not exist"):
+                client.stream(flushed(server), slot=slot)
+            assert server.psql("SELECT 1 FROM walrider.stat_early_stream") == []
+        client.stream(flushed(server), slot="early")
+        assert client.receive()["kind"] == "keepalive"
+        assert len(server.psql("SELECT 1 FROM walrider.stat_early_stream")) == 1
+    wait_for(lambda: not server.psql("SELECT 1 FROM walrider.stat_early_stream"), "the end")
+    with EarlyClient(server) as client:
+        for _ in range(2):
+            with pytest.raises(Refused):
+                client.stream(flushed(server), slot="none")
+    wait_for(lambda: not server.psql("SELECT 1 FROM pg_stat_activity WHERE backend_type = 'walsender'"), "the end")
+    assert server.log_matches("was terminated by signal") == []
 
 
 def test_nonsense_from_the_standby(make_server):

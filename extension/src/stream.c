@@ -684,8 +684,7 @@ walrider_stream_wal(PG_FUNCTION_ARGS)
 				(errmsg("WAL cannot be sent before it is flushed"),
 				 errdetail("The shared memory of this server is not what walrider was built for."),
 				 errhint("Rebuild walrider against this server.")));
-	ClaimEarlySender();
-	pg_atomic_write_u64(&MyEarlySender->counters.early, IsEarly());
+	AttachEarlySenders();
 
 	if (slot != NULL)
 	{
@@ -702,6 +701,8 @@ walrider_stream_wal(PG_FUNCTION_ARGS)
 
 	/* From here on there is no way back. */
 	ExitOnAnyError = true;
+	ClaimEarlySender();
+	pg_atomic_write_u64(&MyEarlySender->counters.early, IsEarly());
 	LeaveTransaction();
 	SetSignalHandlers();
 	InitWaitSet();

@@ -73,6 +73,8 @@ def directory(major):
     if own.returncode == 0 and (Path(own.stdout.strip()) / "postgres.h").exists():
         return Path(own.stdout.strip())
     target = install.PG_DIR / f"headers-{major}"
+    if target.exists():
+        return target / "server"
     with open(install.PG_DIR / ".lock-headers", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
