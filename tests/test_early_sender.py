@@ -154,9 +154,10 @@ def test_bytes(make_server, preload, conf):
         load(server)
         end = inserted(server)
         follower.wait_flushed(end)
-        early, sent, buffers, from_disk = stat(server, "early, sent_bytes, buffers_bytes, disk_bytes")
-        assert early == ("f" if "off" in conf else "t")
-        assert int(sent) == int(buffers) + int(from_disk) >= len(follower.wal) > 10 << 20
+        received = len(follower.wal)
+        assert received > 10 << 20 and stat(server, "early") == ["f" if "off" in conf else "t"]
+        # Each byte was read once; between two looks at the counters there may be a message.
+        wait_for(lambda: stat(server, f"sent_bytes = buffers_bytes + disk_bytes AND sent_bytes >= {received}") == ["t"], "the sum")
         server.psql("SET synchronous_commit = local; SELECT pg_switch_wal()")
         follower.wait_flushed(end)
         check_bytes(server, follower, end)
@@ -182,9 +183,9 @@ def test_before_flush(make_server, disk):
 
         disk.hold_fsync(False)
         one.wait(), two.wait()
-        # Nothing more is written: a keepalive says that it is flushed.
+        # It is there already: keepalives say that it is flushed.
         follower.wait_flushed(inserted(server))
-        assert follower.messages[-1]["kind"] == "keepalive"
+        assert any(message["kind"] == "keepalive" and message["wal_end"] > horizon for message in follower.messages)
         assert int(stat(server, "disk_bytes")[0]) == 0
 
 
