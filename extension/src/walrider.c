@@ -43,7 +43,7 @@ PG_MODULE_MAGIC;
 
 bool		walrider_early = true;
 int			walrider_max_ahead = 16 * 1024;
-int			walrider_poll_interval = 200;
+int			walrider_poll_interval = 500;
 int			walrider_poll_duration = 5;
 
 EarlyShared *Early = NULL;
@@ -189,7 +189,7 @@ _PG_init(void)
 							"Sets the time, in microseconds, between two looks for new WAL while there is some.",
 							NULL,
 							&walrider_poll_interval,
-							200, 10, 10000,
+							500, 10, 10000,
 							PGC_SIGHUP, 0,
 							NULL, NULL, NULL);
 	DefineCustomIntVariable("walrider.poll_duration",
