@@ -6,7 +6,8 @@ PYTEST_ARGS ?=
 UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py tests/test_standby_tls.py tests/test_promote.py::test_as_stock_promotes \
-        $(addprefix tests/test_early_sender.py::,test_bytes test_before_flush test_synchronous test_stop test_crash test_regression) \
+        $(addprefix tests/test_early_sender.py::,test_bytes test_before_flush test_synchronous test_regression) \
+        $(addprefix tests/test_early_sender_end.py::,test_stop test_crash) \
         tests/test_early.py
 export PYTHONDONTWRITEBYTECODE = 1
 
