@@ -93,6 +93,24 @@ def test_killed_and_started_again(primary, work, kind, rng):
         print(pair.finish())
 
 
+def test_promoted_while_old_wal_comes_again(primary, work, kind, rng):
+    """After a start, WAL comes from the beginning of the segment: behind what `pg_wal` has, and was replayed.  A promotion
+    at that moment took for its end what had come, and did not find what it had replayed."""
+    with Pair(primary, work, kind, rng) as pair:
+        pair.goes_on()
+        pair.bank.close()
+        wait_position(primary)
+        pair.ours.stop()
+        pair.network.throttle(down=4000)
+        pair.ours.start()
+        wait_streaming(primary)
+        end = pair.ours.position("written")
+        assert end < pair.ours.position("replayed"), "no test of anything: all of the segment is there again"
+        pair.ours.promote()
+        with pair.ours.serve() as promoted:
+            print(pair.bank.audit(promoted))
+
+
 def test_the_network_is_cut(primary, work, kind, rng):
     """Resets at random moments, and a time without any connection: it comes back by itself."""
     with Pair(primary, work, kind, rng) as pair:

@@ -265,7 +265,9 @@ impl Follower {
         control.link = LinkState::Down;
         loop {
             if control.stops || control.promotes {
-                control.next = None;
+                // What comes in may lie behind what was replayed from `pg_wal`: from now on that counts, as a whole.
+                (control.next, control.stream) = (None, None);
+                self.streaming.store(false, Ordering::Release);
                 self.changed.notify_all();
                 return None;
             }
