@@ -71,6 +71,11 @@ impl Early {
         self.covers_from <= from && to <= self.written
     }
 
+    /// Whether what the log has ends there.
+    pub fn ends_at(&self, at: Lsn) -> bool {
+        self.written == at
+    }
+
     /// Up to where all is durable, given that it is up to `flushed` in segments.
     pub fn durable(&self, flushed: Lsn) -> Lsn {
         if self.covers_from <= flushed { flushed.max(self.flushed) } else { flushed }

@@ -259,34 +259,43 @@ impl SegmentFile for ModelFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.model.seen(Call::SyncData, &self.name)?;
-        self.make_durable();
-        Ok(())
+        self.sync(Call::SyncData)
     }
 
     fn sync_all(&self) -> io::Result<()> {
-        self.model.seen(Call::SyncAll, &self.name)?;
-        self.make_durable();
-        Ok(())
+        self.sync(Call::SyncAll)
     }
 }
 
 impl ModelFile {
-    fn make_durable(&self) {
+    /// Makes durable what was written before the call, and not what is written while it lasts.
+    fn sync(&self, call: Call) -> io::Result<()> {
+        let (written, len) = {
+            let inner = self.model.inner.lock().unwrap();
+            let contents = &inner.files[self.file];
+            let written: Vec<_> =
+                contents.dirty.iter().map(|range| (range.start, contents.now[range.clone()].to_vec())).collect();
+            (written, contents.now.len())
+        };
+        self.model.seen(call, &self.name)?;
         let mut inner = self.model.inner.lock().unwrap();
         let contents = &mut inner.files[self.file];
-        contents.durable.resize(contents.now.len(), 0);
-        for range in std::mem::take(&mut contents.dirty) {
-            contents.durable[range.clone()].copy_from_slice(&contents.now[range]);
+        contents.dirty.drain(..written.len());
+        if contents.durable.len() < len {
+            contents.durable.resize(len, 0);
         }
+        for (start, bytes) in written {
+            contents.durable[start..start + bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(())
     }
 }
 
 /// Something that can be held up.
 #[derive(Default)]
 pub struct Gate {
-    /// Whether it is closed, and how many wait at it.
-    state: Mutex<(bool, usize)>,
+    /// Whether it is closed, how many wait at it, and how many of these may pass.
+    state: Mutex<(bool, usize, usize)>,
     changed: Condvar,
 }
 
@@ -305,10 +314,17 @@ impl Gate {
         let mut state = self.state.lock().unwrap();
         state.1 += 1;
         self.changed.notify_all();
-        while state.0 {
+        while state.0 && state.2 == 0 {
             state = self.changed.wait(state).unwrap();
         }
+        state.2 = state.2.saturating_sub(1);
         state.1 -= 1;
+    }
+
+    /// Lets one through that waits, or the next one.
+    pub fn let_one_pass(&self) {
+        self.state.lock().unwrap().2 += 1;
+        self.changed.notify_all();
     }
 
     /// Has it open at the latest when the guard is dropped, so that a test that fails does not hang.

@@ -110,7 +110,7 @@ impl Writer {
     /// segments yet. The log has no gaps then, and nothing that was promised is behind one.
     fn must_log(&self, at: Lsn) -> bool {
         let state = self.spool.shared.lock();
-        state.flushed < at && state.early.covers(state.flushed, at)
+        state.flushed < at && state.early.ends_at(at)
     }
 
     /// What is held gets into segments, as far as it came in this session and lies before the horizon.

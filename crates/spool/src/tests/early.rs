@@ -8,7 +8,7 @@ use walrider_layout::{Lsn, TimelineId};
 
 use super::{MB, ONE, name, on, options, wal};
 use crate::files::Directory;
-use crate::testing::{Call, Model, Random};
+use crate::testing::{Call, Gate, Model, Random};
 use crate::{Spool, SpoolOptions};
 
 const START: u64 = 3 * MB;
@@ -145,6 +145,51 @@ fn what_somebody_else_has_received_since_counts() {
     assert!(!spool.release(ONE, Lsn(START + 500)).unwrap());
     assert!(!spool.release(ONE, Lsn(START + 700)).unwrap());
     assert!(spool.release(ONE, Lsn(START + 200)).unwrap());
+}
+
+/// WAL that was flushed when it came, between two entries of the log: the second must not make the first one be forgotten, as
+/// long as segments do not have durably what that holds.
+#[test]
+fn the_log_has_no_gaps_while_it_is_needed() {
+    let mut random = Random::printed();
+    for _ in 0..20 {
+        let (model, gate) = (Model::default(), Arc::new(Gate::default()));
+        let spool = on(&model, early_options());
+        let at_gate = gate.clone();
+        let gate = gate.guard();
+        model.watch(move |call, name| {
+            if call == Call::SyncData && !name.contains("early") {
+                at_gate.pass();
+            }
+            Ok(())
+        });
+        let bytes = wal(START, START + 4000);
+        let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+        gate.close();
+        let mut write = |to: u64, horizon: u64| {
+            let at = writer.received().0 - START;
+            writer.write_ahead(Lsn(START + at), &bytes[at as usize..to as usize], Lsn(START + horizon)).unwrap();
+        };
+        write(1000, 1000);
+        gate.await_someone();
+        // The flusher is on its way with the first thousand.
+        write(2000, 1000);
+        write(2000, 2000);
+        write(3000, 3000);
+        gate.let_one_pass();
+        while spool.durable() < Lsn(START + 2000) {
+            std::thread::yield_now();
+        }
+        let (durable, fsyncs) = (spool.durable().0 - START, spool.stats().fsyncs);
+        write(4000, 3000);
+        while spool.stats().fsyncs == fsyncs {
+            std::thread::yield_now();
+        }
+        let left = model.after_power_loss(&mut random);
+        let truth = Truth { bytes: bytes.clone(), horizon: 3000, durable, received: 4000 };
+        check(&left, durable, &truth);
+        gate.open();
+    }
 }
 
 #[test]
