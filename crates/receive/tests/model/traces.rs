@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use stateright::{Checker, Model};
+use stateright::{Checker, Expectation, Model};
 use tempfile::TempDir;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
@@ -79,7 +79,7 @@ impl Real {
                     std::thread::yield_now();
                 }
             }
-            Event::SegmentsAreFlushed => self.spool().wait_flushed(self.spool().written()).expect("a disk"),
+            Event::SegmentsAreFlushed(_) => self.spool().wait_flushed(self.spool().written()).expect("a disk"),
             Event::PrimaryCrashes { .. } | Event::LinkFails => self.writer = None,
             Event::StandbyCrashes { .. } => {
                 // As it is at this moment.
@@ -151,44 +151,72 @@ fn the_traces_that_matter() {
     }
 }
 
-/// Any way through a world that is too large to be looked at whole.
+/// Numbers that look random, from `WALRIDER_MODEL_SEED` or of this moment; printed.
+struct Random(u64);
+
+impl Random {
+    fn printed() -> Random {
+        let seed = std::env::var("WALRIDER_MODEL_SEED").ok().and_then(|seed| seed.parse().ok());
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+        let seed = seed.unwrap_or(now.as_nanos() as u64);
+        println!("WALRIDER_MODEL_SEED={seed}");
+        Random(seed)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % bound
+    }
+}
+
+/// Any way through a world that is too large to be looked at whole; what must always hold does at each step.
+fn walk(bounds: &Bounds, random: &mut Random) -> Vec<Event> {
+    let properties = bounds.properties();
+    let mut world = bounds.init_states().remove(0);
+    let mut events: Vec<Event> = Vec::new();
+    for _ in 0..120 {
+        let mut actions = Vec::new();
+        bounds.actions(&world, &mut actions);
+        // What happens often in the world happens often here.
+        let rare = |event: &Event| {
+            matches!(
+                event,
+                Event::PrimaryCrashes { .. } | Event::PrimaryIsLost | Event::StandbyCrashes { .. } | Event::LinkFails
+            )
+        };
+        if random.below(8) != 0 && actions.iter().any(|event| !rare(event)) {
+            actions.retain(|event| !rare(event));
+        }
+        if actions.is_empty() {
+            break;
+        }
+        let event = actions.swap_remove(random.below(actions.len()));
+        events.push(event.clone());
+        world = std::panic::catch_unwind(|| bounds.next_state(&world, event))
+            .unwrap_or_else(|_| panic!("after {events:?}"))
+            .expect("an event that can be");
+        for property in properties.iter().filter(|property| property.expectation == Expectation::Always) {
+            assert!((property.condition)(bounds, &world), "not {:?} after {events:?}", property.name);
+        }
+    }
+    events
+}
+
 #[test]
 fn walks() {
-    let seed = std::env::var("WALRIDER_MODEL_SEED").ok().and_then(|seed| seed.parse().ok());
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
-    let mut random: u64 = seed.unwrap_or(now.as_nanos() as u64);
-    println!("WALRIDER_MODEL_SEED={random}");
-    let mut below = |bound: usize| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) as usize % bound
-    };
+    let mut random = Random::printed();
     let bounds = Bounds { records: 12, primary_crashes: 4, standby_crashes: 4, link_losses: 4, power_losses: false };
     for _ in 0..100 {
-        let mut world = bounds.init_states().remove(0);
-        let mut events = Vec::new();
-        for _ in 0..120 {
-            let mut actions = Vec::new();
-            bounds.actions(&world, &mut actions);
-            // What happens often in the world happens often here.
-            let rare = |event: &Event| {
-                matches!(
-                    event,
-                    Event::PrimaryCrashes { .. }
-                        | Event::PrimaryIsLost
-                        | Event::StandbyCrashes { .. }
-                        | Event::LinkFails
-                )
-            };
-            if below(8) != 0 && actions.iter().any(|event| !rare(event)) {
-                actions.retain(|event| !rare(event));
-            }
-            if actions.is_empty() {
-                break;
-            }
-            let event = actions.swap_remove(below(actions.len()));
-            world = bounds.next_state(&world, event.clone()).expect("an event that can be");
-            events.push(event);
-        }
-        replay(&bounds, &events);
+        replay(&bounds, &walk(&bounds, &mut random));
+    }
+}
+
+/// With power losses, which the disk of the test cannot have: in the model alone.
+#[test]
+fn walks_in_the_dark() {
+    let mut random = Random::printed();
+    let bounds = Bounds { records: 12, primary_crashes: 2, standby_crashes: 4, link_losses: 2, power_losses: true };
+    for _ in 0..100_000 {
+        walk(&bounds, &mut random);
     }
 }
