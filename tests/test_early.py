@@ -191,8 +191,8 @@ def test_nothing_behind_the_horizon_is_visible_under_load(server, work, rng):
     with Walrider(standby.clone(server, work / "ours"), *EARLY).start() as follower:
         wait_streaming(server)
         bank.open(server)
-        writer = threading.Thread(target=lambda: server.psql("; ".join([BULK.format(20)] * 100_000), check=False,
-                                                             options="-c synchronous_commit=off"), daemon=True)
+        writer = threading.Thread(target=lambda: server.psql("; SELECT pg_sleep(0.002); ".join([BULK.format(20)] * 100_000),
+                                                             check=False, options="-c synchronous_commit=off"), daemon=True)
         writer.start()
         seen = 0
         for number in range(12):
@@ -205,7 +205,7 @@ def test_nothing_behind_the_horizon_is_visible_under_load(server, work, rng):
                 follower.start()
                 wait_streaming(server)
         assert seen > 100 and early.sender(server)["early_bytes"] > 0
-        server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO t%'")
+        server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ '^(INSERT INTO t|SELECT pg_sleep)'")
         writer.join()
         bank.close()
         server.kill()

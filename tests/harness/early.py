@@ -12,8 +12,8 @@ from .walrider import walrider
 
 EARLY = ("--early", "on")
 SEGMENT, PAGE = 1 << 20, 8192       # of standby.make_primary
-# Room for WAL that a slow fsync holds up.
-SETTINGS = "wal_buffers = 16MB\n"
+# Room for WAL that a slow fsync holds up, and all of it for a standby that takes long to start.
+SETTINGS = "wal_buffers = 16MB\nwal_keep_size = 1GB\n"
 # Of the control file, what a primary and its standby differ in.
 OWN = ("state", "minRecoveryPoint", "minRecoveryPointTLI")
 SENDER = "SELECT to_json(s) FROM walrider.stat_early_stream s WHERE application_name = '{}'"

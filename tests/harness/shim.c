@@ -58,7 +58,12 @@ static int switched(const char *file, char *contents, size_t size)
 	char path[4096];
 	int saved = errno, fd, length = -1;
 
-	if (control_path(path, sizeof path, file) && (fd = REAL(open)(path, O_RDONLY | O_CLOEXEC)) >= 0)
+	if (!control_path(path, sizeof path, file))
+		return -1;
+	/* That it cannot be opened for the moment does not mean that it is not there. */
+	while ((fd = REAL(open)(path, O_RDONLY | O_CLOEXEC)) < 0 && errno != ENOENT && errno != ENOTDIR)
+		;
+	if (fd >= 0)
 	{
 		length = (int) read(fd, contents, size - 1);
 		contents[length < 0 ? 0 : length] = 0;
