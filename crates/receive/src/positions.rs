@@ -1,5 +1,5 @@
 //! What a standby knows of its WAL, and what it tells the primary and when: the state machine behind `walrider standby` and
-//! `walrider receive`, without I/O and without a clock. `tests/model.rs` checks it.
+//! `walrider receive`, without I/O and without a clock. `tests/model/` checks it.
 //!
 //! ```text
 //! flushed ≤ written                 what came in this session

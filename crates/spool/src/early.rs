@@ -353,7 +353,7 @@ fn make_file(shared: &Shared, number: u32, obsolete: Vec<LogFile>) -> Result<Log
     let file = match recycled {
         Some(file) => file,
         None => {
-            let made = prepare::create(shared, &name, shared.size.bytes());
+            let made = prepare::create(shared, &name);
             if made.is_err() {
                 // It would mean nothing, but takes space.
                 let _ = directory.remove(&name);

@@ -2,7 +2,6 @@
 //! `access/transam/xlog.c`, PostgreSQL 18).
 
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::early;
@@ -79,7 +78,7 @@ fn prepare(shared: &Shared, id: SegmentId) -> Result<Prepared> {
         return existing(shared, id, &name);
     }
     let temporary = format!("{TEMPORARY_PREFIX}walrider.{final_name}");
-    let file = match create(shared, &temporary, shared.size.bytes()) {
+    let file = match create(shared, &temporary) {
         Ok(file) => file,
         Err(error) => {
             remove(shared, Some(temporary));
@@ -115,7 +114,7 @@ fn existing(shared: &Shared, id: SegmentId, name: &str) -> Result<Prepared> {
         return Err(SpoolError::TooLong { path: shared.directory.path().join(name), len, segment_size });
     }
     if len < segment_size {
-        fill(shared, &*file, len..segment_size, name)?;
+        fill(shared, &*file, len, name)?;
         // Unlike a temporary file it cannot be thrown away and made anew.
         file.sync_all().map_err(|error| shared.fail("fsync file", name, error))?;
     }
@@ -123,23 +122,22 @@ fn existing(shared: &Shared, id: SegmentId, name: &str) -> Result<Prepared> {
     Ok(Prepared { id, file, temporary: None })
 }
 
-/// Makes a file of so many zeros, durable but for its name.
-pub(crate) fn create(shared: &Shared, name: &str, len: u64) -> Result<Arc<dyn SegmentFile>> {
+/// Makes a file of zeros, as long as a segment, durable but for its name.
+pub(crate) fn create(shared: &Shared, name: &str) -> Result<Arc<dyn SegmentFile>> {
     let file = shared.directory.create(name).map_err(|error| shared.error("create file", name, error))?;
-    fill(shared, &*file, 0..len, name)?;
+    fill(shared, &*file, 0, name)?;
     file.sync_all().map_err(|error| shared.error("fsync file", name, error))?;
     Ok(file)
 }
 
-/// Fills a part of a file, to its end, with zeros. The space is then taken, and later only contents need be synced.
-fn fill(shared: &Shared, file: &dyn SegmentFile, part: Range<u64>, name: &str) -> Result<()> {
+/// Fills a file with zeros from `from` on. The space is then taken, and later only contents need be synced.
+fn fill(shared: &Shared, file: &dyn SegmentFile, mut from: u64, name: &str) -> Result<()> {
     let zeros = vec![0; ZEROS];
-    let mut from = part.start;
-    while from < part.end {
+    while from < shared.size.bytes() {
         if shared.lock().stop {
             return Err(shared.error("write to file", name, io::ErrorKind::Interrupted.into()));
         }
-        let more = (part.end - from).min(ZEROS as u64);
+        let more = (shared.size.bytes() - from).min(ZEROS as u64);
         write_all_at(file, &zeros[..more as usize], from)
             .map_err(|error| shared.error("write to file", name, error))?;
         from += more;
