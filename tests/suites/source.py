@@ -111,13 +111,6 @@ def program(name):
     raise install.MissingServer(f"no {name} beside {install.bindir()}")
 
 
-def make_executable():
-    """The test programs of a wheel may be unpacked without the right to run."""
-    for name in ("regress/pg_regress", "isolation/pg_isolation_regress", "isolation/isolationtester"):
-        if not os.access(program(name), os.X_OK):
-            program(name).chmod(0o755)
-
-
 def stamp():
     """What an unpacked tree was made for."""
     return f"{FORMAT} {install.version()} {platform.machine()}"
@@ -131,7 +124,6 @@ def fetch():
         target = tree()
         if not (target / ".stamp").exists() or (target / ".stamp").read_text() != stamp():
             unpack(install.major(), target)
-        make_executable()
     return target
 
 
