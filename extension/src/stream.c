@@ -87,6 +87,7 @@ static TimestampTz lastProcessing;	/* when replies were last looked for */
 static TimestampTz lastReply;	/* when there was one */
 static bool waitingForPing;		/* a keepalive asked for a reply since */
 static TimestampTz lastNews;	/* when there was something to send */
+static TimestampTz nextEarly;	/* until then, WAL that is not flushed does not go by itself */
 static WaitEventSet *waitSet;
 static int	socketPos;			/* in waitSet */
 #ifdef __linux__
@@ -176,13 +177,38 @@ SendLimit(XLogRecPtr flushed)
 	return limit;
 }
 
-/* Is there anything that the standby has not heard of? */
+/* How long WAL that is not flushed has to wait, in microseconds; 0: it may go by itself. */
+static int
+EarlyPause(void)
+{
+	TimestampTz left = nextEarly - GetCurrentTimestamp();
+
+	/* More than that is a clock that was set back. */
+	return left > 0 && left <= walrider_poll_interval ? (int) left : 0;
+}
+
+/*
+ * How far WAL is to be sent now.  A new flush position has to be told, and
+ * takes along all that there is.  WAL that is not flushed goes by itself
+ * unless such a message has just gone: what backends insert while a flush is
+ * under way is not flushed before the next one, and can go when that begins.
+ * Otherwise every reply of the standby would be followed by a small message.
+ */
+static XLogRecPtr
+SendNow(XLogRecPtr flushed)
+{
+	if (flushed <= toldPtr && EarlyPause() > 0)
+		return flushed;
+	return SendLimit(flushed);
+}
+
+/* Is there anything that the standby is to hear now? */
 static bool
 HasNews(void)
 {
 	XLogRecPtr	flushed = GetFlushRecPtr(NULL);
 
-	return flushed > toldPtr || SendLimit(flushed) > sentPtr;
+	return flushed > toldPtr || SendNow(flushed) > sentPtr;
 }
 
 static void
@@ -262,6 +288,8 @@ SendWal(XLogRecPtr limit)
 	{
 		uint64		ahead = endptr - flushed;
 
+		if (endptr == limit)
+			nextEarly = now + walrider_poll_interval;
 		CountUp(&counters->early_bytes, Min(ahead, nbytes));
 		if (ahead > pg_atomic_read_u64(&counters->max_ahead_bytes))
 			pg_atomic_write_u64(&counters->max_ahead_bytes, ahead);
@@ -282,7 +310,7 @@ static bool
 SendNews(void)
 {
 	XLogRecPtr	flushed = GetFlushRecPtr(NULL);
-	XLogRecPtr	limit = SendLimit(flushed);
+	XLogRecPtr	limit = SendNow(flushed);
 	bool		caughtUp = true;
 
 	if (limit > sentPtr)
@@ -430,9 +458,13 @@ static int
 LookAgainIn(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
+	int			pause = EarlyPause();
 
 	if (!IsEarly())
 		return 0;
+
+	if (pause > 0 && SendLimit(GetFlushRecPtr(NULL)) > sentPtr)
+		return pause;
 
 	if (commitsTell)
 	{

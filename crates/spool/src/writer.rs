@@ -21,6 +21,8 @@ pub struct Writer {
     written: Lsn,
     /// The same.
     received: Lsn,
+    /// What `written` was when it was last announced.
+    announced: Lsn,
     /// What is held of `written..`, from this session up to `received`, and from earlier ones.
     tail: Tail,
     /// From the segment of `written` on, those that are open: at most one, unless a write across segments failed.
@@ -33,7 +35,7 @@ impl Writer {
     /// `spool` has its positions set to `at`, and knows that there is a writer.
     pub(crate) fn new(spool: Arc<Spool>, timeline: TimelineId, at: Lsn, tail: Tail) -> Writer {
         let (open, entry) = (VecDeque::new(), Vec::new());
-        let writer = Writer { spool, timeline, written: at, received: at, tail, open, entry };
+        let writer = Writer { spool, timeline, written: at, received: at, announced: at, tail, open, entry };
         let segment = writer.spool.shared.size.segment_of(at);
         writer.prepare_ahead((timeline, segment));
         writer
@@ -163,9 +165,12 @@ impl Writer {
     }
 
     /// Wakes those who wait for what was written ([`Spool::wait_written_beyond`]). Apart from writing, so that what cannot wait
-    /// can be done first.
-    pub fn announce(&self) {
-        self.spool.shared.on_written.notify_all();
+    /// can be done first. Nobody is woken for nothing.
+    pub fn announce(&mut self) {
+        if self.announced < self.written {
+            self.announced = self.written;
+            self.spool.shared.on_written.notify_all();
+        }
     }
 
     /// Lets the others see that `written` is `end`.
