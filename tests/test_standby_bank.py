@@ -102,6 +102,9 @@ def test_no_acknowledged_commit_is_lost(primary, work, kind):
     """See above."""
     bank = Bank(SEED)
     bank.found(primary)
+    # The noise writes 80 MB a second and has checkpoints; a standby without a slot that is started again is to find its WAL.
+    primary.psql("ALTER SYSTEM SET wal_keep_size = '1GB'", options=standby.LOCALLY)
+    primary.psql("SELECT pg_reload_conf()")
     directory, spare = standby.clone(primary, work / "b"), 0
     sums = dict(sent=0, acknowledged=0, open=0, there=0)
     for number in range(ROUNDS):
@@ -116,7 +119,7 @@ def test_no_acknowledged_commit_is_lost(primary, work, kind):
                 promoted = chances.take_over(follower)
             found = bank.audit(promoted)
         except BaseException:
-            print(f"\nfailed in {chances.story}")
+            print(f"\nfailed in {chances.story}\n{follower.log_tail()}\n{primary.log_tail()}")
             raise
         for name, count in found.items():
             sums[name] += count

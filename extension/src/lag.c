@@ -4,8 +4,8 @@
  *	  How long ago the WAL was sent that the standby reports on: the lag
  *	  columns of pg_stat_replication.
  *
- * A ring of (position, time) with a reader for each of the three positions,
- * as walsender.c has one.  The time is that of the sending, not that of the
+ * A ring of (position, time) for each of the three positions, so that one
+ * that is far behind does not hold up the others.  The time is that of the sending, not that of the
  * flush, which may be still to come.
  *
  *-------------------------------------------------------------------------
@@ -22,39 +22,43 @@ typedef struct Sample
 	TimestampTz time;
 } Sample;
 
-static Sample samples[NUM_SAMPLES];
-static int	head;				/* next to be written */
-static int	tail[NUM_LAG_HEADS];	/* next to be read */
+typedef struct Ring
+{
+	Sample		samples[NUM_SAMPLES];
+	int			head;			/* next to be written */
+	int			tail;			/* next to be read */
+} Ring;
+
+static Ring rings[NUM_LAG_HEADS];
 
 void
 InitLag(void)
 {
-	head = 0;
-	memset(tail, 0, sizeof(tail));
+	for (int i = 0; i < NUM_LAG_HEADS; i++)
+		rings[i].head = rings[i].tail = 0;
 }
 
 /* WAL up to this position is on its way. */
 void
 NoteSent(XLogRecPtr lsn, TimestampTz now)
 {
-	int			next = (head + 1) % NUM_SAMPLES;
-
 	for (int i = 0; i < NUM_LAG_HEADS; i++)
 	{
+		Ring	   *ring = &rings[i];
+		int			at = ring->head;
+		int			next = (at + 1) % NUM_SAMPLES;
+
 		/*
 		 * Full, because the standby is far behind: the newest sample gives
 		 * way.  The time of the samples before it is what counts by then.
 		 */
-		if (next == tail[i])
-		{
-			next = head;
-			head = (head + NUM_SAMPLES - 1) % NUM_SAMPLES;
-			break;
-		}
+		if (next == ring->tail)
+			at = (at + NUM_SAMPLES - 1) % NUM_SAMPLES;
+		else
+			ring->head = next;
+		ring->samples[at].lsn = lsn;
+		ring->samples[at].time = now;
 	}
-	samples[head].lsn = lsn;
-	samples[head].time = now;
-	head = next;
 }
 
 /*
@@ -65,14 +69,15 @@ NoteSent(XLogRecPtr lsn, TimestampTz now)
 TimeOffset
 LagOf(LagHead reader, XLogRecPtr lsn, TimestampTz now)
 {
+	Ring	   *ring = &rings[reader];
 	TimestampTz sent = 0;
 
-	while (tail[reader] != head && samples[tail[reader]].lsn <= lsn)
+	while (ring->tail != ring->head && ring->samples[ring->tail].lsn <= lsn)
 	{
-		sent = samples[tail[reader]].time;
-		tail[reader] = (tail[reader] + 1) % NUM_SAMPLES;
+		sent = ring->samples[ring->tail].time;
+		ring->tail = (ring->tail + 1) % NUM_SAMPLES;
 	}
-	if (sent == 0 && tail[reader] != head)
-		sent = samples[tail[reader]].time;
+	if (sent == 0 && ring->tail != ring->head)
+		sent = ring->samples[ring->tail].time;
 	return sent == 0 || sent > now ? -1 : now - sent;
 }

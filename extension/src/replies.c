@@ -42,13 +42,19 @@ InitReplies(void)
 	InitLag();
 }
 
-/* The slot keeps what the standby lacks and what this server may send again. */
-static void
-ConfirmFlushed(XLogRecPtr lsn)
+/*
+ * The slot keeps what the standby lacks and what this server may send again.
+ * Either may have moved: the standby's flush position, or ours.
+ */
+void
+ConfirmFlushed(void)
 {
 	ReplicationSlot *slot = MyReplicationSlot;
+	XLogRecPtr	lsn = MyWalSnd->flush;
 	bool		changed = false;
 
+	if (slot == NULL || lsn == InvalidXLogRecPtr)
+		return;
 	lsn = Min(lsn, GetFlushRecPtr(NULL));
 
 	SpinLockAcquire(&slot->mutex);
@@ -123,8 +129,7 @@ ProcessStatusUpdate(XLogRecPtr sentPtr)
 
 	SyncRepReleaseWaiters();
 
-	if (MyReplicationSlot != NULL && flush != InvalidXLogRecPtr)
-		ConfirmFlushed(flush);
+	ConfirmFlushed();
 }
 
 /*

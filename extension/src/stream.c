@@ -177,27 +177,34 @@ SendLimit(XLogRecPtr flushed)
 	return limit;
 }
 
+/* Whether this time is still to come; if it is farther away than it ever was, the clock was set back. */
+static bool
+IsAhead(TimestampTz time, TimestampTz now, int64 us)
+{
+	return now < time && time - now <= us;
+}
+
 /* How long WAL that is not flushed has to wait, in microseconds; 0: it may go by itself. */
 static int
 EarlyPause(void)
 {
-	TimestampTz left = nextEarly - GetCurrentTimestamp();
+	TimestampTz now = GetCurrentTimestamp();
 
-	/* More than that is a clock that was set back. */
-	return left > 0 && left <= walrider_poll_interval ? (int) left : 0;
+	return IsAhead(nextEarly, now, walrider_poll_interval) ? (int) (nextEarly - now) : 0;
 }
 
 /*
  * How far WAL is to be sent now.  A new flush position has to be told, and
  * takes along all that there is.  WAL that is not flushed goes by itself
- * unless such a message has just gone: what backends insert while a flush is
- * under way is not flushed before the next one, and can go when that begins.
- * Otherwise every reply of the standby would be followed by a small message.
+ * unless such WAL has just gone and is not flushed yet: what backends insert
+ * while a flush is under way is flushed by the next one, and can go when that
+ * begins.  Otherwise every reply of the standby would be followed by a small
+ * message.
  */
 static XLogRecPtr
 SendNow(XLogRecPtr flushed)
 {
-	if (flushed <= toldPtr && EarlyPause() > 0)
+	if (flushed <= toldPtr && flushed < sentPtr && EarlyPause() > 0)
 		return flushed;
 	return SendLimit(flushed);
 }
@@ -215,8 +222,14 @@ static void
 SendMessage(XLogRecPtr walEnd)
 {
 	pq_putmessage_noblock(PqMsg_CopyData, output.data, output.len);
-	if (output.data[0] == 'w' && walEnd > toldPtr)
-		CountUp(&MyEarlySender->counters.coalesced, 1);
+	if (walEnd > toldPtr)
+	{
+		if (output.data[0] == 'w')
+			CountUp(&MyEarlySender->counters.coalesced, 1);
+		/* The standby may have confirmed it before. */
+		ConfirmFlushed();
+		nextEarly = 0;
+	}
 	toldPtr = walEnd;
 	pg_atomic_write_u64(&MyEarlySender->counters.told, walEnd);
 }
@@ -282,14 +295,15 @@ SendWal(XLogRecPtr limit)
 	SpinLockRelease(&MyWalSnd->mutex);
 	NoteSent(sentPtr, now);
 
+	/* The rest of what there is does not wait. */
+	nextEarly = endptr == limit ? now + walrider_poll_interval : 0;
+
 	CountUp(&counters->wal_messages, 1);
 	CountUp(&counters->sent_bytes, nbytes);
 	if (endptr > flushed)
 	{
 		uint64		ahead = endptr - flushed;
 
-		if (endptr == limit)
-			nextEarly = now + walrider_poll_interval;
 		CountUp(&counters->early_bytes, Min(ahead, nbytes));
 		if (ahead > pg_atomic_read_u64(&counters->max_ahead_bytes))
 			pg_atomic_write_u64(&counters->max_ahead_bytes, ahead);
@@ -446,8 +460,8 @@ Wait(uint32 socketEvents, int us)
 }
 
 /*
- * How long to wait until the next look for WAL, in microseconds; 0: until
- * somebody says that there is some.
+ * How soon WAL is to be expected, in microseconds; 0: not before somebody
+ * says so.
  *
  * Nobody says when a record is inserted.  If commits tell that they are about
  * to, look until that shows, and once more for those that came together.  If
@@ -455,16 +469,11 @@ Wait(uint32 socketEvents, int us)
  * two looks goes in one message, so the interval also bounds their number.
  */
 static int
-LookAgainIn(void)
+ExpectWalIn(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	int			pause = EarlyPause();
-
-	if (!IsEarly())
-		return 0;
-
-	if (pause > 0 && SendLimit(GetFlushRecPtr(NULL)) > sentPtr)
-		return pause;
+	int64		duration = walrider_poll_duration * INT64CONST(1000);
+	int64		untold = UNTOLD_POLL_DURATION * INT64CONST(1000);
 
 	if (commitsTell)
 	{
@@ -476,19 +485,36 @@ LookAgainIn(void)
 		TimestampTz shortly = now + walrider_poll_interval;
 
 		if (commits != seen)
-			until = inserted > before ? shortly : now + walrider_poll_duration * INT64CONST(1000);
+			until = inserted > before ? shortly : now + duration;
 		else if (inserted > before)
 			until = Min(until, shortly);
 		seen = commits;
 		before = inserted;
-		return now < until ? walrider_poll_interval : 0;
+		return IsAhead(until, now, Max(duration, walrider_poll_interval)) ? walrider_poll_interval : 0;
 	}
 
-	if (now - lastNews < walrider_poll_duration * INT64CONST(1000))
+	if (IsAhead(lastNews + duration, now, duration))
 		return walrider_poll_interval;
-	if (now - lastNews < UNTOLD_POLL_DURATION * INT64CONST(1000))
-		return UNTOLD_POLL_INTERVAL;
-	return 0;
+	return IsAhead(lastNews + untold, now, untold) ? UNTOLD_POLL_INTERVAL : 0;
+}
+
+/*
+ * How long to wait until the next look for WAL, in microseconds; 0: until
+ * somebody says that there is some.
+ */
+static int
+LookAgainIn(void)
+{
+	int			us;
+
+	if (!IsEarly())
+		return 0;
+
+	us = ExpectWalIn();
+	/* What is there, and waits for its time, goes at that time. */
+	if (SendLimit(GetFlushRecPtr(NULL)) > sentPtr)
+		us = Max(EarlyPause(), 1);
+	return us;
 }
 
 /*
@@ -535,6 +561,8 @@ ProcessInterruptsOfStream(void)
 	{
 		ConfigReloadPending = false;
 		ProcessConfigFile(PGC_SIGHUP);
+		/* It is a setting, too; the file's value is not for us. */
+		ExitOnAnyError = true;
 		SyncRepInitConfig();
 		pg_atomic_write_u64(&MyEarlySender->counters.early, IsEarly());
 	}
@@ -622,6 +650,8 @@ CheckStart(XLogRecPtr start, TimeLineID timeline)
 				 errmsg("recovery is in progress"),
 				 errdetail("Only a primary has WAL that is not flushed yet."),
 				 errhint("Use START_REPLICATION to stream from a standby.")));
+	/* As in StartReplication: it may have been promoted since the connection was made. */
+	am_cascading_walsender = false;
 
 	flushed = GetFlushRecPtr(&currentTLI);
 	if (timeline != currentTLI)

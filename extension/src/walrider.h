@@ -89,6 +89,7 @@ extern void ReadWal(char *buf, XLogRecPtr startptr, Size count);
 
 /* replies.c */
 extern void InitReplies(void);
+extern void ConfirmFlushed(void);
 extern bool ProcessRepliesIfAny(XLogRecPtr sentPtr);
 
 extern bool replyRequested;		/* the standby wants a keepalive */

@@ -342,7 +342,9 @@ class Stock(Standby):
         self.server.process, self.process = self.process, None
         cluster._running.discard(self)
         cluster._running.add(self.server)
-        wait_for(lambda: self.server.value("SELECT pg_is_in_recovery()") == "f", lambda: self.server.log_tail(), timeout)
+        # One without hot standby accepts nobody for a moment more.
+        in_recovery = lambda: self.server.psql("SELECT pg_is_in_recovery()", check=False)
+        wait_for(lambda: in_recovery() == [["f"]], lambda: self.server.log_tail(), timeout)
         return self.server
 
 

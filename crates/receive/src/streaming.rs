@@ -195,7 +195,7 @@ impl<'a> Streaming<'a> {
         let horizon = self.positions.horizon();
         self.board.set_horizon(horizon);
         // What came before may be visible now.
-        let moves = self.early && self.writer.written() < horizon.min(self.writer.received());
+        let moves = self.writer.written() < horizon.min(self.writer.received());
         if !self.pending.is_empty() || moves {
             let start = self.writer.received();
             match self.writer.write_ahead(start, &self.pending, horizon) {

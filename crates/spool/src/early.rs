@@ -5,12 +5,13 @@
 //! walrider.early.N     entry, entry, …, and then anything else
 //! entry                header of 24 bytes, WAL, zeros up to a multiple of 8
 //! header               CRC-32C (of N, and of all that follows up to the zeros) u32, length of the WAL u32,
-//!                      its position u64, timeline u32, zero u32; little endian
+//!                      its position u64, timeline u32, 1 if it begins anew u32; little endian
 //! ```
 //!
 //! Entries are in the order in which WAL was received; [`Tail::merge`] of one after the other gives what is held. An entry without
-//! WAL says that nothing behind its position counts. Files are as long as segments; one is used again, under another N, once all that it has is durable
-//! in segments.
+//! WAL says that nothing behind its position counts. One that does not begin anew follows the one before it: if it does not, one
+//! is lost that was not durable, and what follows was not either, up to one that begins anew. Files are as long as segments; one is
+//! used again, under another N, once all that it has is durable in segments.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,7 +31,7 @@ const PREFIX: &str = "walrider.early.";
 /// Length in bytes of what precedes the WAL of an entry.
 const HEADER: usize = 24;
 /// Most WAL of one entry, in bytes.
-const MAX_ENTRY: usize = 256 << 10;
+pub(crate) const MAX_ENTRY: usize = 256 << 10;
 
 /// A file of the log.
 #[derive(Clone)]
@@ -60,6 +61,8 @@ pub(crate) struct Early {
     wants_spare: bool,
     spare_failed: Option<SpoolError>,
     next_number: u32,
+    /// Files of an earlier run precede: what they have behind `written`, if anything, does not count.
+    recovered: bool,
     /// How many entries were written, and of these are durable.
     appended: u64,
     synced: u64,
@@ -76,6 +79,11 @@ impl Early {
         self.written == at
     }
 
+    /// Nothing that it has counts as durable any more: other WAL takes its place, or the same once more.
+    pub fn restart(&mut self) {
+        (self.covers_from, self.written, self.flushed) = Default::default();
+    }
+
     /// Up to where all is durable, given that it is up to `flushed` in segments.
     pub fn durable(&self, flushed: Lsn) -> Lsn {
         if self.covers_from <= flushed { flushed.max(self.flushed) } else { flushed }
@@ -86,11 +94,17 @@ impl Early {
         self.wants_spare && self.spare.is_none()
     }
 
-    /// The oldest files whose WAL lies before `upto` as a whole, never the one that is written.
+    /// The oldest files whose WAL lies before `upto` as a whole, and those that have none; never the one that is written.
     fn take_obsolete(&mut self, upto: Lsn) -> Vec<LogFile> {
-        let last = self.files.len().saturating_sub(1);
-        let count = self.files[..last].iter().take_while(|file| file.end <= upto).count();
-        self.files.drain(..count).collect()
+        let current = self.files.pop();
+        let mut oldest = true;
+        let (obsolete, needed) = self.files.drain(..).partition(|file| {
+            oldest &= file.end <= upto;
+            oldest || !file.end.is_valid()
+        });
+        self.files = needed;
+        self.files.extend(current);
+        obsolete
     }
 }
 
@@ -112,29 +126,78 @@ fn entry_crc(number: u32, rest: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
-/// Appends an entry to `out`.
-fn encode(out: &mut Vec<u8>, number: u32, timeline: TimelineId, at: Lsn, bytes: &[u8]) {
-    let begin = out.len();
-    out.extend([0; 4]);
-    out.extend((bytes.len() as u32).to_le_bytes());
-    out.extend(at.0.to_le_bytes());
-    out.extend(timeline.0.to_le_bytes());
-    out.extend([0; 4]);
-    out.extend(bytes);
-    let crc = entry_crc(number, &out[begin + 4..]);
-    out[begin..begin + 4].copy_from_slice(&crc.to_le_bytes());
-    out.resize(out.len().next_multiple_of(8), 0);
+/// WAL of a timeline, as the log has it.
+struct Entry<'a> {
+    timeline: TimelineId,
+    at: Lsn,
+    bytes: &'a [u8],
+    /// It need not follow the one before it.
+    anew: bool,
 }
 
-/// The entry at the beginning of `log`, and its length there; `None` where there is none.
-fn decode(log: &[u8], number: u32) -> Option<(TimelineId, Lsn, &[u8], usize)> {
-    let header = log.get(..HEADER)?;
-    let len = u32_at(header, 4) as usize;
-    let entry = log.get(..HEADER.checked_add(len)?).filter(|_| len <= MAX_ENTRY)?;
-    let at = Lsn(u64_at(header, 8));
-    at.0.checked_add(len as u64)?;
-    (u32_at(header, 0) == entry_crc(number, &entry[4..]))
-        .then(|| (TimelineId(u32_at(header, 16)), at, &entry[HEADER..], entry.len().next_multiple_of(8)))
+impl Entry<'_> {
+    fn end(&self) -> Lsn {
+        Lsn(self.at.0 + self.bytes.len() as u64)
+    }
+
+    /// Makes `out` what a file of this number has of it.
+    fn encode(&self, out: &mut Vec<u8>, number: u32) {
+        out.clear();
+        out.extend([0; 4]);
+        out.extend((self.bytes.len() as u32).to_le_bytes());
+        out.extend(self.at.0.to_le_bytes());
+        out.extend(self.timeline.0.to_le_bytes());
+        out.extend(u32::from(self.anew).to_le_bytes());
+        out.extend(self.bytes);
+        let crc = entry_crc(number, &out[4..]);
+        out[..4].copy_from_slice(&crc.to_le_bytes());
+        out.resize(out.len().next_multiple_of(8), 0);
+    }
+
+    /// The one at the beginning of `log`, and its length there; `None` where there is none.
+    fn decode(log: &[u8], number: u32) -> Option<(Entry<'_>, usize)> {
+        let header = log.get(..HEADER)?;
+        let len = u32_at(header, 4) as usize;
+        let whole = log.get(..HEADER.checked_add(len)?).filter(|_| len <= MAX_ENTRY)?;
+        let at = Lsn(u64_at(header, 8));
+        at.0.checked_add(len as u64)?;
+        (u32_at(header, 0) == entry_crc(number, &whole[4..])).then(|| {
+            let (timeline, anew) = (TimelineId(u32_at(header, 16)), u32_at(header, 20) != 0);
+            (Entry { timeline, at, bytes: &whole[HEADER..], anew }, whole.len().next_multiple_of(8))
+        })
+    }
+}
+
+/// What entries come to, one after the other.
+#[derive(Default)]
+struct Recovered {
+    timeline: TimelineId,
+    tail: Tail,
+    /// Where the next one follows, after the first.
+    next: Option<Lsn>,
+    /// The one that was to follow is lost.
+    lost: bool,
+}
+
+impl Recovered {
+    fn take(&mut self, entry: &Entry<'_>) {
+        let removes = entry.bytes.is_empty();
+        let follows = entry.anew || removes || self.next.is_none_or(|next| next == entry.at);
+        self.lost = !follows || (self.lost && !entry.anew);
+        if self.lost {
+            return;
+        }
+        if entry.timeline != self.timeline {
+            (self.timeline, self.tail) = (entry.timeline, Tail::default());
+        }
+        if removes {
+            self.tail.truncate(entry.at);
+            self.next = self.next.map(|next| next.min(entry.at));
+        } else {
+            self.tail.merge(entry.at, entry.bytes);
+            self.next = Some(entry.end());
+        }
+    }
 }
 
 impl Shared {
@@ -143,7 +206,7 @@ impl Shared {
         let names = self.directory.names().map_err(|error| self.error("read directory", "", error))?;
         let mut numbers: Vec<u32> = names.iter().filter_map(|name| number_of_name(name)).collect();
         numbers.sort_unstable();
-        let (mut timeline, mut tail) = (TimelineId(0), Tail::default());
+        let mut recovered = Recovered::default();
         let mut files = Vec::new();
         for &number in &numbers {
             let name = name_of(number);
@@ -151,26 +214,21 @@ impl Shared {
             let mut log = vec![0; self.size.bytes() as usize];
             let len = read_all(&*file, &mut log, 0).map_err(|error| self.error("read file", &name, error))?;
             let (mut rest, mut end) = (&log[..len], Lsn::INVALID);
-            while let Some((of, at, bytes, len)) = decode(rest, number) {
-                if of != timeline {
-                    (timeline, tail) = (of, Tail::default());
-                }
-                if bytes.is_empty() {
-                    tail.truncate(at);
-                } else {
-                    tail.merge(at, bytes);
-                }
-                end = end.max(Lsn(at.0 + bytes.len() as u64));
+            while let Some((entry, len)) = Entry::decode(rest, number) {
+                recovered.take(&entry);
+                end = end.max(entry.end());
                 rest = &rest[len.min(rest.len())..];
             }
             files.push(LogFile { number, file, end, dirty: false });
         }
+        let Recovered { timeline, tail, .. } = recovered;
         let mut state = self.lock();
         let early = &mut state.early;
         early.next_number = numbers.last().map_or(0, |last| last.wrapping_add(1));
         // Entries go into a new file: behind the last one there may be half of another.
         (early.files, early.offset) = (files, self.size.bytes());
         (early.covers_from, early.written, early.flushed) = (tail.start(), tail.end(), tail.end());
+        early.recovered = true;
         Ok((timeline, tail))
     }
 
@@ -180,19 +238,9 @@ impl Shared {
         self.prepare.notify_one();
     }
 
-    /// Writes WAL into the log; it is in the operating system then. `buffer` is for use again.
-    pub(crate) fn append_early(&self, timeline: TimelineId, at: Lsn, bytes: &[u8], buffer: &mut Vec<u8>) -> Result<()> {
-        let mut at = at;
-        for piece in bytes.chunks(MAX_ENTRY) {
-            self.append_entry(timeline, at, piece, buffer)?;
-            at = Lsn(at.0 + piece.len() as u64);
-        }
-        Ok(())
-    }
-
     /// Notes that nothing held from `at` on counts; durable on return.
     pub(crate) fn truncate_early(&self, timeline: TimelineId, at: Lsn, buffer: &mut Vec<u8>) -> Result<()> {
-        self.append_entry(timeline, at, &[], buffer)?;
+        self.append_early(timeline, at, &[], buffer)?;
         let mut state = self.lock();
         let wanted = state.early.appended;
         while state.early.synced < wanted {
@@ -204,10 +252,14 @@ impl Shared {
         Ok(())
     }
 
-    fn append_entry(&self, timeline: TimelineId, at: Lsn, bytes: &[u8], buffer: &mut Vec<u8>) -> Result<()> {
+    /// Writes an entry of at most [`MAX_ENTRY`] bytes; it is in the operating system then. `buffer` is for use again.
+    pub(crate) fn append_early(&self, timeline: TimelineId, at: Lsn, bytes: &[u8], buffer: &mut Vec<u8>) -> Result<()> {
         let (file, number, offset) = self.place_for((HEADER + bytes.len()).next_multiple_of(8) as u64)?;
-        buffer.clear();
-        encode(buffer, number, timeline, at, bytes);
+        let anew = {
+            let early = &self.lock().early;
+            early.recovered || at != early.written
+        };
+        Entry { timeline, at, bytes, anew }.encode(buffer, number);
         let calls = write_all_at(&*file, buffer, offset)
             .map_err(|error| self.error("write to file", &name_of(number), error))?;
         count(&self.counters.early_writes, calls);
@@ -217,6 +269,7 @@ impl Shared {
         let early = &mut state.early;
         early.offset = offset + buffer.len() as u64;
         early.appended += 1;
+        early.recovered = false;
         if let Some(last) = early.files.last_mut() {
             last.end = last.end.max(end);
             last.dirty = true;
@@ -228,6 +281,7 @@ impl Shared {
         } else {
             if at != early.written {
                 early.covers_from = at;
+                early.flushed = early.flushed.min(at);
             }
             early.written = end;
         }

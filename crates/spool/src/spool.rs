@@ -136,17 +136,25 @@ impl Spool {
         // What is held of a later timeline waits for that.
         let later = state.tail.0 > timeline;
         let (held_on, mut tail) = if later { Default::default() } else { std::mem::take(&mut state.tail) };
+        if held_on != timeline || tail.end() <= at {
+            // What the log has of it lies in segments, or is of another timeline: nothing of what comes now.
+            state.early.restart();
+        }
         drop(state);
         shared.wake_all();
         if left_incomplete && !shared.partial {
             shared.note_complete(&shared.names_of(left).1);
         }
-        tail.forget_before(at);
-        let mut writer = Writer::new(self.clone(), timeline, at, tail);
-        if held_on != timeline {
-            writer.discard(Lsn::INVALID)?;
+        if held_on != timeline && !tail.is_empty() {
+            if let Err(error) = shared.truncate_early(timeline, Lsn::INVALID, &mut Vec::new()) {
+                let mut state = shared.lock();
+                (state.tail, state.writer) = ((held_on, tail), false);
+                return Err(error);
+            }
+            tail = Tail::default();
         }
-        Ok(writer)
+        tail.forget_before(at);
+        Ok(Writer::new(self.clone(), timeline, at, tail))
     }
 
     /// Whether anything is held of this timeline behind `replayed`.
@@ -174,7 +182,7 @@ impl Spool {
     }
 
     /// Whether segments have the same as `tail` up to `upto`. They have not if somebody else, such as a server that was started
-    /// on the directory, has received there since.
+    /// on the directory, has received there since. Segments that a restartpoint has removed meanwhile had.
     fn agrees(&self, timeline: TimelineId, tail: &Tail, upto: Lsn) -> Result<bool> {
         let (shared, size) = (&self.shared, self.shared.size);
         let mut at = tail.start();
@@ -182,7 +190,13 @@ impl Spool {
             let segment = size.segment_of(at);
             let to = upto.min(size.start_of(segment + 1));
             let (name, _) = shared.names_of((timeline, segment));
-            let file = shared.directory.open(&name).map_err(|error| shared.error("open file", &name, error))?;
+            let file = match shared.directory.open(&name) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    at = to;
+                    continue;
+                }
+                opened => opened.map_err(|error| shared.error("open file", &name, error))?,
+            };
             let mut bytes = vec![0; (to.0 - at.0) as usize];
             let len = read_all(&*file, &mut bytes, size.offset_of(at))
                 .map_err(|error| shared.error("read file", &name, error))?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use walrider_layout::{Lsn, TimelineId};
 
+use crate::early::MAX_ENTRY;
 use crate::error::{Result, SpoolError};
 use crate::files::write_all_at;
 use crate::spool::Spool;
@@ -94,17 +95,25 @@ impl Writer {
             // What was held began at an earlier horizon: it cannot be of this primary.
             self.discard(Lsn::INVALID)?;
         }
-        let (from, fresh) = self.tail.fresh(at, bytes);
-        let logged = if self.must_log(from) { from } else { horizon.clamp(from, end) };
-        let fresh_logged = &fresh[(logged.0 - from.0) as usize..];
-        self.spool.shared.append_early(self.timeline, logged, fresh_logged, &mut self.entry)?;
         if at < self.tail.start() && !self.tail.is_empty() {
             // Flushed long ago.
             let missing = self.tail.start().min(end);
             self.append(at, &bytes[..(missing.0 - at.0) as usize])?;
         }
-        self.tail.extend(from, fresh);
-        self.receive(end);
+        let (from, fresh) = self.tail.fresh(at, bytes);
+        self.receive(from);
+        let logged = if self.must_log(from) { from } else { horizon.clamp(from, end) };
+        let (flushed, ahead) = fresh.split_at((logged.0 - from.0) as usize);
+        if !flushed.is_empty() {
+            self.advance(horizon)?;
+            self.append(from, flushed)?;
+            self.receive(logged);
+        }
+        for piece in ahead.chunks(MAX_ENTRY) {
+            self.spool.shared.append_early(self.timeline, self.received, piece, &mut self.entry)?;
+            self.tail.extend(self.received, piece);
+            self.receive(Lsn(self.received.0 + piece.len() as u64));
+        }
         self.advance(horizon)
     }
 

@@ -2,12 +2,14 @@
 //! of everybody (`docs/spool.md`).
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use walrider_layout::{Lsn, TimelineId};
 
 use super::{MB, ONE, name, on, options, wal};
 use crate::files::Directory;
+use crate::prepare::TEMPORARY_PREFIX;
 use crate::testing::{Call, Gate, Model, Random};
 use crate::{Spool, SpoolOptions};
 
@@ -218,6 +220,114 @@ fn a_full_disk_loses_nothing() {
     }
     drop((writer, spool));
     assert_eq!(promoted(&model, 700), bytes);
+}
+
+/// The log has more than segments: a restartpoint removed those before its redo position. A promotion compared what was gone,
+/// and could never be.
+#[test]
+fn what_restartpoints_have_removed_is_not_compared() {
+    let model = Model::default();
+    let spool = on(&model, early_options());
+    let bytes = wal(START, START + 2 * MB + 600);
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    writer.write_ahead(Lsn(START), &bytes, Lsn(START + 2 * MB + 100)).unwrap();
+    drop((writer, spool));
+    let spool = on(&model, early_options());
+    let removed = spool.remove_before(Lsn(START + 2 * MB), ONE).unwrap();
+    assert_eq!((removed.recycled + removed.removed, model.read(&name(ONE, 3))), (2, None));
+    assert!(spool.release(ONE, Lsn(START + 2 * MB + 100)).unwrap());
+    assert_eq!(model.read(&name(ONE, 5)).unwrap()[..600], bytes[2 * MB as usize..]);
+}
+
+/// What the log had of one timeline passed for durable on the next.
+#[test]
+fn nothing_of_another_timeline_is_durable() {
+    let (model, gate) = (Model::default(), Arc::new(Gate::default()));
+    let at_gate = gate.clone();
+    model.watch(move |call, _| {
+        if call == Call::SyncData {
+            at_gate.pass();
+        }
+        Ok(())
+    });
+    let spool = on(&model, early_options());
+    let gate = gate.guard();
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    writer.write_ahead(Lsn(START), &[1; 1000], Lsn(START)).unwrap();
+    while spool.durable() < Lsn(START + 1000) {
+        std::thread::yield_now();
+    }
+    writer.write_ahead(Lsn(START + 1000), &[], Lsn(START + 1000)).unwrap();
+    drop(writer);
+    let mut writer = spool.start_at(TimelineId(2), Lsn(START)).unwrap();
+    gate.close();
+    writer.write(Lsn(START), &[2; 800]).unwrap();
+    assert_eq!(spool.durable(), Lsn(START));
+    gate.open();
+    while spool.durable() < Lsn(START + 800) {
+        std::thread::yield_now();
+    }
+}
+
+/// A power loss took the last entry of one file, which was not durable, and left the first of the next. What came before both
+/// was promised, and was forgotten for the gap.
+#[test]
+fn an_entry_that_does_not_follow_counts_as_lost() {
+    const ENTRY: u64 = 256 << 10;
+    let model = Model::default();
+    let spool = on(&model, early_options());
+    let bytes = wal(START, START + 5 * ENTRY);
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    writer.write_ahead(Lsn(START), &bytes, Lsn(START)).unwrap();
+    drop((writer, spool));
+    let logs: Vec<String> =
+        model.names().unwrap().into_iter().filter(|name| name.starts_with("walrider.early.")).collect();
+    // The first has three of them.
+    model.open(&logs[0]).unwrap().write_at(&[0xEE], 2 * (24 + ENTRY) + 100).unwrap();
+    // What comes in later runs follows what is left.
+    let mut bytes = bytes[..2 * ENTRY as usize].to_vec();
+    for more in [0, 500, 700] {
+        let spool = on(&model, early_options());
+        let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+        bytes.extend(vec![7; more]);
+        writer.write_ahead(Lsn(START), &bytes, Lsn(START)).unwrap();
+        drop((writer, spool));
+        let held = on(&model.after_kill(), early_options()).shared.lock().tail.1.clone();
+        assert_eq!((held.start(), held.end()), (Lsn(START), Lsn(START + bytes.len() as u64)));
+        assert!(held.slice(held.start(), held.end()) == bytes);
+    }
+}
+
+/// The segment for what is flushed could not be made; what lies behind got into the log, and all of it passed for written.
+#[test]
+fn what_a_full_disk_does_not_take_is_not_received() {
+    let (model, made) = (Model::default(), Mutex::new(0));
+    let full = Arc::new(AtomicBool::new(true));
+    let is_full = full.clone();
+    model.watch(move |call, name| {
+        if call == Call::Create && name.starts_with(TEMPORARY_PREFIX) {
+            let mut made = made.lock().unwrap();
+            if *made > 0 && is_full.load(Ordering::SeqCst) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            *made += 1;
+        }
+        Ok(())
+    });
+    let spool = on(&model, early_options());
+    let bytes = wal(START, START + MB + 200);
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    let at = MB - 100;
+    writer.write(Lsn(START), &bytes[..at as usize]).unwrap();
+    let horizon = Lsn(START + MB + 50);
+    let error = writer.write_ahead(Lsn(START + at), &bytes[at as usize..], horizon).unwrap_err();
+    assert!(error.is_full(), "{error}");
+    let received = writer.received().0 - START;
+    let left = promoted(&model.after_kill(), at.min(received));
+    assert_eq!(left[..received as usize], bytes[..received as usize]);
+    full.store(false, Ordering::SeqCst);
+    writer.write_ahead(writer.received(), &bytes[received as usize..], horizon).unwrap();
+    assert_eq!((writer.received(), writer.written()), (Lsn(START + MB + 200), horizon));
 }
 
 /// What is true when a picture is taken.
