@@ -5,8 +5,8 @@
  *	  columns of pg_stat_replication.
  *
  * A ring of (position, time) for each of the three positions, so that one
- * that is far behind does not hold up the others.  The time is that of the sending, not that of the
- * flush, which may be still to come.
+ * that is far behind does not hold up the others.  The time is that of the
+ * sending, not that of the flush, which may be still to come.
  *
  *-------------------------------------------------------------------------
  */

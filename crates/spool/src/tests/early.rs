@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use walrider_layout::{Lsn, TimelineId};
 
+use super::slow::held_up;
 use super::{MB, ONE, name, on, options, wal};
 use crate::files::Directory;
 use crate::prepare::TEMPORARY_PREFIX;
@@ -230,9 +231,11 @@ fn what_restartpoints_have_removed_is_not_compared() {
     let spool = on(&model, early_options());
     let bytes = wal(START, START + 2 * MB + 600);
     let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
-    writer.write_ahead(Lsn(START), &bytes, Lsn(START + 2 * MB + 100)).unwrap();
+    writer.write_ahead(Lsn(START), &bytes, Lsn(START)).unwrap();
+    writer.write_ahead(writer.received(), &[], Lsn(START + 2 * MB + 100)).unwrap();
     drop((writer, spool));
     let spool = on(&model, early_options());
+    assert_eq!(spool.shared.lock().tail.1.start(), Lsn(START));
     let removed = spool.remove_before(Lsn(START + 2 * MB), ONE).unwrap();
     assert_eq!((removed.recycled + removed.removed, model.read(&name(ONE, 3))), (2, None));
     assert!(spool.release(ONE, Lsn(START + 2 * MB + 100)).unwrap());
@@ -242,29 +245,19 @@ fn what_restartpoints_have_removed_is_not_compared() {
 /// What the log had of one timeline passed for durable on the next.
 #[test]
 fn nothing_of_another_timeline_is_durable() {
-    let (model, gate) = (Model::default(), Arc::new(Gate::default()));
-    let at_gate = gate.clone();
-    model.watch(move |call, _| {
-        if call == Call::SyncData {
-            at_gate.pass();
-        }
-        Ok(())
-    });
-    let spool = on(&model, early_options());
-    let gate = gate.guard();
-    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
-    writer.write_ahead(Lsn(START), &[1; 1000], Lsn(START)).unwrap();
-    while spool.durable() < Lsn(START + 1000) {
+    let (spool, mut writer, gate) = held_up(Call::SyncData, |_| true);
+    writer.write_ahead(Lsn(MB), &[1; 1000], Lsn(MB)).unwrap();
+    while spool.durable() < Lsn(MB + 1000) {
         std::thread::yield_now();
     }
-    writer.write_ahead(Lsn(START + 1000), &[], Lsn(START + 1000)).unwrap();
+    writer.write_ahead(Lsn(MB + 1000), &[], Lsn(MB + 1000)).unwrap();
     drop(writer);
-    let mut writer = spool.start_at(TimelineId(2), Lsn(START)).unwrap();
+    let mut writer = spool.start_at(TimelineId(2), Lsn(MB)).unwrap();
     gate.close();
-    writer.write(Lsn(START), &[2; 800]).unwrap();
-    assert_eq!(spool.durable(), Lsn(START));
+    writer.write(Lsn(MB), &[2; 800]).unwrap();
+    assert_eq!(spool.durable(), Lsn(MB));
     gate.open();
-    while spool.durable() < Lsn(START + 800) {
+    while spool.durable() < Lsn(MB + 800) {
         std::thread::yield_now();
     }
 }
@@ -286,15 +279,14 @@ fn an_entry_that_does_not_follow_counts_as_lost() {
     model.open(&logs[0]).unwrap().write_at(&[0xEE], 2 * (24 + ENTRY) + 100).unwrap();
     // What comes in later runs follows what is left.
     let mut bytes = bytes[..2 * ENTRY as usize].to_vec();
-    for more in [0, 500, 700] {
+    for more in [500, 700, 0] {
         let spool = on(&model, early_options());
+        let held = spool.shared.lock().tail.1.clone();
+        assert_eq!((held.start(), held.end()), (Lsn(START), Lsn(START + bytes.len() as u64)));
+        assert!(held.slice(held.start(), held.end()) == bytes);
         let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
         bytes.extend(vec![7; more]);
         writer.write_ahead(Lsn(START), &bytes, Lsn(START)).unwrap();
-        drop((writer, spool));
-        let held = on(&model.after_kill(), early_options()).shared.lock().tail.1.clone();
-        assert_eq!((held.start(), held.end()), (Lsn(START), Lsn(START + bytes.len() as u64)));
-        assert!(held.slice(held.start(), held.end()) == bytes);
     }
 }
 

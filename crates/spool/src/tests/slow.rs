@@ -15,7 +15,10 @@ use crate::{MAX_UNSYNCED, Spool, SpoolOptions, Writer};
 const LONG: Duration = Duration::from_secs(60);
 
 /// A spool at `MB` whose calls of one kind, on names that `which` picks, stop at the gate.
-fn held_up(call: Call, which: impl Fn(&str) -> bool + Send + Sync + 'static) -> (Arc<Spool>, Writer, GateGuard) {
+pub(super) fn held_up(
+    call: Call,
+    which: impl Fn(&str) -> bool + Send + Sync + 'static,
+) -> (Arc<Spool>, Writer, GateGuard) {
     let (model, gate) = (Model::default(), Arc::new(Gate::default()));
     let spool = on(&model, options("".as_ref()));
     let at_gate = gate.clone();
