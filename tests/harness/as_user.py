@@ -128,7 +128,8 @@ def run(command, writable=()):
         path = Path(directory).resolve()
         path.mkdir(parents=True, exist_ok=True)
         if root:
-            os.chown(path, user.pw_uid, user.pw_gid)
+            # With what it has, as it is given back: a result may take the place of an older one.
+            subprocess.run(["chown", "-R", f"{user.pw_uid}:{user.pw_gid}", str(path)], check=True)
             if not _succeeds(user, ["test", "-w", str(path)]):  # below a directory it cannot enter
                 mirror = Path(scratch) / path.name
                 mirror.mkdir()
