@@ -1,7 +1,10 @@
 //! The model's traces against the code that runs: a [`Spool`] on a disk, its writer, and [`Positions`]. After each event both hold
 //! the same; at the end, what is promoted is the same.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -31,6 +34,33 @@ fn open(directory: &Path) -> Arc<Spool> {
     let segment_size = SegmentSize::new(SEGMENT).expect("a size that there is");
     let options = SpoolOptions { directory: directory.to_owned(), segment_size, ..SpoolOptions::default() };
     Spool::open(options).expect("a spool")
+}
+
+/// The files of `directory`; `None` where one was renamed meanwhile.
+fn files(directory: &Path) -> Option<BTreeMap<OsString, Vec<u8>>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let entry = entry.expect("a name");
+        match fs::read(entry.path()) {
+            Ok(contents) => drop(files.insert(entry.file_name(), contents)),
+            Err(error) if error.kind() == ErrorKind::IsADirectory => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return None,
+            Err(error) => panic!("{}: {error}", entry.path().display()),
+        }
+    }
+    Some(files)
+}
+
+/// The files as they were at one moment, though the spool's threads prepare segments and flush beside: they were read twice
+/// and are the same. One reading could have an old log and a new segment, which no crash leaves.
+fn moment(directory: &Path) -> BTreeMap<OsString, Vec<u8>> {
+    let mut before = files(directory);
+    loop {
+        match files(directory) {
+            Some(files) if before.as_ref() == Some(&files) => return files,
+            now => before = now,
+        }
+    }
 }
 
 fn place(records: usize) -> Lsn {
@@ -82,13 +112,9 @@ impl Real {
             Event::SegmentsAreFlushed(_) => self.spool().wait_flushed(self.spool().written()).expect("a disk"),
             Event::PrimaryCrashes { .. } | Event::LinkFails => self.writer = None,
             Event::StandbyCrashes { .. } => {
-                // As it is at this moment.
                 let left = tempfile::tempdir().expect("a directory");
-                for entry in fs::read_dir(self.directory.path()).expect("a directory") {
-                    let path = entry.expect("a name").path();
-                    if let Some(name) = path.file_name().filter(|_| path.is_file()) {
-                        fs::copy(&path, left.path().join(name)).expect("a copy");
-                    }
+                for (name, contents) in moment(self.directory.path()) {
+                    fs::write(left.path().join(name), contents).expect("a copy");
                 }
                 self.writer = None;
                 self.spool = None;
