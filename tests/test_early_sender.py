@@ -263,6 +263,21 @@ def test_synchronous_waits_for_the_local_flush(make_server, disk):
         assert server.value("SELECT count(*) FROM t") == "1"
 
 
+def test_promoted_after_the_connection_was_made(make_server):
+    """A standby of this server counts as synchronous, though the connection found a standby here."""
+    server = make_server(SYNC, start=False)
+    (server.data_dir / "standby.signal").touch()
+    server.start()
+    with EarlyClient(server) as client:
+        with pytest.raises(Refused, match="recovery is in progress"):
+            client.stream(0)
+        server.psql("SELECT pg_promote()", options=LOCAL)
+        start = flushed(server)
+        client.stream(start, timeline=2).status(start)
+        wait_for(lambda: server.value("SELECT flush_lsn FROM pg_stat_replication") != "", "the answer")
+        assert server.value("SELECT sync_state FROM pg_stat_replication") == "sync"
+
+
 def test_confirms_only_what_was_sent(make_server):
     """A standby cannot release commits whose WAL it was not sent."""
     server = make_server(SYNC)
@@ -287,15 +302,15 @@ def test_slot(make_server, disk):
         follower.wait(lambda it: b"first" in it.wal, "a commit in its fsync")
         wait_for(lambda: server.psql("SELECT flush_lsn > pg_current_wal_flush_lsn() FROM pg_stat_replication") == [["t"]], "the answer")
         assert server.psql(slot) == [[str(walsender(server)), format_lsn(horizon)]]
+        # What the standby has confirmed already counts as soon as it is flushed here, without another word of it.
+        confirmed = parse_lsn(server.value("SELECT flush_lsn FROM pg_stat_replication"))
+        follower.answer = Follower.nothing
         disk.hold_fsync(False)
         one.wait()
-        end = inserted(server)
-        follower.wait_flushed(end)
-        follower.client.status(end)
-        wait_for(lambda: parse_lsn(server.psql(slot)[0][1]) >= end, "the slot")
+        wait_for(lambda: parse_lsn(server.psql(slot)[0][1]) >= confirmed, "the slot")
         with pytest.raises(Refused, match="is active for PID") as refused:
             with EarlyClient(server) as other:
-                other.stream(end, slot="early")
+                other.stream(confirmed, slot="early")
         assert refused.value.sqlstate == "55006"
     wait_for(lambda: server.psql(slot)[0][0] == "", "the release")
 
@@ -357,6 +372,28 @@ def test_lag(make_server):
         for _ in range(3):
             follower.client.status(follower.received)
         wait_for(lambda: server.psql(lags) == [["", "", ""]], "no lag")
+
+
+def test_lag_beside_one_that_grows(make_server):
+    """More was sent than there is room for, and none of it flushed: what is written has its lag all the same."""
+    server = make_server("fsync = off\n")
+    start = flushed(server)
+    with Follower(server, start) as follower, server.session() as one:
+        follower.answer = lambda received, _wal_end: (received, start, start)
+        deadline = time.monotonic() + 60
+        while int(stat(server, "wal_messages")[0]) < 8192 + 100:
+            assert time.monotonic() < deadline
+            one.run("DO $$ BEGIN FOR i IN 1..1000 LOOP PERFORM pg_logical_emit_message(true, '', ''); COMMIT; PERFORM pg_sleep(0.0002); END LOOP; END $$")
+        written = follower.wait_flushed(inserted(server)).received
+        follower.answer = lambda *_: (written, start, start)
+        one.run("INSERT INTO t VALUES (1)")
+        follower.wait_flushed(inserted(server))
+        time.sleep(0.5)
+        follower.client.status(follower.received, start, start)
+        lags = "SELECT extract(epoch FROM write_lag), extract(epoch FROM flush_lag) FROM pg_stat_replication"
+        wait_for(lambda: float(server.psql(lags)[0][0] or 0) > 0.4, "the lag of what is written")
+        write, flush = map(float, server.psql(lags)[0])
+        assert write < flush
 
 
 def test_holds_nothing_up(make_server):

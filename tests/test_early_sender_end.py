@@ -9,7 +9,7 @@ import pytest
 from tests.harness.cluster import parse_lsn
 from tests.harness.early_client import Follower
 from tests.harness.early_server import (PAGE, PRELOAD, SYNC, check_bytes, disk, flushed, in_fsync, inserted, is_gone,
-                                        make_server, preload, template, wait_for, wal_files, walsender)
+                                        make_server, preload, stat, template, wait_for, wal_files, walsender)
 
 
 @pytest.mark.parametrize("mode", ["fast", "smart"])
@@ -95,6 +95,14 @@ def test_ends(make_server):
     over(follower, pid)
 
     follower, pid = begun()
+    server.psql(f"SELECT pg_cancel_backend({pid})")
+    assert follower.wait_end().error.sqlstate == "57014"
+    over(follower, pid)
+
+    # An error ends the process because of a setting of its own, which the file's does not replace.
+    follower, pid = begun()
+    server.psql("ALTER SYSTEM SET exit_on_error = off; ALTER SYSTEM SET walrider.early = off; SELECT pg_reload_conf()")
+    wait_for(lambda: stat(server, "early") == ["f"], "the new settings")
     server.psql(f"SELECT pg_cancel_backend({pid})")
     assert follower.wait_end().error.sqlstate == "57014"
     over(follower, pid)
