@@ -28,7 +28,7 @@ from tests.harness.early import EARLY, SEGMENT
 from tests.harness.proxy import Proxy
 from tests.harness.recovery import discard
 from tests.harness.shim import Disk
-from tests.harness.standby import LOCALLY, Walrider, wait_streaming
+from tests.harness.standby import LOCALLY, Walrider, wait_for, wait_streaming
 
 ROUNDS = int(os.environ.get("WALRIDER_EARLY_ROUNDS", "100"))
 # Of the rounds, at least so many leave the standby with WAL that the primary does not have when it is back.
@@ -237,6 +237,44 @@ def test_the_primary_crashes(primary_template, memory):
     print(f"{ROUNDS} rounds: {sums}")
     assert sums["acknowledged"] >= 3 * ROUNDS
     assert sums["differed"] >= TAILS * ROUNDS, "the standby hardly ever had what the primary had not: no test of anything"
+
+
+def test_power_loss_behind_a_switch(primary_template, work):
+    """The standby's power fails when the unused rest of a segment is not durable there, so that the file has what it had before it
+    was recycled, and what lies behind the segment is held only: it counts at a promotion all the same."""
+    server = early.make_primary(primary_template, work / "early", SETTINGS)
+    ours = standby.clone(server, work / "ours")
+    with server, Walrider(ours, *EARLY).start() as follower:
+        server.psql("CREATE TABLE t (v text)", options=LOCALLY)
+        wait_streaming(server)
+        begun = early.flushed(server)
+
+        def hold(query, upto):
+            """Runs it while the primary's fsync is stuck, until the standby has its WAL up to a position."""
+            server.disk.hold_fsync()
+            waiting = server.session(options=LOCALLY)
+            waiting.send(query)
+            wait_for(lambda: follower.position("received") > upto, lambda: follower.log_tail())
+            return waiting
+
+        next_segment = begun // SEGMENT * SEGMENT + SEGMENT
+        waiting = hold("SELECT pg_switch_wal()", next_segment - 1)
+        server.disk.hold_fsync(False)
+        waiting.wait()
+        follower.wait_replayed(format_lsn(next_segment))
+        hold("INSERT INTO t VALUES ('behind')", next_segment)
+        follower.kill()
+        crash(server)
+
+        used = early.valid_records(ours, begun, work)[-1][1]
+        assert begun < used < next_segment - SEGMENT // 2
+        with open(ours / "pg_wal" / early.segment_name(used), "r+b") as segment:
+            segment.seek(used % SEGMENT)
+            segment.write(b"an older segment" * 1000)
+        follower.start()
+        follower.promote()
+        with follower.serve() as promoted:
+            assert promoted.psql("SELECT v FROM t") == [["behind"]]
 
 
 def test_the_audit_would_see_it(primary_template, memory):

@@ -15,7 +15,7 @@ use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId, TransactionId};
-use walrider_wal::decode::Stretch;
+use walrider_wal::decode::{Span, Stretch};
 use walrider_wal::record::{InvalidRecord, Record, RecordHeader};
 use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
@@ -132,6 +132,8 @@ pub struct Engine<'a> {
     is_short: bool,
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
+    /// The same, but before what an `XLOG_SWITCH` leaves unused.
+    used: Lsn,
     /// Where it begins (`lastReplayedReadRecPtr`); not valid before the first.
     last_record: Lsn,
     /// Where the WAL was found to end: nothing of it from there on.
@@ -193,6 +195,7 @@ impl<'a> Engine<'a> {
             stretches,
             is_short: false,
             replayed,
+            used: replayed,
             last_record: Lsn::INVALID,
             needed: replayed,
             spread: None,
@@ -206,6 +209,11 @@ impl<'a> Engine<'a> {
     /// End of the last record that was replayed.
     pub fn replayed(&self) -> Lsn {
         self.replayed
+    }
+
+    /// The same, but before the rest of the segment that an `XLOG_SWITCH` leaves unused.
+    pub fn used(&self) -> Lsn {
+        self.used
     }
 
     /// Where the last record that was replayed begins; `None` before the first.
@@ -668,8 +676,9 @@ impl<'a> Engine<'a> {
         for &upto in upto {
             let planned = self.queue.front_mut().expect("one stretch for each part");
             if upto > planned.done {
-                let last = planned.stretch.span(planned.stretch.place(upto - 1));
-                (self.last_record, self.replayed) = (last.lsn, last.end);
+                let last = planned.stretch.place(upto - 1);
+                let Span { lsn, end } = planned.stretch.span(last);
+                (self.last_record, self.used, self.replayed) = (lsn, planned.stretch.used(last).end, end);
                 self.stats.records += u64::from(upto - planned.done);
                 planned.done = upto;
             }

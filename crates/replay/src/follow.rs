@@ -86,7 +86,7 @@ fn follow_upstream(
         match stop {
             // Promoted in the middle of something, the whole of what there is counts.
             Stop::EndOfWal { why } if wanted == Wanted::Promote && news == News::Perhaps => {
-                if engine.replayed() == before && !upstream.release(before, source.history().target())? {
+                if engine.replayed() == before && !upstream.release(engine.used(), source.history().target())? {
                     return Ok(Stop::EndOfWal { why });
                 }
             }

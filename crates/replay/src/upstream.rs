@@ -42,12 +42,12 @@ pub trait Upstream: Send + Sync {
     /// When there never will be more.
     fn wait(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError>;
 
-    /// Promoting: replay has got to `replayed`, and finds no more. What was held back because the primary could have taken it back
+    /// Promoting: the last record ends at `used`, and replay finds no more. What was held back because the primary could have taken it back
     /// gets into `pg_wal` now, durably; whether there was any.
     ///
     /// # Errors
     /// When it cannot be stored.
-    fn release(&self, replayed: Lsn, timeline: TimelineId) -> Result<bool, ReplayError>;
+    fn release(&self, used: Lsn, timeline: TimelineId) -> Result<bool, ReplayError>;
 
     /// Waits for a time, or until something else is wanted.
     fn sleep(&self, time: Duration);

@@ -157,20 +157,21 @@ impl Spool {
         Ok(Writer::new(self.clone(), timeline, at, tail))
     }
 
-    /// Whether anything is held of this timeline behind `replayed`.
-    pub fn holds_behind(&self, timeline: TimelineId, replayed: Lsn) -> bool {
+    /// Whether anything is held of this timeline behind `used`.
+    pub fn holds_behind(&self, timeline: TimelineId, used: Lsn) -> bool {
         let state = self.shared.lock();
-        state.tail.0 == timeline && !state.tail.1.is_empty() && state.tail.1.end() > replayed
+        state.tail.0 == timeline && !state.tail.1.is_empty() && state.tail.1.end() > used
     }
 
-    /// A promotion: what is held behind `replayed`, where replay finds no more, gets into segments, durably. Whether there was
-    /// anything. Nobody may be writing.
+    /// A promotion: what is held behind `used`, the end of the last record that replay finds, gets into segments, durably. Whether
+    /// there was anything. Nobody may be writing. What an `XLOG_SWITCH` leaves unused lies behind `used`: nobody has checked it
+    /// there, and after a power loss a recycled segment may still have something older.
     ///
     /// # Errors
     /// Those of [`Spool::start_at`] and [`Writer::write`]; what is held stays held.
-    pub fn release(self: &Arc<Self>, timeline: TimelineId, replayed: Lsn) -> Result<bool> {
+    pub fn release(self: &Arc<Self>, timeline: TimelineId, used: Lsn) -> Result<bool> {
         let (held_on, tail) = self.shared.lock().tail.clone();
-        let from = tail.start().max(replayed);
+        let from = tail.start().max(used);
         if held_on != timeline || tail.end() <= from || !self.agrees(timeline, &tail, from)? {
             return Ok(false);
         }

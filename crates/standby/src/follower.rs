@@ -494,14 +494,14 @@ impl Upstream for Follower {
         })
     }
 
-    fn release(&self, replayed: Lsn, timeline: TimelineId) -> Result<bool, ReplayError> {
+    fn release(&self, used: Lsn, timeline: TimelineId) -> Result<bool, ReplayError> {
         let release = || -> Result<bool, StandbyError> {
             let spool = self.open_spool()?;
-            if !spool.holds_behind(timeline, replayed) {
+            if !spool.holds_behind(timeline, used) {
                 return Ok(false);
             }
             write_file(&self.settings().data_dir.join(PROMOTING_FILE), format!("{timeline}\n").as_bytes())?;
-            let released = spool.release(timeline, replayed)?;
+            let released = spool.release(timeline, used)?;
             if released {
                 tracing::info!("WAL up to {} counts, which the primary had sent early", spool.written());
             }

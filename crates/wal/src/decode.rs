@@ -363,16 +363,19 @@ impl Stretch {
     /// Where the record at a place is in the WAL.
     #[inline]
     pub fn span(&self, place: Place) -> Span {
-        let bytes = self.bytes(place);
-        let len = maxalign(bytes.len());
+        let Span { lsn, end } = self.used(place);
+        Span { lsn, end: if is_switch(self.bytes(place)) { self.segment_end(end) } else { end } }
+    }
+
+    /// The same without the rest of the segment, which an `XLOG_SWITCH` leaves unused.
+    #[inline]
+    pub fn used(&self, place: Place) -> Span {
+        let len = maxalign(self.bytes(place).len());
         let (lsn, room) = self.position_of(place.0 as usize);
         let mut end = Lsn(lsn.0 + len as u64);
         if len > room {
             // Behind its last byte, even if that is the end of a page.
             end = Lsn(self.position_of(place.0 as usize + len - 1).0.0 + 1);
-        }
-        if is_switch(bytes) {
-            end = self.segment_end(end);
         }
         Span { lsn, end }
     }

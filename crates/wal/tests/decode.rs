@@ -173,7 +173,15 @@ fn a_switch_goes_on_in_the_next_segment() {
     lsns.push(wal.switch());
     lsns.push(wal.record(record(20)));
     assert_eq!(lsns[2], Lsn((6 << 20) + 40));
-    assert_eq!(decode(&wal.bytes()).0, lsns);
+    let bytes = wal.bytes();
+    assert_eq!(decode(&bytes).0, lsns);
+    let mut stretch = Stretch::new();
+    stretch.reset(START, false, Lsn(START.0 + bytes.len() as u64), size());
+    append(&mut stretch, &bytes);
+    stretch.decode(&format(), TIMELINE);
+    let [_, switch, last] = stretch.places()[..] else { panic!("three records") };
+    assert_eq!((stretch.used(switch).end, stretch.span(switch).end), (Lsn(lsns[1].0 + 24), Lsn(6 << 20)));
+    assert_eq!(stretch.used(last), stretch.span(last));
 }
 
 #[test]
