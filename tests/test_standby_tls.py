@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from tests.harness import cluster, standby
+from tests.harness import cluster, early, standby
 from tests.harness.bank import PROMISING
 from tests.harness.cluster import PgCluster, copy_tree
 from tests.harness.standby import LOCALLY, Walrider, wait_for, wait_streaming
@@ -23,7 +23,7 @@ HOST = "primary.test"
 SECRET = "open:sesame"
 HBA = """
 local all,replication postgres trust
-hostssl replication trusted 127.0.0.1/32 trust
+hostssl postgres,replication trusted 127.0.0.1/32 trust
 hostssl replication certified 127.0.0.1/32 cert
 hostssl replication scram 127.0.0.1/32 scram-sha-256
 """
@@ -74,8 +74,8 @@ def primary(primary_template, work, files):
 class Follower(Walrider):
     """A standby, and how it connects to a primary that is known as HOST."""
 
-    def __init__(self, primary, work):
-        super().__init__(standby.clone(primary, work / "ours"), "--log-level", "debug")
+    def __init__(self, primary, work, *options):
+        super().__init__(standby.clone(primary, work / "ours"), "--log-level", "debug", *options)
         self.primary = primary
 
     def connect_with(self, more, host=HOST, port=None):
@@ -117,6 +117,17 @@ class Follower(Walrider):
         """All that it shows of itself."""
         process = "".join(open(f"/proc/{self.process.pid}/{name}").read() for name in ("cmdline", "environ", "comm"))
         return process + json.dumps(self.status()) + self.get("/metrics")[1] + self.log_text()
+
+
+def test_early(primary, work, files):
+    """The early stream is encrypted like any other."""
+    primary.psql("CREATE EXTENSION walrider; GRANT EXECUTE ON PROCEDURE walrider.stream_wal TO trusted", options=LOCALLY)
+    with Follower(primary, work, *early.EARLY) as follower:
+        follower.connect_with(f"user=trusted sslmode=verify-full sslrootcert={files}/ours.crt").start()
+        follower.is_accepted("trusted")
+        primary.psql("INSERT INTO t SELECT repeat('x', 100) FROM generate_series(1, 50000)", timeout=60)
+        assert follower.status()["early"] is True and early.sender(primary)["early_bytes"] > 0
+        follower.takes_over()
 
 
 def test_the_primary_proves_who_it_is(primary, work, files):
