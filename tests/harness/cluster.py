@@ -11,11 +11,13 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from .install import major, program
 
 PR_SET_PDEATHSIG = 1
+IPC_RMID = 0
 _running = set()
 
 
@@ -45,6 +47,15 @@ def _quit_with_parent():
     """In the child: an immediate shutdown if the test process vanishes without a word."""
     os.setsid()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGQUIT, 0, 0, 0)
+
+
+def _wait_state(pid, states, timeout=60):
+    """Wait until a process is in one of these states of /proc/PID/stat, or gone."""
+    deadline = time.monotonic() + timeout
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while (state := Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) not in states:
+            assert time.monotonic() < deadline, f"process {pid} is in state {state}, not one of {states}"
+            time.sleep(0.001)
 
 
 def free_port():
@@ -252,19 +263,31 @@ class PgCluster:
         self._gone()
 
     def kill(self):
-        """SIGKILL the postmaster; its children notice and leave by themselves."""
+        """SIGKILL all of it; returns when nobody is left who could write into the directory."""
         if self.process is None:
             return
+        # Stopped, the postmaster starts nobody whom we would miss.
+        self.process.send_signal(signal.SIGSTOP)
+        _wait_state(self.process.pid, "TZ")
         children = self.children()
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         for pid in children:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            _wait_state(pid, "Z")
         self._gone()
-        (self.data_dir / "postmaster.pid").unlink(missing_ok=True)
+        self._forget()
+
+    def _forget(self):
+        """Remove what a server that was killed leaves behind, or a machine that runs servers for days has no shared memory."""
+        lock_file = self.data_dir / "postmaster.pid"
+        with suppress(FileNotFoundError):
+            lines = lock_file.read_text().splitlines()
+            if len(lines) >= 7 and len(fields := lines[6].split()) == 2:
+                _libc.shmctl(int(fields[1]), IPC_RMID, None)
+            lock_file.unlink()
 
     def children(self):
         """The pids of the postmaster's direct children."""
