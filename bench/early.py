@@ -11,7 +11,8 @@ A condition is RTT/FSYNC or RTT/FSYNC/STANDBY: the network's round trip, and wha
 and on the standby, in ms.  The delay is made by a proxy, 0 is without one; the fsync by a preloaded library that everybody has
 in every condition.  `async` is another question: what an asynchronous load on the primary loses when somebody streams from it.
 There the primary and pgbench have one half of the processors and the standby the other, so that what the standby uses is not
-the primary's loss, and a side `none` is there, which is nobody.
+the primary's loss.  Runs with the side and without it, as side `none`, are pairs, one right after the other: the machine is
+another one after a minute.
 
 Loads: `small` is pgbench -N; `large` has transactions of about 36 kB of WAL, 80 rows of 8,000 bytes into one of 500 tables.
 """
@@ -158,15 +159,13 @@ class Bench(Field):
         self.slow()
         self.primary.pgbench("-i", "-s", self.args.scale, "-q")
         self.primary.psql(f"{EMPTY}; CHECKPOINT")
-        side = None
-        if name != NONE:
-            directory = self.scratch / name
-            stack.callback(discard, directory)
-            side = Side(name, self.primary, directory, self.disks["standby"], **SIDES[name])
-            stack.enter_context(side.receiver)
-            self.slow(rtt / 2)
-            side.start(self.port(rtt))
-            self.wait_for_standby(side.name)
+        directory = self.scratch / name
+        stack.callback(discard, directory)
+        side = Side(name, self.primary, directory, self.disks["standby"], **SIDES[name])
+        stack.enter_context(side.receiver)
+        self.slow(rtt / 2)
+        side.start(self.port(rtt))
+        self.wait_for_standby(side.name)
         self.primary.psql(IMAGES, options="-c synchronous_commit=off")
         for load in self.args.loads:
             self.measure("off", load, 1)
@@ -182,36 +181,53 @@ class Bench(Field):
         with ExitStack() as stack:
             side = self.begin(name, condition, stack)
             if condition == ASYNC:
-                stack.enter_context(self.halves(side))
-            levels = ["off"] if condition == ASYNC else [level for level in PROMISING if level in side.levels]
-            observer = Observer(self.primary, side)
-            for load, level in product(self.args.loads, levels):
-                if side:
+                self.pairs(side, round_number)
+            else:
+                for load, level in product(self.args.loads, [level for level in PROMISING if level in side.levels]):
                     side.wait()
-                before = observer.look()
-                found = self.measure(level, load, self.args.seconds)
-                found.update(observer.between(before, observer.look(), found["commits"]))
-                found = dict(condition=condition, load=load, level=level, side=name, round=round_number, **found)
-                self.runs.append(found)
-                print(f"{condition:>7}  {load:<5}  {level:<12}  {name:<13} {found['tps']:>7.0f} /s  p50 {found['p50_ms']:>7.2f}  "
-                      f"p99 {found['p99_ms']:>7.2f} ms  {found['wal_bytes_per_commit']:>6} bytes of WAL", flush=True)
+                    self.record(side, condition=condition, load=load, level=level, side=name, round=round_number)
             self.slow()
             self.wait_for_standby("")
-            if side:
-                side.receiver.stop()
+            side.receiver.stop()
+
+    def record(self, receiving, **what):
+        """One run, with what both ends counted meanwhile; `receiving` is a side or None."""
+        observer = Observer(self.primary, receiving)
+        before = observer.look()
+        found = self.measure(what["level"], what["load"], self.args.seconds)
+        found.update(observer.between(before, observer.look(), found["commits"]))
+        self.runs.append(dict(what, **found))
+        print(f"{what['condition']:>7}  {what['load']:<5}  {what['level']:<12}  {what['side']:<13} {found['tps']:>7.0f} /s  "
+              f"p50 {found['p50_ms']:>7.2f}  p99 {found['p99_ms']:>7.2f} ms  {found['wal_bytes_per_commit']:>6} bytes of WAL", flush=True)
+
+    def pairs(self, side, round_number):
+        """With the side and without it, in turn; which of the two is first changes."""
+        self.wait_for_standby("")
+        with self.halves() as there:
+            for load, pair in product(self.args.loads, range(self.args.pairs)):
+                what = dict(condition=ASYNC, load=load, level="off", round=round_number, pair=pair, beside=side.name)
+                for attached in (True, False) if pair % 2 else (False, True):
+                    if attached and not side.receiver.process:
+                        side.start(self.primary.port)
+                    elif not attached and side.receiver.process:
+                        side.receiver.stop()
+                    if attached:
+                        pin(side.receiver.process.pid, there)
+                        side.wait()
+                    self.record(side if attached else None, side=side.name if attached else NONE, **what)
+            if not side.receiver.process:
+                side.start(self.primary.port)
 
     @contextmanager
-    def halves(self, side):
-        """The processors shared out: primary and pgbench here, the standby there; and taken back."""
+    def halves(self):
+        """The processors shared out: primary and pgbench have one half, the other is returned; and taken back."""
         every = sorted(os.sched_getaffinity(0))
         here, there = set(every[:len(every) // 2]) or set(every), set(every[len(every) // 2:])
         ours = (os.getpid(), self.primary.process.pid)
         for pid in ours:
             pin(pid, here)
-        if side:
-            pin(side.receiver.process.pid, there)
         try:
-            yield
+            yield there
         finally:
             for pid in ours:
                 pin(pid, set(every))
@@ -219,10 +235,9 @@ class Bench(Field):
     def run(self):
         """All conditions; in each round the sides begin with another one."""
         for condition in self.args.conditions:
-            sides = ([NONE] if condition == ASYNC else []) + self.args.sides
             for number in range(self.args.rounds):
-                first = number % len(sides)
-                for name in sides[first:] + sides[:first]:
+                first = number % len(self.args.sides)
+                for name in self.args.sides[first:] + self.args.sides[:first]:
                     self.side(name, condition, number + 1)
         return self.runs
 
@@ -237,6 +252,24 @@ class Medians:
         """The median, None where there is none."""
         found = [run[figure] for run in self.runs if run["side"] == side and figure in run]
         return statistics.median(found) if found else None
+
+
+def cost(runs):
+    """What an asynchronous load keeps of its rate and takes of the processor beside each side: quartiles of the pairs."""
+    pairs = {}
+    for run in runs:
+        if run["condition"] == ASYNC:
+            at = pairs.setdefault((run["load"], run["beside"]), {}).setdefault((run["round"], run["pair"]), {})
+            at[run["side"] == NONE] = run
+    lines = []
+    for (load, side), found in pairs.items():
+        line = f"{load:<6}{side:<14}"
+        for figure in ("tps", "primary_ms_per_commit"):
+            ratios = [pair[False][figure] / pair[True][figure] for pair in found.values()]
+            line += cells(statistics.quantiles(ratios, n=4, method="inclusive"), ((9, ".3f"),) * 3) + "   "
+        lines.append(line + f"{len(found):>4}")
+    title = f"{'':20}{'commits per second':>27}   {'processor per commit':>27}   pairs"
+    return "\n".join(["with a sender, of what it is without: quartiles of the pairs", title, *lines]) if lines else ""
 
 
 def cells(values, shape):
@@ -284,12 +317,13 @@ def main(argv):
     parser.add_argument("--clients", type=int, help=" and ".join(f"{count} for {load}" for load, count in CLIENTS.items()))
     parser.add_argument("--seconds", type=int, default=4, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=5, help="of runs of async, in each round; two at least")
     parser.add_argument("--scale", type=int, default=10, help="of pgbench")
     parser.add_argument("--smoke", action="store_true", help="a second of everything, small: shows that it works, no more")
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-early.json and the table in .txt")
     args = parser.parse_args(argv)
     if args.smoke:
-        args.clients, args.seconds, args.rounds, args.scale = 2, 1, 1, 1
+        args.clients, args.seconds, args.rounds, args.scale, args.pairs = 2, 1, 1, 1, 2
         args.conditions = ["4/3", ASYNC] if args.conditions is CONDITIONS else args.conditions
     when = datetime.now(timezone.utc)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -297,7 +331,7 @@ def main(argv):
     result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
                   command=" ".join(["python3 -m bench.early", *argv]), seconds=args.seconds, scale=args.scale,
                   clients={load: args.clients or CLIENTS[load] for load in args.loads}, runs=runs)
-    text = table(runs)
+    text = "\n\n".join(filter(None, [table(runs), cost(runs)]))
     print("\n" + text)
     if args.save:
         name = f"{when:%Y-%m-%d}-early"
