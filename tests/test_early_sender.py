@@ -42,7 +42,8 @@ def test_before_flush(make_server, disk):
         wait_for(lambda: follower.wal_end >= follower.start_lsn, "the first keepalive")
         counters = "max_ahead_bytes, early_bytes, disk_bytes"
         stat(server, counters)      # whoever looks first at catalogs writes WAL: hints
-        follower.wait_flushed(inserted(server))
+        one.run("INSERT INTO t VALUES (0)")
+        follower.wait_flushed(flushed(server))
         before = int(stat(server, counters)[1])
         horizon = flushed(server)
         disk.hold_fsync()
