@@ -1,11 +1,8 @@
 /*
  * For LD_PRELOAD: makes the disk under a directory slow, stuck or full, without privileges and while a program runs.
  *
- * $SHIM_CONTROL is a directory.  A file in it is a switch:
- *   fsync_ms    fsync, fdatasync and sync_file_range take that many milliseconds longer
- *   fsync_hold  they wait until the file is gone
- *   full        "no space left" wherever a file would be written to or made; if the file holds "new", only where one would
- *               be made or made longer, as on a real disk that has no block left
+ * $SHIM_CONTROL is a directory.  Its file `switches` is mapped: a switch that is off costs a look into memory, so that what is
+ * measured with this library is what there is without it.  See struct switches.
  * $SHIM_KILL_AT is a number: of the calls that make or order what is durable (fsync, rename, unlink), the one of this number
  * kills the process instead.  How many there were is written to the file `calls` when the program ends by itself.
  * Only files whose path contains $SHIM_PATH are meant, if it is set.
@@ -17,15 +14,32 @@
 #include <stdatomic.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
-#define REAL(name) ((__typeof__(&name)) dlsym(RTLD_NEXT, #name))
+#define REAL(name) \
+	({ \
+		static __typeof__(&name) found; \
+		if (!found) \
+			found = (__typeof__(&name)) dlsym(RTLD_NEXT, #name); \
+		found; \
+	})
+
+/* shim.py writes it. */
+struct switches
+{
+	_Atomic int64_t fsync_us;	/* fsync, fdatasync and sync_file_range take that much longer */
+	_Atomic int64_t fsync_hold; /* they wait until this is 0 */
+	_Atomic int64_t full;		/* "no space left": 1 wherever a file would be written to or made, 2 only where one would be made
+								 * or made longer, as on a real disk that has no block left */
+};
 
 static const char *control_path(char *buffer, size_t size, const char *file)
 {
@@ -52,31 +66,37 @@ static int fd_is_meant(int fd)
 	return path[0] == '/' && is_meant(path);
 }
 
-/* The contents of a switch; -1 when it is not there. */
-static int switched(const char *file, char *contents, size_t size)
+/* Never returns without: a disk that obeys nothing would make tests pass. */
+static struct switches *switches(void)
 {
+	static struct switches none;
+	static struct switches *_Atomic mapped;
+	struct switches *known = mapped;
 	char path[4096];
-	int saved = errno, fd, length = -1;
+	int saved = errno, fd;
 
-	if (!control_path(path, sizeof path, file))
-		return -1;
-	/* That it cannot be opened for the moment does not mean that it is not there. */
-	while ((fd = REAL(open)(path, O_RDONLY | O_CLOEXEC)) < 0 && errno != ENOENT && errno != ENOTDIR)
-		;
-	if (fd >= 0)
+	if (known)
+		return known;
+	if (!getenv("SHIM_CONTROL"))
+		return mapped = &none;
+	known = MAP_FAILED;
+	if (control_path(path, sizeof path, "switches") && (fd = REAL(open)(path, O_RDONLY | O_CLOEXEC)) >= 0)
 	{
-		length = (int) read(fd, contents, size - 1);
-		contents[length < 0 ? 0 : length] = 0;
-		length = length < 0 ? 0 : length;
+		known = mmap(NULL, sizeof *known, PROT_READ, MAP_SHARED, fd, 0);
 		close(fd);
 	}
+	if (known == MAP_FAILED)
+	{
+		perror("the shim's switches");
+		abort();
+	}
 	errno = saved;
-	return length;
+	return mapped = known;
 }
 
-static void pause_for(double ms)
+static void pause_for(int64_t us)
 {
-	struct timespec left = {(time_t) (ms / 1000), (long) ((ms - 1000 * (long) (ms / 1000)) * 1e6)};
+	struct timespec left = {us / 1000000, us % 1000000 * 1000};
 
 	while (nanosleep(&left, &left) < 0)
 		;
@@ -84,37 +104,44 @@ static void pause_for(double ms)
 
 static void slow(int fd)
 {
-	char contents[32];
+	struct switches *now = switches();
 	int saved = errno;
 
-	if (!fd_is_meant(fd))
-		return;
-	while (switched("fsync_hold", contents, sizeof contents) >= 0)
-		pause_for(2);
-	if (switched("fsync_ms", contents, sizeof contents) > 0)
-		pause_for(atof(contents));
+	if ((now->fsync_us || now->fsync_hold) && fd_is_meant(fd))
+	{
+		while (now->fsync_hold)
+			pause_for(2000);
+		if (now->fsync_us)
+			pause_for(now->fsync_us);
+	}
 	errno = saved;
 }
 
 /* Whether a write up to `end` fails. */
 static int is_full(int fd, off_t end)
 {
-	char contents[32];
+	int64_t full = switches()->full;
 	struct stat found;
 
-	if (switched("full", contents, sizeof contents) < 0 || !fd_is_meant(fd))
+	if (!full || !fd_is_meant(fd))
 		return 0;
-	if (strncmp(contents, "new", 3) == 0 && (fstat(fd, &found) < 0 || end <= found.st_size))
+	if (full == 2 && (fstat(fd, &found) < 0 || end <= found.st_size))
 		return 0;
 	errno = ENOSPC;
 	return 1;
 }
 
+/* As much from the file's position on; what has none is no file. */
+static int is_full_here(int fd, off_t length)
+{
+	off_t at = switches()->full ? lseek(fd, 0, SEEK_CUR) : -1;
+
+	return at >= 0 && is_full(fd, at + length);
+}
+
 static int cannot_make(const char *path, int flags)
 {
-	char contents[32];
-
-	if (!(flags & O_CREAT) || switched("full", contents, sizeof contents) < 0 || !is_meant(path) || access(path, F_OK) == 0)
+	if (!(flags & O_CREAT) || !switches()->full || !is_meant(path) || access(path, F_OK) == 0)
 		return 0;
 	errno = ENOSPC;
 	return 1;
@@ -164,16 +191,12 @@ int sync_file_range(int fd, off_t from, off_t length, unsigned flags)
 
 ssize_t write(int fd, const void *data, size_t length)
 {
-	off_t at = lseek(fd, 0, SEEK_CUR);
-
-	return at >= 0 && is_full(fd, at + (off_t) length) ? -1 : REAL(write)(fd, data, length);
+	return is_full_here(fd, (off_t) length) ? -1 : REAL(write)(fd, data, length);
 }
 
 ssize_t writev(int fd, const struct iovec *parts, int count)
 {
-	off_t at = lseek(fd, 0, SEEK_CUR);
-
-	return at >= 0 && is_full(fd, at + length_of(parts, count)) ? -1 : REAL(writev)(fd, parts, count);
+	return is_full_here(fd, length_of(parts, count)) ? -1 : REAL(writev)(fd, parts, count);
 }
 
 #define PWRITE(name) \

@@ -1,10 +1,12 @@
 """A disk that is slow, stuck or full: `shim.c`, preloaded into one program, with switches that work while it runs."""
 
 import os
+import struct
 import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.c")
+SWITCHES = ("fsync_us", "fsync_hold", "full")
 
 
 class Disk:
@@ -14,6 +16,7 @@ class Disk:
         self.control = Path(directory)
         self.control.mkdir(parents=True)
         self.path = path
+        (self.control / "switches").write_bytes(bytes(8 * len(SWITCHES)))
         # Where it cannot be loaded the loader warns and goes on, with a disk that obeys nothing: it is built for each, here.
         self.library = self.control / "shim.so"
         subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(self.library), str(SOURCE), "-ldl"], check=True)
@@ -30,27 +33,23 @@ class Disk:
         """How many such calls the last program made that ended by itself."""
         return int((self.control / "calls").read_text())
 
-    def _switch(self, name, contents):
-        file = self.control / name
-        if contents is None:
-            file.unlink(missing_ok=True)
-        else:
-            scratch = self.control / f"{name}.new"
-            scratch.write_text(contents)
-            os.replace(scratch, file)
+    def _switch(self, name, value):
+        """A field of `struct switches`."""
+        with open(self.control / "switches", "r+b") as file:
+            os.pwrite(file.fileno(), struct.pack("=q", value), SWITCHES.index(name) * 8)
 
     def fsync_takes(self, ms):
         """Milliseconds more for each fsync; 0: as it is."""
-        self._switch("fsync_ms", str(ms) if ms else None)
+        self._switch("fsync_us", round(ms * 1000))
 
     def hold_fsync(self, held=True):
         """No fsync returns until it is let go."""
-        self._switch("fsync_hold", "" if held else None)
+        self._switch("fsync_hold", int(held))
 
     def fill(self, what="all"):
         """No space: `all` writes fail, or those that need `new` space."""
-        self._switch("full", what)
+        self._switch("full", dict(all=1, new=2)[what])
 
     def clear(self):
         """There is space again."""
-        self._switch("full", None)
+        self._switch("full", 0)
