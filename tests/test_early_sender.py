@@ -132,6 +132,24 @@ def test_max_ahead(make_server, disk):
         check_bytes(server, follower, follower.received)
 
 
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "slow"])
+def test_pace(make_server, disk, work, quick):
+    """A standby that confirms before a flush is over hears once in each; another one as soon as there is something."""
+    server = make_server(PRELOAD, disk)
+    server.psql("CREATE TABLE u (client int)")
+    script = work / "commit.sql"
+    script.write_text("INSERT INTO u VALUES (:client_id)")
+    start = flushed(server)
+    with Follower(server, start, answer=None if quick else lambda received, _wal_end: (received, start, start)) as follower:
+        disk.fsync_takes(20)
+        server.pgbench("-n", "-f", script, "-c", 8, "-T", 5)
+        end = time.monotonic() - 2
+        messages = [message for message in follower.messages if message["at"] > end]
+        flushes = len({message["wal_end"] for message in messages})
+        assert flushes > 40
+        assert (len(messages) < 1.3 * flushes) if quick else (len(messages) > 1.6 * flushes), (len(messages), flushes)
+
+
 def test_wakes_for_a_commit(make_server, disk, preload):
     """A commit out of the blue: preloaded it is sent before its flush, otherwise when that is done."""
     server = make_server(preload, disk)

@@ -71,10 +71,6 @@
 
 #define STATS_FLUSH_INTERVAL 1000	/* ms */
 
-/* If commits do not tell: look this often, this long after the last news. */
-#define UNTOLD_POLL_INTERVAL 1000	/* us */
-#define UNTOLD_POLL_DURATION 1000	/* ms */
-
 PG_FUNCTION_INFO_V1(walrider_stream_wal);
 
 static volatile sig_atomic_t gotStopping = false;
@@ -87,7 +83,6 @@ static TimestampTz lastProcessing;	/* when replies were last looked for */
 static TimestampTz lastReply;	/* when there was one */
 static bool waitingForPing;		/* a keepalive asked for a reply since */
 static TimestampTz lastNews;	/* when there was something to send */
-static TimestampTz nextEarly;	/* until then, WAL that is not flushed does not go by itself */
 static WaitEventSet *waitSet;
 static int	socketPos;			/* in waitSet */
 #ifdef __linux__
@@ -177,36 +172,26 @@ SendLimit(XLogRecPtr flushed)
 	return limit;
 }
 
-/* Whether this time is still to come; if it is farther away than it ever was, the clock was set back. */
-static bool
-IsAhead(TimestampTz time, TimestampTz now, int64 us)
-{
-	return now < time && time - now <= us;
-}
-
-/* How long WAL that is not flushed has to wait, in microseconds; 0: it may go by itself. */
+/*
+ * How long WAL that is not flushed has to wait, in microseconds; 0: it may go
+ * by itself.  It waits if such WAL has just gone and is not flushed yet: what
+ * backends insert while a flush is under way is flushed by the next one, and
+ * can go when that begins.
+ */
 static int
-EarlyPause(void)
+EarlyWait(XLogRecPtr flushed)
 {
-	TimestampTz now = GetCurrentTimestamp();
-
-	return IsAhead(nextEarly, now, walrider_poll_interval) ? (int) (nextEarly - now) : 0;
+	return flushed > toldPtr || flushed >= sentPtr ? 0 : EarlyPause();
 }
 
 /*
  * How far WAL is to be sent now.  A new flush position has to be told, and
- * takes along all that there is.  WAL that is not flushed goes by itself
- * unless such WAL has just gone and is not flushed yet: what backends insert
- * while a flush is under way is flushed by the next one, and can go when that
- * begins.  Otherwise every reply of the standby would be followed by a small
- * message.
+ * takes along all that there is.
  */
 static XLogRecPtr
 SendNow(XLogRecPtr flushed)
 {
-	if (flushed <= toldPtr && flushed < sentPtr && EarlyPause() > 0)
-		return flushed;
-	return SendLimit(flushed);
+	return EarlyWait(flushed) > 0 ? flushed : SendLimit(flushed);
 }
 
 /* Is there anything that the standby is to hear now? */
@@ -219,7 +204,7 @@ HasNews(void)
 }
 
 static void
-SendMessage(XLogRecPtr walEnd)
+SendMessage(XLogRecPtr walEnd, TimestampTz now)
 {
 	pq_putmessage_noblock(PqMsg_CopyData, output.data, output.len);
 	if (walEnd > toldPtr)
@@ -228,7 +213,7 @@ SendMessage(XLogRecPtr walEnd)
 			CountUp(&MyEarlySender->counters.coalesced, 1);
 		/* The standby may have confirmed it before. */
 		ConfirmFlushed();
-		nextEarly = 0;
+		NoteFlush(now);
 	}
 	toldPtr = walEnd;
 	pg_atomic_write_u64(&MyEarlySender->counters.told, walEnd);
@@ -238,13 +223,14 @@ static void
 SendKeepalive(bool requestReply)
 {
 	XLogRecPtr	flushed = GetFlushRecPtr(NULL);
+	TimestampTz now = GetCurrentTimestamp();
 
 	resetStringInfo(&output);
 	pq_sendbyte(&output, 'k');
 	pq_sendint64(&output, flushed);
-	pq_sendint64(&output, GetCurrentTimestamp());
+	pq_sendint64(&output, now);
 	pq_sendbyte(&output, requestReply);
-	SendMessage(flushed);
+	SendMessage(flushed, now);
 	CountUp(&MyEarlySender->counters.keepalives, 1);
 
 	if (requestReply)
@@ -287,7 +273,7 @@ SendWal(XLogRecPtr limit)
 	header[2] = pg_hton64(now);
 	memcpy(output.data + 1, header, sizeof(header));
 	output.len = WAL_HEADER_SIZE + nbytes;
-	SendMessage(flushed);
+	SendMessage(flushed, now);
 
 	sentPtr = endptr;
 	SpinLockAcquire(&MyWalSnd->mutex);
@@ -295,8 +281,7 @@ SendWal(XLogRecPtr limit)
 	SpinLockRelease(&MyWalSnd->mutex);
 	NoteSent(sentPtr, now);
 
-	/* The rest of what there is does not wait. */
-	nextEarly = endptr == limit ? now + walrider_poll_interval : 0;
+	NoteEarly(endptr == limit, now);
 
 	CountUp(&counters->wal_messages, 1);
 	CountUp(&counters->sent_bytes, nbytes);
@@ -445,7 +430,7 @@ Wait(uint32 socketEvents, int us)
 	/* Setting it also forgets that it has expired. */
 	if (us > 0 || armed)
 	{
-		struct itimerspec at = {.it_value.tv_nsec = us * 1000L};
+		struct itimerspec at = {.it_value = {us / 1000000, us % 1000000 * 1000L}};
 
 		if (timerfd_settime(timer, 0, &at, NULL) != 0)
 			elog(ERROR, "could not set a timer: %m");
@@ -460,45 +445,6 @@ Wait(uint32 socketEvents, int us)
 }
 
 /*
- * How soon WAL is to be expected, in microseconds; 0: not before somebody
- * says so.
- *
- * Nobody says when a record is inserted.  If commits tell that they are about
- * to, look until that shows, and once more for those that came together.  If
- * they do not, look as long as WAL keeps coming.  What was inserted between
- * two looks goes in one message, so the interval also bounds their number.
- */
-static int
-ExpectWalIn(void)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	int64		duration = walrider_poll_duration * INT64CONST(1000);
-	int64		untold = UNTOLD_POLL_DURATION * INT64CONST(1000);
-
-	if (commitsTell)
-	{
-		static uint64 seen = 0;
-		static XLogRecPtr before = InvalidXLogRecPtr;
-		static TimestampTz until = 0;
-		uint64		commits = pg_atomic_read_u64(&Early->commits);
-		XLogRecPtr	inserted = GetInsertedRecPtr();
-		TimestampTz shortly = now + walrider_poll_interval;
-
-		if (commits != seen)
-			until = inserted > before ? shortly : now + duration;
-		else if (inserted > before)
-			until = Min(until, shortly);
-		seen = commits;
-		before = inserted;
-		return IsAhead(until, now, Max(duration, walrider_poll_interval)) ? walrider_poll_interval : 0;
-	}
-
-	if (IsAhead(lastNews + duration, now, duration))
-		return walrider_poll_interval;
-	return IsAhead(lastNews + untold, now, untold) ? UNTOLD_POLL_INTERVAL : 0;
-}
-
-/*
  * How long to wait until the next look for WAL, in microseconds; 0: until
  * somebody says that there is some.
  */
@@ -510,11 +456,8 @@ LookAgainIn(void)
 	if (!IsEarly())
 		return 0;
 
-	us = ExpectWalIn();
-	/* What is there, and waits for its time, goes at that time. */
-	if (SendLimit(GetFlushRecPtr(NULL)) > sentPtr)
-		us = Max(EarlyPause(), 1);
-	return us;
+	us = EarlyWait(GetFlushRecPtr(NULL));
+	return us > 0 ? us : ExpectWalIn(lastNews);
 }
 
 /*

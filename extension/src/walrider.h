@@ -87,6 +87,12 @@ extern XLogRecPtr GetInsertedRecPtr(void);
 extern void InitWalRead(TimeLineID tli);
 extern void ReadWal(char *buf, XLogRecPtr startptr, Size count);
 
+/* pace.c */
+extern int	EarlyPause(void);
+extern void NoteEarly(bool all, TimestampTz now);
+extern void NoteFlush(TimestampTz now);
+extern int	ExpectWalIn(TimestampTz lastNews);
+
 /* replies.c */
 extern void InitReplies(void);
 extern void ConfirmFlushed(void);
