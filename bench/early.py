@@ -188,7 +188,8 @@ class Bench(Field):
                     self.record(side, condition=condition, load=load, level=level, side=name, round=round_number)
             self.slow()
             self.wait_for_standby("")
-            side.receiver.stop()
+            if side.receiver.process:
+                side.receiver.stop()
 
     def record(self, receiving, **what):
         """One run, with what both ends counted meanwhile; `receiving` is a side or None."""
@@ -215,8 +216,6 @@ class Bench(Field):
                         pin(side.receiver.process.pid, there)
                         side.wait()
                     self.record(side if attached else None, side=side.name if attached else NONE, **what)
-            if not side.receiver.process:
-                side.start(self.primary.port)
 
     @contextmanager
     def halves(self):

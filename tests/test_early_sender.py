@@ -9,8 +9,8 @@ from tests.harness import extension, install
 from tests.harness.cluster import PgCluster, ServerError, format_lsn, parse_lsn, run
 from tests.harness.early_client import Closed, EarlyClient, Follower, Refused
 from tests.harness.early_server import (LOCAL, PRELOAD, SYNC, check_bytes, disk, flushed, in_fsync, inserted,
-                                        is_gone, load, make_server, preload, stat, template, wait_for, wal_files,
-                                        walsender)
+                                        is_gone, load, make_server, preload, record_starts, stat, template, wait_for,
+                                        wal_files, walsender)
 from tests.suites import source
 
 
@@ -150,6 +150,14 @@ def test_pace(make_server, disk, work, quick):
         assert (len(messages) < 1.3 * flushes) if quick else (len(messages) > 1.6 * flushes), (len(messages), flushes)
 
 
+def came(server, follower, start):
+    """When the WAL of the only end of a transaction behind `start` came."""
+    record, = record_starts(server, start, inserted(server), "-r", "Transaction")
+    follower.wait(lambda it: it.received > record, "the commit")
+    wal = [message for message in follower.messages if message["kind"] == "wal"]
+    return next(message["at"] for message in wal if message["start"] + message["length"] > record)
+
+
 def test_wakes_for_a_commit(make_server, disk, preload):
     """A commit out of the blue: preloaded it is sent before its flush, otherwise when that is done."""
     server = make_server(preload, disk)
@@ -159,19 +167,33 @@ def test_wakes_for_a_commit(make_server, disk, preload):
         time.sleep(3)
         before, = stat(server, "polls")
         disk.fsync_takes(300)
-        one.send("INSERT INTO t VALUES (1, 'first')")
-        begun = time.monotonic()
-        follower.wait(lambda it: b"first" in it.wal, "the commit")
-        took = follower.messages[-1]["at"] - begun
-        one.wait()
-        assert (took < 0.2) if preload else (took >= 0.2), took
+        start, begun = inserted(server), time.monotonic()
+        one.run("INSERT INTO t VALUES (1)")
         disk.fsync_takes(0)
+        took = came(server, follower, start) - begun
+        assert (took < 0.2) if preload else (took >= 0.2), took
         assert (int(stat(server, "commit_wakeups")[0]) > 0) == bool(preload)
         # Idle, it looks for nothing.
         time.sleep(2)
         polls, = stat(server, "polls")
         time.sleep(1)
         assert stat(server, "polls") == [polls] and int(polls) - int(before) < 5000
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_wakes_for_a_prepared_transaction(make_server, disk, end):
+    """As for a commit."""
+    server = make_server(PRELOAD + "max_prepared_transactions = 1\n", disk)
+    server.psql("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'first'")
+    with Follower(server, flushed(server)) as follower, server.session() as one:
+        one.run("SELECT 1")
+        time.sleep(0.5)
+        disk.fsync_takes(300)
+        start, begun = inserted(server), time.monotonic()
+        one.run(f"{end} PREPARED 'first'")
+        disk.fsync_takes(0)
+        took = came(server, follower, start) - begun
+        assert took < 0.2, took
 
 
 def test_several(make_server, preload):

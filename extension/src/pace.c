@@ -25,6 +25,7 @@ static int64 earlyInterval;		/* between it and the message before, in microsecon
 /* Between two flushes, in microseconds: the least of late, and the mean */
 static int64 leastBetween,
 			meanBetween;
+static bool commitsWait;		/* some have told since the flush before the last */
 
 /* Whether this time is still to come; if it is farther away than it ever was, the clock was set back. */
 static bool
@@ -48,7 +49,8 @@ EarlyPause(void)
  * Where flushes come one right after the other, and the standby confirms WAL
  * more quickly than they do, nothing is won by sending more before the next
  * one begins, that is, before this one is told.  Otherwise it is, but not for
- * every reply of the standby, which wakes us.
+ * every reply of the standby, which wakes us.  Where no commit waits, the WAL
+ * writer flushes, and takes the buffers away: do not wait for that.
  */
 void
 NoteEarly(bool all, TimestampTz now)
@@ -56,7 +58,7 @@ NoteEarly(bool all, TimestampTz now)
 	TimeOffset	lag = MyWalSnd->flushLag;
 
 	earlyInterval = walrider_poll_interval;
-	if (lag >= 0 && lag < leastBetween && meanBetween < 2 * leastBetween)
+	if (commitsWait && lag >= 0 && lag < leastBetween && meanBetween < 2 * leastBetween)
 		earlyInterval = Min(Max(earlyInterval, 2 * meanBetween), MAX_INTERVAL);
 	nextEarly = all ? now + earlyInterval : 0;
 }
@@ -66,6 +68,8 @@ void
 NoteFlush(TimestampTz now)
 {
 	static TimestampTz before = 0;
+	static uint64 seen = 0;
+	uint64		commits = pg_atomic_read_u64(&Early->commits);
 
 	if (before != 0 && now > before)
 	{
@@ -73,6 +77,8 @@ NoteFlush(TimestampTz now)
 		meanBetween += (now - before - meanBetween) / 8;
 	}
 	before = now;
+	commitsWait = commits != seen;
+	seen = commits;
 	nextEarly = 0;
 }
 

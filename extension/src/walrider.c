@@ -27,6 +27,7 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "storage/shmem.h"
+#include "tcop/utility.h"
 #include "utils/guc.h"
 
 #include "walrider.h"
@@ -54,6 +55,7 @@ bool		commitsTell = false;
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+static ProcessUtility_hook_type prev_ProcessUtility = NULL;
 
 static Size
 EarlySharedSize(void)
@@ -125,15 +127,9 @@ ClaimEarlySender(void)
  * that is awake sees the count, so this costs a busy system little.
  */
 static void
-TellSenders(XactEvent event, void *arg)
+TellSenders(void)
 {
-	if (event != XACT_EVENT_PRE_COMMIT && event != XACT_EVENT_PRE_PREPARE)
-		return;
-
-	/* Only what is flushed at once is worth it: see RecordTransactionCommit. */
-	if (Early == NULL || XactLastRecEnd == InvalidXLogRecPtr ||
-		synchronous_commit == SYNCHRONOUS_COMMIT_OFF ||
-		!TransactionIdIsValid(GetTopTransactionIdIfAny()))
+	if (Early == NULL)
 		return;
 
 	/* A full barrier: whoever goes to sleep now sees it, or we see its flag. */
@@ -147,6 +143,37 @@ TellSenders(XactEvent event, void *arg)
 			pg_atomic_exchange_u32(&sender->sleeping, 0) != 0)
 			SetLatch(&GetPGProcByNumber(sender->procno)->procLatch);
 	}
+}
+
+static void
+walrider_xact_callback(XactEvent event, void *arg)
+{
+	if (event != XACT_EVENT_PRE_COMMIT && event != XACT_EVENT_PRE_PREPARE)
+		return;
+
+	/* Only what is flushed at once is worth it: see RecordTransactionCommit. */
+	if (XactLastRecEnd != InvalidXLogRecPtr &&
+		synchronous_commit != SYNCHRONOUS_COMMIT_OFF &&
+		TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		TellSenders();
+}
+
+/* What ends a prepared transaction has no callback. */
+static void
+walrider_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOnlyTree,
+						ProcessUtilityContext context, ParamListInfo params,
+						QueryEnvironment *queryEnv, DestReceiver *dest, QueryCompletion *qc)
+{
+	if (IsA(pstmt->utilityStmt, TransactionStmt))
+	{
+		TransactionStmtKind kind = ((TransactionStmt *) pstmt->utilityStmt)->kind;
+
+		if (kind == TRANS_STMT_COMMIT_PREPARED || kind == TRANS_STMT_ROLLBACK_PREPARED)
+			TellSenders();
+	}
+
+	(prev_ProcessUtility ? prev_ProcessUtility : standard_ProcessUtility)
+		(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
 }
 
 static void
@@ -207,7 +234,9 @@ _PG_init(void)
 		shmem_request_hook = walrider_shmem_request;
 		prev_shmem_startup_hook = shmem_startup_hook;
 		shmem_startup_hook = walrider_shmem_startup;
-		RegisterXactCallback(TellSenders, NULL);
+		RegisterXactCallback(walrider_xact_callback, NULL);
+		prev_ProcessUtility = ProcessUtility_hook;
+		ProcessUtility_hook = walrider_ProcessUtility;
 		commitsTell = true;
 	}
 }

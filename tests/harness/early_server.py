@@ -108,10 +108,10 @@ def wal_files(server, start, end, timeline=1):
     return bytes(data[offset:offset + end - start])
 
 
-def record_starts(server, start, end):
-    """Where the records begin."""
+def record_starts(server, start, end, *options):
+    """Where the records begin, of those that these options of pg_waldump are for."""
     out = run([install.program("pg_waldump"), "-p", server.data_dir / "pg_wal", "-s", format_lsn(start),
-               "-e", format_lsn(end)]).stdout
+               "-e", format_lsn(end), *options]).stdout
     return {parse_lsn(lsn) for lsn in re.findall(r" lsn: ([0-9A-F]+/[0-9A-F]+),", out)}
 
 

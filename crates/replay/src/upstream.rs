@@ -42,8 +42,8 @@ pub trait Upstream: Send + Sync {
     /// When there never will be more.
     fn wait(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError>;
 
-    /// Promoting: the last record ends at `used`, and replay finds no more. What was held back because the primary could have taken it back
-    /// gets into `pg_wal` now, durably; whether there was any.
+    /// Promoting: the last record ends at `used`, and replay finds no more. What was held back because the primary could have
+    /// taken it back gets into `pg_wal` now, durably; whether there was any.
     ///
     /// # Errors
     /// When it cannot be stored.
