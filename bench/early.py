@@ -4,15 +4,15 @@
                            [--save DIR]
 
 The sides are a stock standby, `pg_receivewal --synchronous`, and `walrider standby` behind our own sender twice: told to send
-only what is flushed (walrider.early=off), and not.  Each is made of a new backup for its turn, is the only one there, and is
-removed after it; their order changes from round to round.
+only what is flushed (walrider.early=off), and not.  Only one is there at a time; their order changes from round to round.  They
+are made of new backups for each condition and load, and take turns of a few seconds, since the machine is another one after a
+minute.  What `large` writes is too much for the others to catch up with: there each is made anew for its turn.
 
 A condition is RTT/FSYNC or RTT/FSYNC/STANDBY: the network's round trip, and what each fsync of WAL takes longer on the primary,
 and on the standby, in ms.  The delay is made by a proxy, 0 is without one; the fsync by a preloaded library that everybody has
 in every condition.  `async` is another question: what an asynchronous load on the primary loses when somebody streams from it.
 There the primary and pgbench have one half of the processors and the standby the other, so that what the standby uses is not
-the primary's loss.  Runs with the side and without it, as side `none`, are pairs, one right after the other: the machine is
-another one after a minute.
+the primary's loss.  Runs with the side and without it, as side `none`, are pairs, one right after the other.
 
 Loads: `small` is pgbench -N; `large` has transactions of about 36 kB of WAL, 80 rows of 8,000 bytes into one of 500 tables.
 """
@@ -45,7 +45,8 @@ NONE = "none"
 # Of walrider.stat_early_stream.
 COUNTERS = ("sent_bytes", "early_bytes", "buffers_bytes", "disk_bytes", "disk_reads", "wal_messages", "keepalives", "replies", "coalesced",
             "blocked", "sleeps", "polls", "commit_wakeups")
-SETTINGS = "wal_keep_size = 256MB\nshared_preload_libraries = 'walrider'\n"
+SETTINGS = "wal_keep_size = 256MB\ncheckpoint_timeout = 1h\n"
+PRELOAD = "shared_preload_libraries = 'walrider'\n"
 
 TABLES, ROWS, LENGTH = 500, 80, 8000
 # Hexadecimal digits that do not repeat; pglz leaves of a value about as many bytes as this and a half more: 36 kB a transaction.
@@ -143,53 +144,48 @@ class Bench(Field):
     """All of it against one primary."""
 
     def __init__(self, scratch, args, stack):
-        settings = SETTINGS if {"flushed", "early"} & set(args.sides) else SETTINGS.splitlines()[0] + "\n"
-        super().__init__(scratch, stack, settings)
+        ours = {"flushed", "early"} & set(args.sides)
+        super().__init__(scratch, stack, SETTINGS + (PRELOAD if ours else ""))
         self.args, self.runs = args, []
-        if settings is SETTINGS:
+        if ours:
             self.primary.psql("CREATE EXTENSION walrider")
         self.primary.psql(LARGE_TABLES)
         script = scratch / "large.sql"
         script.write_text(LARGE)
         self.loads = dict(small=["-N", "-M", "prepared"], large=["-f", script])
 
-    def begin(self, name, condition, stack):
-        """The tables as they were at first; a side made anew, connected and waited for, with the page images behind it."""
-        rtt, fsync, standby_fsync = (*map(float, condition.split("/")), 0.0, 0.0)[:3] if condition != ASYNC else (0, 0, 0)
-        self.slow()
+    def make(self, names, load, stack):
+        """The tables as they were at first, sides made anew, and behind them the page images and a run that does not count."""
         self.primary.pgbench("-i", "-s", self.args.scale, "-q")
         self.primary.psql(f"{EMPTY}; CHECKPOINT")
-        directory = self.scratch / name
-        stack.callback(discard, directory)
-        side = Side(name, self.primary, directory, self.disks["standby"], **SIDES[name])
-        stack.enter_context(side.receiver)
-        self.slow(rtt / 2)
-        side.start(self.port(rtt))
-        self.wait_for_standby(side.name)
+        sides = []
+        for name in names:
+            directory = self.scratch / name
+            stack.callback(discard, directory)
+            sides.append(Side(name, self.primary, directory, self.disks["standby"], **SIDES[name]))
+            stack.enter_context(sides[-1].receiver)
         self.primary.psql(IMAGES, options="-c synchronous_commit=off")
-        for load in self.args.loads:
-            self.measure("off", load, 1)
-        self.slow(rtt / 2, standby_fsync, fsync)
-        return side
+        self.measure("off", load, 1)
+        return sides
 
     def measure(self, level, load, seconds):
         """One run of pgbench."""
         return self.pgbench(level, self.args.clients or CLIENTS[load], seconds, self.loads[load])
 
-    def side(self, name, condition, round_number):
-        """Every load and level with one side."""
-        with ExitStack() as stack:
-            side = self.begin(name, condition, stack)
-            if condition == ASYNC:
-                self.pairs(side, round_number)
-            else:
-                for load, level in product(self.args.loads, [level for level in PROMISING if level in side.levels]):
-                    side.wait()
-                    self.record(side, condition=condition, load=load, level=level, side=name, round=round_number)
-            self.slow()
-            self.wait_for_standby("")
-            if side.receiver.process:
-                side.receiver.stop()
+    def turn(self, side, condition, load, round_number):
+        """Every level with one side."""
+        rtt, fsync, standby_fsync = (*map(float, condition.split("/")), 0.0)[:3]
+        self.slow(rtt / 2)
+        side.start(self.port(rtt))
+        self.wait_for_standby(side.name)
+        self.slow(rtt / 2, standby_fsync, fsync)
+        for level in PROMISING:
+            if level in side.levels:
+                side.wait()
+                self.record(side, condition=condition, load=load, level=level, side=side.name, round=round_number)
+        self.slow()
+        self.wait_for_standby("")
+        side.receiver.stop()
 
     def record(self, receiving, **what):
         """One run, with what both ends counted meanwhile; `receiving` is a side or None."""
@@ -201,11 +197,10 @@ class Bench(Field):
         print(f"{what['condition']:>7}  {what['load']:<5}  {what['level']:<12}  {what['side']:<13} {found['tps']:>7.0f} /s  "
               f"p50 {found['p50_ms']:>7.2f}  p99 {found['p99_ms']:>7.2f} ms  {found['wal_bytes_per_commit']:>6} bytes of WAL", flush=True)
 
-    def pairs(self, side, round_number):
+    def pairs(self, side, load, round_number):
         """With the side and without it, in turn; which of the two is first changes."""
-        self.wait_for_standby("")
         with self.halves() as there:
-            for load, pair in product(self.args.loads, range(self.args.pairs)):
+            for pair in range(self.args.pairs):
                 what = dict(condition=ASYNC, load=load, level="off", round=round_number, pair=pair, beside=side.name)
                 for attached in (True, False) if pair % 2 else (False, True):
                     if attached and not side.receiver.process:
@@ -216,6 +211,8 @@ class Bench(Field):
                         pin(side.receiver.process.pid, there)
                         side.wait()
                     self.record(side if attached else None, side=side.name if attached else NONE, **what)
+            if side.receiver.process:
+                side.receiver.stop()
 
     @contextmanager
     def halves(self):
@@ -231,13 +228,26 @@ class Bench(Field):
             for pid in ours:
                 pin(pid, set(every))
 
-    def run(self):
-        """All conditions; in each round the sides begin with another one."""
-        for condition in self.args.conditions:
+    def rounds(self, condition, load):
+        """All sides in turn; in each round another one is the first."""
+        names = self.args.sides
+        together = condition != ASYNC and load != "large"
+        with ExitStack() as stack:
+            made = {side.name: side for side in self.make(names, load, stack)} if together else {}
             for number in range(self.args.rounds):
-                first = number % len(self.args.sides)
-                for name in self.args.sides[first:] + self.args.sides[:first]:
-                    self.side(name, condition, number + 1)
+                first = number % len(names)
+                for name in names[first:] + names[:first]:
+                    with ExitStack() as alone:
+                        side = made[name] if together else self.make([name], load, alone)[0]
+                        if condition == ASYNC:
+                            self.pairs(side, load, number + 1)
+                        else:
+                            self.turn(side, condition, load, number + 1)
+
+    def run(self):
+        """All conditions."""
+        for condition, load in product(self.args.conditions, self.args.loads):
+            self.rounds(condition, load)
         return self.runs
 
 
@@ -314,7 +324,7 @@ def main(argv):
     parser.add_argument("--loads", nargs="+", choices=CLIENTS, default=list(CLIENTS))
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--clients", type=int, help=" and ".join(f"{count} for {load}" for load, count in CLIENTS.items()))
-    parser.add_argument("--seconds", type=int, default=4, help="of each run")
+    parser.add_argument("--seconds", type=int, default=2, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=5, help="of runs of async, in each round; two at least")
     parser.add_argument("--scale", type=int, default=10, help="of pgbench")
