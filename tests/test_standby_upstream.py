@@ -281,7 +281,9 @@ def test_another_major(table, work, monkeypatch):
             log = refused(follower, OTHER_MAJOR, own)
             assert "Traceback" not in log and "panicked" not in log
             time.sleep(0.5)
-            assert standby.replication(other) is None
+            # It tries again and again: a connection that asks who is there may be seen, one that streams may not.
+            seen = standby.replication(other)
+            assert seen is None or seen["state"] == "startup", seen
             follower.kill()
         other.kill()
     monkeypatch.undo()
