@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -218,6 +219,13 @@ def test_killed_while_the_disk_is_full(primary, work, rng):
             print(pair.bank.audit(promoted))
 
 
+def thread_status(pid, name):
+    """/proc/PID/task/TID/status of the thread of that name, its numbers."""
+    texts = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    [text] = [text for text in texts if text.startswith(f"Name:\t{name}\n")]
+    return {field: int(value) for field, value in re.findall(r"^(\w+):\t(\d+)$", text, re.MULTILINE)}
+
+
 def median(primary, level, commits):
     """Milliseconds that a commit took, one after the other."""
     with connect(primary, synchronous_commit=level) as connection:
@@ -227,6 +235,22 @@ def median(primary, level, commits):
             connection.execute("INSERT INTO t (v) VALUES ('timed')")
             times.append(1000 * (time.perf_counter() - begun))
     return sorted(times)[commits // 2]
+
+
+def test_who_has_news_tells_them(primary, work):
+    """A flush is told by the flusher while the receiver sleeps: that wakes for what comes, once for a commit, and not for the flush."""
+    disk = Disk(work / "shim", "pg_wal/")
+    primary.psql(TABLE, options=LOCALLY)
+    with Walrider(standby.clone(primary, work / "ours"), disk=disk).start() as follower:
+        wait_streaming(primary)
+        disk.fsync_takes(5)
+        median(primary, "on", 10)
+        sleeps = lambda: thread_status(follower.process.pid, "receiver")["voluntary_ctxt_switches"]
+        before = sleeps()
+        assert median(primary, "on", 100) > 5, "the shim works"
+        slept = sleeps() - before
+        print(f"the receiver slept {slept} times in 100 commits")
+        assert 100 <= slept < 150
 
 
 def test_a_slow_fsync_does_not_delay_remote_write(primary, work):

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use walrider_layout::Lsn;
 
-use crate::positions::Timing;
+use crate::line::Line;
+use crate::positions::{Link, Timing};
 
 /// Shared by all threads of a standby. Whoever changes something that the receiver waits for wakes it.
-#[derive(Debug)]
 pub struct Board {
     wake: OwnedFd,
     /// Readable while the session is to end.
@@ -26,6 +26,8 @@ pub struct Board {
     heard_at: AtomicI64,
     disk_full: AtomicBool,
     timing: Mutex<Timing>,
+    /// While the receiver sleeps.
+    line: Mutex<Option<Box<Line>>>,
 }
 
 impl Board {
@@ -47,6 +49,7 @@ impl Board {
             heard_at: AtomicI64::new(0),
             disk_full: AtomicBool::new(false),
             timing: Mutex::new(timing),
+            line: Mutex::new(None),
         })
     }
 
@@ -59,6 +62,28 @@ impl Board {
     pub fn wake(&self) {
         // Full, at 2^64 wakes that nobody has taken: it is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Tells the primary what is new: the caller does while the receiver sleeps, and else the receiver.
+    pub fn tell(&self) {
+        let told = match self.line.lock().expect("no panic while locked").as_mut() {
+            // An error comes again when the receiver does the same.
+            Some(line) => line.report(self, Link::Quiet).unwrap_or(false),
+            None => false,
+        };
+        if !told {
+            self.wake();
+        }
+    }
+
+    /// Has others tell.
+    pub(crate) fn leave(&self, line: Box<Line>) {
+        *self.line.lock().expect("no panic while locked") = Some(line);
+    }
+
+    /// Has nobody else tell any more: what [`Board::leave`] left.
+    pub(crate) fn take(&self) -> Box<Line> {
+        self.line.lock().expect("no panic while locked").take().expect("left before")
     }
 
     /// Takes all wakes so far.
@@ -86,16 +111,16 @@ impl Board {
         self.ends.load(Ordering::SeqCst)
     }
 
-    /// Replay has got to `upto`; `commits`: a commit was among it. `flushed` tells what is durable: the receiver is woken if it
-    /// has news for the primary, and otherwise will be when `upto` is durable.
+    /// Replay has got to `upto`; `commits`: a commit was among it. `flushed` tells what is durable: the primary is told if that
+    /// is news for it, and otherwise will be when `upto` is durable.
     pub fn applied(&self, upto: Lsn, commits: bool, flushed: impl FnOnce() -> Lsn) {
         self.applied.store(upto.0, Ordering::Release);
         if commits {
             self.commits.store(true, Ordering::Release);
-            // Either we see what is flushed, or whoever is woken by the flush sees what is applied.
+            // Either we see what is flushed, or whoever tells of the flush sees what is applied.
             fence(Ordering::SeqCst);
             if upto <= flushed() {
-                self.wake();
+                self.tell();
             }
         }
     }

@@ -5,6 +5,7 @@
 pub mod board;
 pub mod connect;
 pub mod error;
+pub mod line;
 pub mod positions;
 pub mod streaming;
 pub mod upstream;

@@ -1,19 +1,21 @@
 //! One session of streaming: from the connection into the spool, and reports back. What to report, and when, is
-//! [`Positions`]' business; this is the loop around it (`WalReceiverMain`, `replication/walreceiver.c`, PostgreSQL 18).
+//! the business of [`crate::positions`]; this is the loop around it (`WalReceiverMain`, `replication/walreceiver.c`,
+//! PostgreSQL 18).
 
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_spool::{Spool, SpoolError, Writer};
-use walrider_wire::stream::{StatusUpdate, Streamed};
+use walrider_wire::stream::Streamed;
 
 use crate::board::Board;
-use crate::connect::{Connection, CopyEvent, Read};
+use crate::connect::{CopyEvent, Read};
 use crate::error::ReceiveError;
-use crate::positions::{Link, Positions, Report};
+use crate::line::Line;
+use crate::positions::Link;
 
 /// WAL that is taken from the connection before it is written and reported: small messages become one write, and there is a
 /// bound to what is in memory.
@@ -36,10 +38,8 @@ pub enum End {
 
 /// A session that streams.
 pub struct Streaming<'a> {
-    connection: &'a mut Connection,
     spool: &'a Spool,
     writer: &'a mut Writer,
-    positions: &'a mut Positions,
     board: &'a Board,
     /// The primary sends WAL before it has flushed it.
     early: bool,
@@ -53,34 +53,24 @@ pub struct Streaming<'a> {
     readable: bool,
     /// Since when the disk is full.
     full_since: Option<Instant>,
-    began: Instant,
 }
 
 impl<'a> Streaming<'a> {
-    /// Streaming has begun on the connection, at the writer's position.
-    pub fn new(
-        connection: &'a mut Connection,
-        spool: &'a Spool,
-        writer: &'a mut Writer,
-        positions: &'a mut Positions,
-        board: &'a Board,
-        began: Instant,
-    ) -> Streaming<'a> {
+    /// Streaming has begun, at the writer's position.
+    pub fn new(spool: &'a Spool, writer: &'a mut Writer, board: &'a Board) -> Streaming<'a> {
         let received = writer.received();
         board.set_received(received);
+        let pending = Vec::new();
         Streaming {
-            connection,
             spool,
             writer,
-            positions,
             board,
             early: false,
             received,
-            pending: Vec::new(),
+            pending,
             until: None,
             readable: true,
             full_since: None,
-            began,
         }
     }
 
@@ -101,19 +91,21 @@ impl<'a> Streaming<'a> {
     ///
     /// # Errors
     /// The connection is lost or the primary silent, the spool fails, or what came makes no sense.
-    pub fn run(mut self) -> Result<End, ReceiveError> {
+    pub fn run(mut self, line: Line) -> Result<End, ReceiveError> {
+        let socket = line.socket()?;
+        let mut line = Box::new(line);
         loop {
             if self.board.ends() {
                 return Ok(End::Asked);
             }
-            self.positions.set_timing(self.board.timing());
+            line.positions.set_timing(self.board.timing());
             let link = match self.full_since {
-                None if self.readable => match self.receive() {
+                None if self.readable => match self.receive(&mut line) {
                     Ok(Some(link)) => link,
-                    Ok(None) => return self.finish(),
+                    Ok(None) => return self.finish(*line),
                     Err(error) => {
                         // What came before counts.
-                        self.write()?;
+                        self.write(&mut line)?;
                         self.writer.announce();
                         return Err(error);
                     }
@@ -121,30 +113,30 @@ impl<'a> Streaming<'a> {
                 _ => Link::Quiet,
             };
             // In the order in which somebody waits: the flusher, the primary, replay.
-            self.write()?;
-            self.report(link)?;
+            self.write(&mut line)?;
+            self.report(&mut line, link)?;
             self.writer.announce();
             if self.until.is_some_and(|until| self.writer.written() >= until) {
                 self.spool.wait_flushed(self.writer.written())?;
-                self.report(Link::Quiet)?;
+                self.report(&mut line, Link::Quiet)?;
                 return Ok(End::Asked);
             }
             if link == Link::Quiet {
-                self.wait()?;
+                line = self.wait(line, &socket)?;
             }
         }
     }
 
     /// Takes what has come, up to a bound. `None`: the primary has ended the stream.
-    fn receive(&mut self) -> Result<Option<Link>, ReceiveError> {
+    fn receive(&mut self, line: &mut Line) -> Result<Option<Link>, ReceiveError> {
         let upto = Lsn(self.received.0 + MAX_PENDING_BYTES as u64);
         loop {
-            while let Some(event) = self.connection.next_message()? {
+            while let Some(event) = line.connection.next_message()? {
                 let payload = match event {
                     CopyEvent::Data(payload) => payload,
                     CopyEvent::Done => return Ok(None),
                 };
-                let now = self.began.elapsed();
+                let now = line.began.elapsed();
                 let (wal_end, sent_at, reply_requested) = match Streamed::parse(payload)? {
                     Streamed::XLogData { start, wal_end, send_time, data } => {
                         if start != self.received {
@@ -152,8 +144,8 @@ impl<'a> Streaming<'a> {
                         }
                         self.received = Lsn(self.received.0 + data.len() as u64);
                         let wal_end = if self.early { wal_end } else { wal_end.max(self.received) };
-                        self.positions.heard(wal_end, false, now);
-                        let horizon = self.positions.horizon();
+                        line.positions.heard(wal_end, false, now);
+                        let horizon = line.positions.horizon();
                         if self.received.0.saturating_sub(horizon.0) > MAX_AHEAD_BYTES {
                             return Err(ReceiveError::TooFarAhead { received: self.received, horizon });
                         }
@@ -175,13 +167,13 @@ impl<'a> Streaming<'a> {
                         (wal_end, send_time, reply_requested)
                     }
                 };
-                self.positions.heard(wal_end, reply_requested, now);
+                line.positions.heard(wal_end, reply_requested, now);
                 self.board.set_last_message(sent_at, TimestampTz::from(SystemTime::now()).0);
                 if self.received >= upto {
                     return Ok(Some(Link::Busy));
                 }
             }
-            match self.connection.read_some()? {
+            match line.connection.read_some()? {
                 Read::Bytes(_) => {}
                 Read::WouldBlock => return Ok(Some(Link::Quiet)),
                 Read::Closed => return Err(ReceiveError::Closed),
@@ -190,9 +182,9 @@ impl<'a> Streaming<'a> {
     }
 
     /// Writes what has come. If the disk is full, it is kept, and nothing more is taken from the connection.
-    fn write(&mut self) -> Result<(), ReceiveError> {
+    fn write(&mut self, line: &mut Line) -> Result<(), ReceiveError> {
         self.board.set_received(self.received);
-        let horizon = self.positions.horizon();
+        let horizon = line.positions.horizon();
         self.board.set_horizon(horizon);
         // What came before may be visible now.
         let moves = self.writer.written() < horizon.min(self.writer.received());
@@ -202,7 +194,7 @@ impl<'a> Streaming<'a> {
                 Ok(()) => self.pending.clear(),
                 Err(error @ SpoolError::Full { .. }) => {
                     self.pending.drain(..(self.writer.received().0 - start.0) as usize);
-                    self.positions.wrote(self.writer.received());
+                    line.positions.wrote(self.writer.received());
                     if self.full_since.replace(Instant::now()).is_none() {
                         self.board.set_disk_full(true);
                         tracing::error!("{error}");
@@ -212,47 +204,28 @@ impl<'a> Streaming<'a> {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.positions.wrote(self.writer.received());
+        line.positions.wrote(self.writer.received());
         if self.full_since.take().is_some() {
             self.board.set_disk_full(false);
             tracing::info!("there is space again: receiving goes on at {}", self.writer.received());
             // The primary was silent because nobody listened.
-            self.positions.heard(Lsn::INVALID, false, self.began.elapsed());
+            line.positions.heard(Lsn::INVALID, false, line.began.elapsed());
         }
         Ok(())
     }
 
-    /// Tells the primary what is new.
-    fn report(&mut self, link: Link) -> Result<(), ReceiveError> {
-        self.spool.check()?;
-        self.positions.flushed(self.spool.durable().min(self.positions.written()));
-        let (applied, commits) = self.board.take_applied();
-        self.positions.applied(applied, commits);
-        let now = self.began.elapsed();
-        if let Some(report) = self.positions.report(link, now) {
-            self.send(&report)?;
-            self.board.set_reported(report.apply);
-        }
-        if self.full_since.is_none() && self.positions.is_lost(now) {
+    /// Tells the primary what is new, unless it is lost.
+    fn report(&self, line: &mut Line, link: Link) -> Result<(), ReceiveError> {
+        line.report(self.board, link)?;
+        if self.full_since.is_none() && line.positions.is_lost(line.began.elapsed()) {
             return Err(ReceiveError::Silent);
         }
-        self.connection.flush()?;
         Ok(())
     }
 
-    fn send(&mut self, report: &Report) -> Result<(), ReceiveError> {
-        let &Report { write, flush, apply, reply_requested } = report;
-        let time = TimestampTz::from(SystemTime::now()).0;
-        let mut payload = Vec::with_capacity(34);
-        StatusUpdate { write, flush, apply, time, reply_requested }.encode(&mut payload);
-        // One that was not taken tells less than the next.
-        let _ = self.connection.send_copy_data(&payload);
-        Ok(())
-    }
-
-    /// Waits until something comes, somebody has news, or it is time to speak.
-    fn wait(&mut self) -> Result<(), ReceiveError> {
-        let deadline = self.positions.deadline().map(|deadline| deadline.saturating_sub(self.began.elapsed()));
+    /// Waits until something comes, somebody has news, or it is time to speak. Meanwhile others speak for us.
+    fn wait(&mut self, line: Box<Line>, socket: &OwnedFd) -> Result<Box<Line>, ReceiveError> {
+        let deadline = line.positions.deadline().map(|deadline| deadline.saturating_sub(line.began.elapsed()));
         let timeout = match self.full_since {
             Some(_) => Some(deadline.map_or(FULL_INTERVAL, |deadline| deadline.min(FULL_INTERVAL))),
             None => deadline,
@@ -260,13 +233,15 @@ impl<'a> Streaming<'a> {
         let timeout =
             timeout.map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) });
         let mut wanted = if self.full_since.is_none() { PollFlags::IN } else { PollFlags::empty() };
-        if self.connection.wants_write() {
+        if line.connection.wants_write() {
             wanted |= PollFlags::OUT;
         }
-        let socket = self.connection.as_fd();
+        self.board.leave(line);
         let wake = self.board.wake_fd();
-        let mut fds = [PollFd::new(&socket, wanted), PollFd::new(&wake, PollFlags::IN)];
-        match poll(&mut fds, timeout.as_ref()) {
+        let mut fds = [PollFd::new(socket, wanted), PollFd::new(&wake, PollFlags::IN)];
+        let polled = poll(&mut fds, timeout.as_ref());
+        let line = self.board.take();
+        match polled {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(ReceiveError::Poll(error.into())),
         }
@@ -274,19 +249,19 @@ impl<'a> Streaming<'a> {
         if fds[1].revents().contains(PollFlags::IN) {
             self.board.awake();
         }
-        Ok(())
+        Ok(line)
     }
 
     /// The primary has nothing more on this timeline.
-    fn finish(mut self) -> Result<End, ReceiveError> {
-        self.write()?;
+    fn finish(mut self, mut line: Line) -> Result<End, ReceiveError> {
+        self.write(&mut line)?;
         self.writer.announce();
         if self.full_since.is_some() {
             // It is streamed again when there is space.
             return Err(ReceiveError::Full);
         }
         self.spool.wait_flushed(self.writer.written())?;
-        self.report(Link::Quiet)?;
-        Ok(End::Timeline(self.connection.end_copy()?))
+        self.report(&mut line, Link::Quiet)?;
+        Ok(End::Timeline(line.connection.end_copy()?))
     }
 }

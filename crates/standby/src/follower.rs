@@ -244,7 +244,7 @@ impl Follower {
             shown.checkpoint_redo = control.checkpoint_copy.redo;
         }
         let board = self.board.clone();
-        spool.on_flushed(Box::new(move |_| board.wake()));
+        spool.on_flushed(Box::new(move |_| board.tell()));
         let spool = self.spool.get_or_init(|| spool);
         if settings.primary.is_some() {
             let follower = self.this.upgrade().expect("whoever calls has one");

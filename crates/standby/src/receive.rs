@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use walrider_datadir::config::{Unit, parse_number};
 use walrider_layout::wal::SegmentSize;
@@ -12,7 +12,8 @@ use walrider_observe::status::{Command, LastError, Positions as Places, StandbyS
 use walrider_receive::board::Board;
 use walrider_receive::connect::{ConnectError, ConnectOptions, Connection, Start};
 use walrider_receive::error::ReceiveError;
-use walrider_receive::positions::{Positions, Timing};
+use walrider_receive::line::Line;
+use walrider_receive::positions::Timing;
 use walrider_receive::streaming::{End, Streaming};
 use walrider_receive::upstream::{Opened, Upstream};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
@@ -139,15 +140,12 @@ impl Inner {
     }
 
     fn run(&self) -> Result<(), StandbyError> {
-        let began = Instant::now();
-        let mut positions = Positions::new(self.board.timing());
         let mut creates_slot = self.settings.create_slot;
         let mut system_identifier = None;
         let mut next = None;
         while !self.board.ends() {
             self.show(|shown| shown.state = State::Connecting);
-            let error = match self.session(&mut next, &mut creates_slot, &mut system_identifier, &mut positions, began)
-            {
+            let error = match self.session(&mut next, &mut creates_slot, &mut system_identifier) {
                 Ok(()) => continue,
                 Err(_) if self.board.ends() => break,
                 Err(error) => error,
@@ -181,8 +179,6 @@ impl Inner {
         next: &mut Option<Task>,
         creates_slot: &mut bool,
         system_identifier: &mut Option<u64>,
-        positions: &mut Positions,
-        began: Instant,
     ) -> Result<(), StandbyError> {
         let mut opened = self.open(*creates_slot, *system_identifier)?;
         *creates_slot = false;
@@ -204,16 +200,14 @@ impl Inner {
         let end = match start {
             Start::Ended(branch) => End::Timeline(branch),
             Start::Streaming => {
-                positions.connect(task.start, opened.identity.flushed, began.elapsed());
+                let line = Line::new(opened.connection, spool, &self.board, opened.identity.flushed);
                 self.show(|shown| {
                     shown.state = State::Streaming;
                     shown.connected_since = Some(SystemTime::now());
                     shown.connections += 1;
                 });
                 tracing::info!("starting log streaming at {} (timeline {})", task.start, task.timeline);
-                let ended = Streaming::new(&mut opened.connection, spool, &mut writer, positions, &self.board, began)
-                    .until(self.settings.end)
-                    .run();
+                let ended = Streaming::new(spool, &mut writer, &self.board).until(self.settings.end).run(line);
                 *next = Some(Task { start: spool.written(), ..task });
                 ended?
             }
@@ -275,7 +269,7 @@ impl Inner {
             max_recycled: 0,
         })?;
         let board = self.board.clone();
-        spool.on_flushed(Box::new(move |_| board.wake()));
+        spool.on_flushed(Box::new(move |_| board.tell()));
         Ok(self.spool.get_or_init(|| spool))
     }
 

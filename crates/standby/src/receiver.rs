@@ -1,10 +1,8 @@
 //! The thread that receives: makes a session whenever there is WAL to stream, and streams it into the spool.
 
-use std::time::Instant;
-
 use walrider_receive::connect::{ConnectOptions, Start};
 use walrider_receive::error::ReceiveError;
-use walrider_receive::positions::Positions;
+use walrider_receive::line::Line;
 use walrider_receive::streaming::{End, Streaming};
 use walrider_receive::upstream::Upstream;
 
@@ -13,10 +11,8 @@ use crate::settings::EarlyMode;
 
 /// Receives until the standby stops or is promoted.
 pub(crate) fn run(follower: &Follower, system_identifier: u64, major: u32) {
-    let began = Instant::now();
-    let mut positions = Positions::new(follower.settings().timing());
     while let Some(task) = follower.next_task() {
-        let result = stream(follower, task, system_identifier, major, &mut positions, began);
+        let result = stream(follower, task, system_identifier, major);
         let spool = follower.spool().expect("opened before there was a task");
         // What was written goes on where it is, if it is this task's.
         let next = Some(Task { start: spool.written(), timeline: task.timeline })
@@ -50,14 +46,7 @@ pub(crate) fn run(follower: &Follower, system_identifier: u64, major: u32) {
     }
 }
 
-fn stream(
-    follower: &Follower,
-    task: Task,
-    system_identifier: u64,
-    major: u32,
-    positions: &mut Positions,
-    began: Instant,
-) -> Result<End, ReceiveError> {
+fn stream(follower: &Follower, task: Task, system_identifier: u64, major: u32) -> Result<End, ReceiveError> {
     let settings = follower.settings();
     let spool = follower.spool().expect("opened before there was a task");
     let conninfo = settings.primary.as_deref().unwrap_or_default();
@@ -106,14 +95,12 @@ fn stream(
         (Start::Ended(branch), _) => return Ok(End::Timeline(branch)),
         (Start::Streaming, early) => early,
     };
-    positions.connect(task.start, opened.identity.flushed, began.elapsed());
-    let streaming =
-        Streaming::new(&mut opened.connection, spool, &mut writer, positions, &follower.board, began).early(early);
+    let line = Line::new(opened.connection, spool, &follower.board, opened.identity.flushed);
     if !follower.stream_begins(task.timeline, early) {
         return Ok(End::Asked);
     }
     let Task { start, timeline } = task;
     let how = if early { ", before the primary has flushed it" } else { "" };
     tracing::info!("started streaming WAL from primary at {start} on timeline {timeline} ({peer}){how}");
-    streaming.run()
+    Streaming::new(spool, &mut writer, &follower.board).early(early).run(line)
 }
