@@ -150,6 +150,35 @@ def test_pace(make_server, disk, work, quick):
         assert (len(messages) < 1.3 * flushes) if quick else (len(messages) > 1.6 * flushes), (len(messages), flushes)
 
 
+def test_the_clock_is_set_back(make_server, disk, work, preload):
+    """By an hour, in the midst of commits: flushes are told as before, WAL still comes before them, and no lag is negative.
+    Just behind the last commit: an idle sender still ceases to look for WAL."""
+    server = make_server(preload, disk)
+    server.psql("CREATE TABLE u (client int)")
+    script = work / "commit.sql"
+    script.write_text("INSERT INTO u VALUES (:client_id)")
+    disk.fsync_takes(20)
+    with Follower(server, flushed(server)) as follower:
+        server.pgbench("-n", "-f", script, "-c", 8, "-T", 2)
+        began = time.time()
+        disk.set_clock(-3600)
+        assert abs(float(server.value("SELECT extract(epoch FROM clock_timestamp())")) - began + 3600) < 60, "it is set back"
+        server.pgbench("-n", "-f", script, "-c", 8, "-T", 2)
+        lags = server.psql("SELECT coalesce(least(write_lag, flush_lag, replay_lag), '0') >= '0' FROM pg_stat_replication")
+        assert lags == [["t"]]
+        since = [message for message in follower.messages if message["at"] > time.monotonic() - 2]
+        told = sorted(min(message["at"] for message in since if message["wal_end"] == end)
+                      for end in {message["wal_end"] for message in since})
+        assert len(told) > 20 and max(after - before for before, after in zip(told, told[1:])) < 1
+        assert sum(message["kind"] == "wal" and message["start"] + message["length"] > message["wal_end"] for message in since) > 10
+        server.psql("INSERT INTO t VALUES (1)")
+        disk.set_clock(-7200)
+        time.sleep(2)
+        before, = stat(server, "polls")
+        time.sleep(1)
+        assert stat(server, "polls") == [before]
+
+
 def came(server, follower, start):
     """When the WAL of the only end of a transaction behind `start` came."""
     record, = record_starts(server, start, inserted(server), "-r", "Transaction")

@@ -1,5 +1,6 @@
 /*
- * For LD_PRELOAD: makes the disk under a directory slow, stuck or full, without privileges and while a program runs.
+ * For LD_PRELOAD: makes the disk under a directory slow, stuck or full, and the clock wrong, without privileges and while a
+ * program runs.
  *
  * $SHIM_CONTROL is a directory.  Its file `switches` is mapped: a switch that is off costs a look into memory, so that what is
  * measured with this library is what there is without it.  See struct switches.
@@ -20,6 +21,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -39,6 +41,7 @@ struct switches
 	_Atomic int64_t fsync_hold; /* they wait until this is 0 */
 	_Atomic int64_t full;		/* "no space left": 1 wherever a file would be written to or made, 2 only where one would be made
 								 * or made longer, as on a real disk that has no block left */
+	_Atomic int64_t clock_s;	/* gettimeofday is ahead by this */
 };
 
 static const char *control_path(char *buffer, size_t size, const char *file)
@@ -187,6 +190,14 @@ int sync_file_range(int fd, off_t from, off_t length, unsigned flags)
 {
 	slow(fd);
 	return REAL(sync_file_range)(fd, from, length, flags);
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone)
+{
+	int result = REAL(gettimeofday)(now, zone);
+
+	now->tv_sec += switches()->clock_s;
+	return result;
 }
 
 ssize_t write(int fd, const void *data, size_t length)

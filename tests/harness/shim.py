@@ -1,4 +1,4 @@
-"""A disk that is slow, stuck or full: `shim.c`, preloaded into one program, with switches that work while it runs."""
+"""A disk that is slow, stuck or full, and a clock that is wrong: `shim.c`, preloaded into one program, with switches that work while it runs."""
 
 import os
 import struct
@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.c")
-SWITCHES = ("fsync_us", "fsync_hold", "full")
+SWITCHES = ("fsync_us", "fsync_hold", "full", "clock_s")
 
 
 class Disk:
@@ -53,3 +53,7 @@ class Disk:
     def clear(self):
         """There is space again."""
         self._switch("full", 0)
+
+    def set_clock(self, seconds):
+        """What `gettimeofday` tells is ahead of the time by so many seconds, or behind."""
+        self._switch("clock_s", seconds)
