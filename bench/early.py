@@ -281,6 +281,22 @@ def cost(runs):
     return "\n".join(["with a sender, of what it is without: quartiles of the pairs", title, *lines]) if lines else ""
 
 
+def slower(runs):
+    """What early reaches of the slower of the same round trip alone and the same fsync alone: all that is to be paid."""
+    conditions = dict.fromkeys(run["condition"] for run in runs)
+    rows = [(one, f"{one.split('/')[0]}/0", f"0/{one.split('/')[1]}") for one in conditions if one.count("/") == 1]
+    rows = [row for row in rows if row[0] not in row[1:] and set(row[1:]) <= set(conditions)]
+    lines = []
+    for (both, way, flush), load in product(rows, dict.fromkeys(run["load"] for run in runs)):
+        line = f"{both:>8}  {load:<6}"
+        for level in PROMISING:
+            rates = [Medians(runs, condition, load, level).of("early", "tps") for condition in (both, way, flush)]
+            line += cells([rates[0] / min(rates[1:]) if all(rates) else None], ((14, ".2f"),))
+        lines.append(line)
+    title = "early's rate, of the lesser of those with this round trip alone and this fsync alone"
+    return "\n".join([title, " " * 16 + "".join(f"{level:>14}" for level in PROMISING), *lines]) if lines else ""
+
+
 def cells(values, shape):
     """One column; a dash for what is not known."""
     return "".join(f"{'–' if value is None else format(value, form):>{width}}" for value, (width, form) in zip(values, shape))
@@ -340,7 +356,7 @@ def main(argv):
     result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
                   command=" ".join(["python3 -m bench.early", *argv]), seconds=args.seconds, scale=args.scale,
                   clients={load: args.clients or CLIENTS[load] for load in args.loads}, runs=runs)
-    text = "\n\n".join(filter(None, [table(runs), cost(runs)]))
+    text = "\n\n".join(filter(None, [table(runs), slower(runs), cost(runs)]))
     print("\n" + text)
     if args.save:
         name = f"{when:%Y-%m-%d}-early"
