@@ -245,10 +245,13 @@ class Bench(Field):
                             self.turn(side, condition, load, number + 1)
 
     def run(self):
-        """All conditions."""
-        for condition, load in product(self.args.conditions, self.args.loads):
-            self.rounds(condition, load)
-        return self.runs
+        """All conditions; false if somebody interrupts it."""
+        try:
+            for condition, load in product(self.args.conditions, self.args.loads):
+                self.rounds(condition, load)
+        except KeyboardInterrupt:
+            return False
+        return True
 
 
 class Medians:
@@ -352,11 +355,12 @@ def main(argv):
         args.conditions = ["4/3", ASYNC] if args.conditions is CONDITIONS else args.conditions
     when = datetime.now(timezone.utc)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        runs = Bench(Path(scratch), args, stack).run()
+        bench = Bench(Path(scratch), args, stack)
+        complete, runs = bench.run(), bench.runs
     result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
                   command=" ".join(["python3 -m bench.early", *argv]), seconds=args.seconds, scale=args.scale,
-                  clients={load: args.clients or CLIENTS[load] for load in args.loads}, runs=runs)
-    text = "\n\n".join(filter(None, [table(runs), slower(runs), cost(runs)]))
+                  clients={load: args.clients or CLIENTS[load] for load in args.loads}, complete=complete, runs=runs)
+    text = "\n\n".join(filter(None, ["" if complete else "interrupted", table(runs), slower(runs), cost(runs)]))
     print("\n" + text)
     if args.save:
         name = f"{when:%Y-%m-%d}-early"
