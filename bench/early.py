@@ -284,6 +284,22 @@ def cost(runs):
     return "\n".join(["with a sender, of what it is without: quartiles of the pairs", title, *lines]) if lines else ""
 
 
+def beside_stock(runs):
+    """Each side's rate of stock's in the same round, quartiles, where there are rounds enough for such."""
+    rounds = {}
+    for run in runs:
+        if run["condition"] != ASYNC:
+            key = f"{run['condition']:>8}  {run['load']:<6}{run['level']:<14}"
+            rounds.setdefault(key, {}).setdefault(run["round"], {})[run["side"]] = run["tps"]
+    lines = []
+    for (key, found), side in product(rounds.items(), SIDES):
+        ratios = [sides[side] / sides["stock"] for sides in found.values() if side != "stock" and {side, "stock"} <= set(sides)]
+        if len(ratios) >= 4:
+            line = cells(statistics.quantiles(ratios, n=4, method="inclusive"), ((9, ".3f"),) * 3)
+            lines.append(f"{key}{side:<14}{line}{len(ratios):>6}")
+    return "\n".join(["rate of stock's in the same round: quartiles of the rounds", *lines]) if lines else ""
+
+
 def slower(runs):
     """What early reaches of the slower of the same round trip alone and the same fsync alone: all that is to be paid."""
     conditions = dict.fromkeys(run["condition"] for run in runs)
@@ -360,7 +376,7 @@ def main(argv):
     result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
                   command=" ".join(["python3 -m bench.early", *argv]), seconds=args.seconds, scale=args.scale,
                   clients={load: args.clients or CLIENTS[load] for load in args.loads}, complete=complete, runs=runs)
-    text = "\n\n".join(filter(None, ["" if complete else "interrupted", table(runs), slower(runs), cost(runs)]))
+    text = "\n\n".join(filter(None, ["" if complete else "interrupted", table(runs), beside_stock(runs), slower(runs), cost(runs)]))
     print("\n" + text)
     if args.save:
         name = f"{when:%Y-%m-%d}-early"
