@@ -19,6 +19,7 @@
 #include <signal.h>
 #ifdef __linux__
 #include <sys/timerfd.h>
+#include <time.h>
 #endif
 #include <unistd.h>
 
@@ -417,6 +418,18 @@ InitWaitSet(void)
 #endif
 }
 
+#ifdef __linux__
+/* In microseconds; nobody sets it back. */
+static int64
+MonotonicTime(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * INT64CONST(1000000) + now.tv_nsec / 1000;
+}
+#endif
+
 /* Wait for the socket, the latch, or the time in microseconds if it is not 0. */
 static void
 Wait(uint32 socketEvents, int us)
@@ -425,16 +438,22 @@ Wait(uint32 socketEvents, int us)
 	WaitEvent	event;
 
 #ifdef __linux__
-	static bool armed = false;
+	static int64 armedUntil = 0;	/* 0: not armed */
+	int64		now = MonotonicTime();
+	int64		wanted = us > 0 ? now + us : 0;
 
-	/* Setting it also forgets that it has expired. */
-	if (us > 0 || armed)
+	/*
+	 * Programming the timer is what costs in a virtual machine.  So one that
+	 * goes off too early is left as it is: that is a look more, and then it
+	 * is set.  Setting it also forgets that it has expired.
+	 */
+	if (armedUntil != 0 ? now >= armedUntil || (wanted != 0 && wanted < armedUntil) : wanted != 0)
 	{
 		struct itimerspec at = {.it_value = {us / 1000000, us % 1000000 * 1000L}};
 
 		if (timerfd_settime(timer, 0, &at, NULL) != 0)
 			elog(ERROR, "could not set a timer: %m");
-		armed = us > 0;
+		armedUntil = wanted;
 	}
 #else
 	if (us > 0)
