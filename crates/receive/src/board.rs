@@ -59,7 +59,7 @@ impl Board {
     }
 
     /// Has the receiver look at what changed.
-    pub fn wake(&self) {
+    fn wake(&self) {
         // Full, at 2^64 wakes that nobody has taken: it is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }

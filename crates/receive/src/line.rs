@@ -19,7 +19,7 @@ use crate::positions::{Link, Positions, Report};
 pub struct Line {
     pub(crate) connection: Connection,
     pub(crate) positions: Positions,
-    spool: Arc<Spool>,
+    pub(crate) spool: Arc<Spool>,
     pub(crate) began: Instant,
 }
 

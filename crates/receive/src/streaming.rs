@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::{Lsn, TimelineId};
-use walrider_spool::{Spool, SpoolError, Writer};
+use walrider_spool::{SpoolError, Writer};
 use walrider_wire::stream::Streamed;
 
 use crate::board::Board;
@@ -38,7 +38,6 @@ pub enum End {
 
 /// A session that streams.
 pub struct Streaming<'a> {
-    spool: &'a Spool,
     writer: &'a mut Writer,
     board: &'a Board,
     /// The primary sends WAL before it has flushed it.
@@ -57,17 +56,15 @@ pub struct Streaming<'a> {
 
 impl<'a> Streaming<'a> {
     /// Streaming has begun, at the writer's position.
-    pub fn new(spool: &'a Spool, writer: &'a mut Writer, board: &'a Board) -> Streaming<'a> {
+    pub fn new(writer: &'a mut Writer, board: &'a Board) -> Streaming<'a> {
         let received = writer.received();
         board.set_received(received);
-        let pending = Vec::new();
         Streaming {
-            spool,
             writer,
             board,
             early: false,
             received,
-            pending,
+            pending: Vec::new(),
             until: None,
             readable: true,
             full_since: None,
@@ -102,7 +99,7 @@ impl<'a> Streaming<'a> {
             let link = match self.full_since {
                 None if self.readable => match self.receive(&mut line) {
                     Ok(Some(link)) => link,
-                    Ok(None) => return self.finish(*line),
+                    Ok(None) => return self.finish(&mut line),
                     Err(error) => {
                         // What came before counts.
                         self.write(&mut line)?;
@@ -117,7 +114,7 @@ impl<'a> Streaming<'a> {
             self.report(&mut line, link)?;
             self.writer.announce();
             if self.until.is_some_and(|until| self.writer.written() >= until) {
-                self.spool.wait_flushed(self.writer.written())?;
+                line.spool.wait_flushed(self.writer.written())?;
                 self.report(&mut line, Link::Quiet)?;
                 return Ok(End::Asked);
             }
@@ -253,15 +250,15 @@ impl<'a> Streaming<'a> {
     }
 
     /// The primary has nothing more on this timeline.
-    fn finish(mut self, mut line: Line) -> Result<End, ReceiveError> {
-        self.write(&mut line)?;
+    fn finish(mut self, line: &mut Line) -> Result<End, ReceiveError> {
+        self.write(line)?;
         self.writer.announce();
         if self.full_since.is_some() {
             // It is streamed again when there is space.
             return Err(ReceiveError::Full);
         }
-        self.spool.wait_flushed(self.writer.written())?;
-        self.report(&mut line, Link::Quiet)?;
+        line.spool.wait_flushed(self.writer.written())?;
+        self.report(line, Link::Quiet)?;
         Ok(End::Timeline(line.connection.end_copy()?))
     }
 }

@@ -207,7 +207,7 @@ impl Inner {
                     shown.connections += 1;
                 });
                 tracing::info!("starting log streaming at {} (timeline {})", task.start, task.timeline);
-                let ended = Streaming::new(spool, &mut writer, &self.board).until(self.settings.end).run(line);
+                let ended = Streaming::new(&mut writer, &self.board).until(self.settings.end).run(line);
                 *next = Some(Task { start: spool.written(), ..task });
                 ended?
             }

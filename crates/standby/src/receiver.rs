@@ -102,5 +102,5 @@ fn stream(follower: &Follower, task: Task, system_identifier: u64, major: u32) -
     let Task { start, timeline } = task;
     let how = if early { ", before the primary has flushed it" } else { "" };
     tracing::info!("started streaming WAL from primary at {start} on timeline {timeline} ({peer}){how}");
-    Streaming::new(spool, &mut writer, &follower.board).early(early).run(line)
+    Streaming::new(&mut writer, &follower.board).early(early).run(line)
 }
