@@ -16,6 +16,9 @@
 #define UNTOLD_POLL_INTERVAL 1000	/* us */
 #define UNTOLD_POLL_DURATION 1000	/* ms */
 
+/* Where flushes tell of WAL, look once in so many of them for what they do not. */
+#define FLUSHES_PER_LOOK 8
+
 /* Nothing waits longer than this, in microseconds. */
 #define MAX_INTERVAL 1000000
 
@@ -26,12 +29,29 @@ static int64 earlyInterval;		/* between it and the message before, in microsecon
 static int64 leastBetween,
 			meanBetween;
 static bool commitsWait;		/* some have told since the flush before the last */
+static int	flushesAlone;		/* how many of the last had no WAL behind them, up to a bound */
 
 /* Whether this time is still to come; if it is farther away than it ever was, the clock was set back. */
 static bool
 IsAhead(TimestampTz time, TimestampTz now, int64 us)
 {
 	return now < time && time - now <= us;
+}
+
+/*
+ * The time between two looks, in microseconds.
+ *
+ * Where flushes come about as often as we would look, and find commits that
+ * wait for the next one, they take along all that there is soon enough, and
+ * looking in between only costs.  It is done a few flushes later, if there is
+ * none: one may get stuck.
+ */
+static int64
+LookInterval(void)
+{
+	if (flushesAlone < FLUSHES_PER_LOOK / 2 && meanBetween <= 2 * walrider_poll_interval)
+		return Max(walrider_poll_interval, FLUSHES_PER_LOOK * meanBetween);
+	return walrider_poll_interval;
 }
 
 /* How long WAL has to wait if something that was sent is not flushed yet, in microseconds. */
@@ -57,7 +77,7 @@ NoteEarly(bool all, TimestampTz now)
 {
 	TimeOffset	lag = MyWalSnd->flushLag;
 
-	earlyInterval = walrider_poll_interval;
+	earlyInterval = LookInterval();
 	if (commitsWait && lag >= 0 && lag < leastBetween && meanBetween < 2 * leastBetween)
 		earlyInterval = Min(Max(earlyInterval, 2 * meanBetween), MAX_INTERVAL);
 	nextEarly = all ? now + earlyInterval : 0;
@@ -65,7 +85,7 @@ NoteEarly(bool all, TimestampTz now)
 
 /* A flush is told. */
 void
-NoteFlush(TimestampTz now)
+NoteFlush(XLogRecPtr flushed, TimestampTz now)
 {
 	static TimestampTz before = 0;
 	static uint64 seen = 0;
@@ -79,6 +99,10 @@ NoteFlush(TimestampTz now)
 	before = now;
 	commitsWait = commits != seen;
 	seen = commits;
+	if (KnowsInsertResult() && GetInsertedRecPtr() > flushed)
+		flushesAlone = 0;
+	else if (flushesAlone < FLUSHES_PER_LOOK)
+		flushesAlone++;
 	nextEarly = 0;
 }
 
@@ -113,7 +137,7 @@ ExpectWalIn(TimestampTz lastNews)
 			until = Min(until, shortly);
 		seen = commits;
 		before = inserted;
-		return IsAhead(until, now, Max(duration, walrider_poll_interval)) ? walrider_poll_interval : 0;
+		return IsAhead(until, now, Max(duration, walrider_poll_interval)) ? (int) LookInterval() : 0;
 	}
 
 	if (IsAhead(lastNews + duration, now, duration))

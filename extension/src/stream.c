@@ -214,7 +214,7 @@ SendMessage(XLogRecPtr walEnd, TimestampTz now)
 			CountUp(&MyEarlySender->counters.coalesced, 1);
 		/* The standby may have confirmed it before. */
 		ConfirmFlushed();
-		NoteFlush(now);
+		NoteFlush(walEnd, now);
 	}
 	toldPtr = walEnd;
 	pg_atomic_write_u64(&MyEarlySender->counters.told, walEnd);

@@ -90,7 +90,7 @@ extern void ReadWal(char *buf, XLogRecPtr startptr, Size count);
 /* pace.c */
 extern int	EarlyPause(void);
 extern void NoteEarly(bool all, TimestampTz now);
-extern void NoteFlush(TimestampTz now);
+extern void NoteFlush(XLogRecPtr flushed, TimestampTz now);
 extern int	ExpectWalIn(TimestampTz lastNews);
 
 /* replies.c */
