@@ -1,7 +1,7 @@
 """What WAL that is sent before the primary has flushed it is worth: the early stream, beside stock's ways and beside itself.
 
     python3 -m bench.early [--conditions 0/0,10/3,async] [--loads small large] [--seconds 4] [--rounds 3] [--sides SIDE...]
-                           [--save DIR]
+                           [--standby-disk DIR] [--save DIR]
 
 The sides are a stock standby, `pg_receivewal --synchronous`, and `walrider standby` behind our own sender twice: told to send
 only what is flushed (walrider.early=off), and not.  Only one is there at a time; their order changes from round to round.  They
@@ -10,9 +10,12 @@ minute.  What `large` writes is too much for the others to catch up with: there 
 
 A condition is RTT/FSYNC or RTT/FSYNC/STANDBY: the network's round trip, and what each fsync of WAL takes longer on the primary,
 and on the standby, in ms.  The delay is made by a proxy, 0 is without one; the fsync by a preloaded library that everybody has
-in every condition.  `async` is another question: what an asynchronous load on the primary loses when somebody streams from it.
-There the primary and pgbench have one half of the processors and the standby the other, so that what the standby uses is not
-the primary's loss.  Runs with the side and without it, as side `none`, are pairs, one right after the other.
+in every condition.  Both ends share a disk, which the early stream asks for both fsyncs at once; --standby-disk gives the
+standby one of its own, or memory, and then the condition's third number says what an fsync takes there.
+
+`async` is another question: what an asynchronous load on the primary loses when somebody streams from it.  There the primary
+and pgbench have one half of the processors and the standby the other, so that what the standby uses is not the primary's loss.
+Runs with the side and without it, as side `none`, are pairs, one right after the other.
 
 Loads: `small` is pgbench -N; `large` has transactions of about 36 kB of WAL, 80 rows of 8,000 bytes into one of 500 tables.
 """
@@ -147,6 +150,7 @@ class Bench(Field):
         ours = {"flushed", "early"} & set(args.sides)
         super().__init__(scratch, stack, SETTINGS + (PRELOAD if ours else ""))
         self.args, self.runs = args, []
+        self.standbys = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.standby_disk or scratch)))
         if ours:
             self.primary.psql("CREATE EXTENSION walrider")
         self.primary.psql(LARGE_TABLES)
@@ -160,7 +164,7 @@ class Bench(Field):
         self.primary.psql(f"{EMPTY}; CHECKPOINT")
         sides = []
         for name in names:
-            directory = self.scratch / name
+            directory = self.standbys / name
             stack.callback(discard, directory)
             sides.append(Side(name, self.primary, directory, self.disks["standby"], **SIDES[name]))
             stack.enter_context(sides[-1].receiver)
@@ -363,6 +367,7 @@ def main(argv):
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=5, help="of runs of async, in each round; two at least")
     parser.add_argument("--scale", type=int, default=10, help="of pgbench")
+    parser.add_argument("--standby-disk", type=Path, metavar="DIR", help="a directory on another disk than that of TMPDIR")
     parser.add_argument("--smoke", action="store_true", help="a second of everything, small: shows that it works, no more")
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-early.json and the table in .txt")
     args = parser.parse_args(argv)

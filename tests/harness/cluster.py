@@ -58,6 +58,14 @@ def _wait_state(pid, states, timeout=60):
             time.sleep(0.001)
 
 
+def _dynamic_shared_memory(pid):
+    """The files of PostgreSQL's dynamic shared memory that a process has mapped."""
+    try:
+        return set(map(Path, re.findall(r"/dev/shm/PostgreSQL\.\d+", Path(f"/proc/{pid}/maps").read_text())))
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+
+
 def free_port():
     """A TCP port nobody listens on; it also names the socket file."""
     with socket.socket() as probe:
@@ -270,6 +278,7 @@ class PgCluster:
         self.process.send_signal(signal.SIGSTOP)
         _wait_state(self.process.pid, "TZ")
         children = self.children()
+        segments = set().union(*map(_dynamic_shared_memory, [self.process.pid, *children]))
         for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -278,10 +287,12 @@ class PgCluster:
         for pid in children:
             _wait_state(pid, "Z")
         self._gone()
-        self._forget()
+        self._forget(segments)
 
-    def _forget(self):
+    def _forget(self, segments):
         """Remove what a server that was killed leaves behind, or a machine that runs servers for days has no shared memory."""
+        for segment in segments:
+            segment.unlink(missing_ok=True)
         lock_file = self.data_dir / "postmaster.pid"
         with suppress(FileNotFoundError):
             lines = lock_file.read_text().splitlines()
