@@ -45,31 +45,14 @@ def record_ends(server):
     """Makes records that end just there; returns where they begin, the target of a recovery that ends behind them."""
     ends = {}
     for segment, before in BOUNDARIES:
-        ends[segment, before] = message_up_to(server, SEGMENT if segment else PAGE, before)
-    ends["crosses a page"] = message_up_to(server, PAGE, PAGE - 512)
-    ends["crosses a segment"] = message_up_to(server, SEGMENT, SEGMENT - 512)
+        ends[segment, before] = server.message_up_to(SEGMENT if segment else PAGE, before)
+    ends["crosses a page"] = server.message_up_to(PAGE, PAGE - 512)
+    ends["crosses a segment"] = server.message_up_to(SEGMENT, SEGMENT - 512)
     server.psql("SELECT pg_logical_emit_message(false, 'p', 'x')")
     ends["switch"] = server.lsn()
     server.switch_wal()
     server.psql("SELECT pg_logical_emit_message(false, 'p', 'x', true)")
     return ends
-
-
-def message_up_to(server, unit, before):
-    """A record that ends so many bytes before the end of a page or segment; where it begins."""
-    for _ in range(20):
-        begin = parse_lsn(server.lsn())
-        end = (begin + 200 + before + unit - 1) // unit * unit - before
-        headers = sum(40 if page % SEGMENT == 0 else 24 for page in range((begin // PAGE + 1) * PAGE, end, PAGE))
-        # Its header, that of its data, those of the message and its prefix.
-        text = end - begin - headers - 24 - 24 - 2
-        text -= 5 if text > 300 else 2
-        if text > 255 - 26 and text < 300:
-            continue
-        got = server.value(f"SELECT pg_logical_emit_message(false, 'p', repeat('m', {text}), true)")
-        if parse_lsn(got) == end:
-            return format_lsn(begin)
-    raise AssertionError(f"something else writes WAL all the time: {server.log_tail()}")
 
 
 class Primary:

@@ -100,7 +100,7 @@ def test_every_level(table, follower):
         row = wait_for(shows_lags, lambda: f"lags: {standby.replication(table)}", 20)
     assert 0 <= row["write_lag"] <= row["flush_lag"] <= row["replay_lag"] < 5, row
     assert row["reply_age"] < 5
-    end = parse_lsn(table.lsn())
+    end = parse_lsn(table.wal_end())
     for stage in ("write", "flush", "replay"):
         wait_position(table, format_lsn(end), stage)
     row = standby.replication(table)
@@ -109,6 +109,15 @@ def test_every_level(table, follower):
     assert order[-1] <= parse_lsn(table.lsn())
     # At rest the lags go away, as with a stock standby: two replies that everything is applied.
     wait_for(lambda: standby.replication(table)["replay_lag"] is None, lambda: f"no lag: {standby.replication(table)}", 30)
+
+
+@pytest.mark.parametrize("unit", [8192, 1 << 20], ids=["page", "segment"])
+def test_a_record_ends_where_its_page_does(table, follower, unit):
+    """It is replayed, and that is all there is to wait for: the server's insert position is behind the next page's header, and a
+    test that waited for a standby to get there waited for the next record."""
+    for _ in range(3):
+        begin = table.message_up_to(unit, 0)
+        assert parse_lsn(begin) < parse_lsn(wait_position(table, timeout=10))
 
 
 def test_each_level_waits_for_its_stage_alone(table, work):
@@ -288,7 +297,7 @@ def test_status_health_and_metrics(table, follower, kind):
     if kind is not Walrider:
         pytest.skip("has none")
     Commit(table, "remote_apply").wait()
-    end = parse_lsn(table.lsn())
+    end = parse_lsn(table.wal_end())
     follower.wait_replayed(format_lsn(end))
     found = follower.status()
     assert found["state"] == "streaming" and found["timeline"] == 1 and found["connections"] == 1

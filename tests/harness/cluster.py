@@ -369,8 +369,33 @@ class PgCluster:
     # WAL and backups
 
     def lsn(self):
-        """The insert position."""
+        """The insert position: where the next record begins."""
         return self.value("SELECT pg_current_wal_insert_lsn()")
+
+    def wal_end(self):
+        """Where the last record ends. The next begins there, unless that is where a page begins: then its header lies between,
+        and nothing of it is written, sent or replayed before that record."""
+        return self.value("SELECT CASE WHEN at % segment = 40 THEN lsn - 40::numeric WHEN at % 8192 = 24 THEN lsn - 24::numeric "
+                          "ELSE lsn END FROM pg_current_wal_insert_lsn() lsn, LATERAL (SELECT lsn - '0/0') AS _(at), "
+                          "pg_size_bytes(current_setting('wal_segment_size')) segment")
+
+    def message_up_to(self, unit, before, segment=1 << 20):
+        """A record that ends so many bytes before the end of a `unit` of WAL, a page or a segment; where it begins."""
+        page_size = 8192
+        for _ in range(20):
+            begin = parse_lsn(self.lsn())
+            end = (begin + 200 + before + unit - 1) // unit * unit - before
+            pages = range((begin // page_size + 1) * page_size, end, page_size)
+            headers = sum(40 if page % segment == 0 else 24 for page in pages)
+            # Its header, that of its data, those of the message and its prefix.
+            text = end - begin - headers - 24 - 24 - 2
+            text -= 5 if text > 300 else 2
+            if text > 255 - 26 and text < 300:
+                continue
+            got = self.value(f"SELECT pg_logical_emit_message(false, 'p', repeat('m', {text}), true)")
+            if parse_lsn(got) == end:
+                return format_lsn(begin)
+        raise AssertionError(f"something else writes WAL all the time: {self.log_tail()}")
 
     def switch_wal(self):
         """Finish the segment, so that it is archived."""

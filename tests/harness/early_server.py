@@ -72,7 +72,7 @@ def flushed(server):
 
 
 def inserted(server):
-    return parse_lsn(server.lsn())
+    return parse_lsn(server.wal_end())
 
 
 def stat(server, columns, pid=None):

@@ -102,7 +102,7 @@ def wait_streaming(server, name=NAME, timeout=60):
 
 def wait_position(server, lsn=None, stage="replay", name=NAME, timeout=60):
     """Wait until the primary knows that the standby has written, flushed or replayed up to there, or to its end."""
-    lsn = parse_lsn(lsn or server.lsn())
+    lsn = parse_lsn(lsn or server.wal_end())
 
     def is_there():
         row = replication(server, name)
