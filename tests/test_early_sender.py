@@ -128,8 +128,8 @@ def test_max_ahead(make_server, disk):
         assert horizon + (200 << 10) < follower.received <= horizon + (256 << 10)
         disk.hold_fsync(False)
         one.wait(), two.wait()
-        follower.wait_flushed(inserted(server))
-        check_bytes(server, follower, follower.received)
+        end = inserted(server)
+        check_bytes(server, follower.wait_flushed(end), end)
 
 
 @pytest.mark.parametrize("quick, interval_us, once", [(True, 500, True), (False, 500, False), (False, 10000, True)],
@@ -255,6 +255,7 @@ def test_slow_reader(make_server):
         client.stream(start)
         load(server)
         end = inserted(server)
+        server.psql("SELECT pg_switch_wal()")       # flushes, or the files might not have the last of it
         pid = walsender(server)
         blocked, sent = stat(server, "blocked, sent_bytes")
         assert int(blocked) > 0 and int(sent) < 5 << 20
