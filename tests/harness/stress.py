@@ -211,6 +211,8 @@ class Round:
             server.restart("fast")
         elif crashed:
             self.come_back(end)
+        if end != "calm":
+            self.finish_evacuations()
         done = {name: sum(thread.done.get(name, 0) for thread in works) for thread in works for name in thread.done}
         self.note(f"leg {number} ended: {end}, {server.lsn()}, {done}")
 
@@ -238,6 +240,11 @@ class Round:
                     raise
                 time.sleep(0.2)
 
+    def finish_evacuations(self):
+        """Or an insert could go on for good."""
+        for index in stress_load.finish_evacuations(self.server):
+            self.note(f"half evacuated, made anew: {index}")
+
     def wal_bytes(self):
         """What the archive holds."""
         return sum(file.stat().st_size for file in os.scandir(self.directory / "archive") if len(file.name) == 24)
@@ -258,6 +265,7 @@ class Round:
                 self.note("a backend did not end: crash")
                 server.kill()
                 server.start()
+        self.finish_evacuations()
         stress_load.leave_prepared(server, self.tables, "ended")
         stress_load.resolve_all(server)     # they would keep REINDEX waiting
         for table in self.tables:

@@ -230,4 +230,4 @@ UNLOGGED = Table("su", "btree", 2000, 200, {"k": ("int", draw(88, 30)), "t": ("t
 
 TABLES = (HEAP, BTREE, UNLOGGED, HASH, GIN, TREE, GIST, EXCLUSION, SPGIST, BRIN, BLOOM, EVERYTHING)
 METHODS = ("heap", "btree", "hash", "gin", "gist", "spgist", "brin", "bloom")
-EXTENSIONS = ("amcheck", "bloom", "btree_gin", "btree_gist", "pg_trgm", "pg_visibility")
+EXTENSIONS = ("amcheck", "bloom", "btree_gin", "btree_gist", "pageinspect", "pg_trgm", "pg_visibility")
