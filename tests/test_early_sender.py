@@ -255,7 +255,7 @@ def test_slow_reader(make_server):
         client.stream(start)
         load(server)
         end = inserted(server)
-        server.psql("SELECT pg_switch_wal()")       # flushes, or the files might not have the last of it
+        server.switch_wal()     # flushes, or the files might not have the last of it
         pid = walsender(server)
         blocked, sent = stat(server, "blocked, sent_bytes")
         assert int(blocked) > 0 and int(sent) < 5 << 20

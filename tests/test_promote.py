@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import install, load, recovery, shim
-from tests.harness.cluster import PgCluster, controldata, copy_tree, format_lsn, parse_lsn, run
+from tests.harness.cluster import PgCluster, controldata, copy_tree, parse_lsn, run
 from tests.harness.standby import wait_for
 from tests.harness.walrider import FAILED, USAGE, replay, walrider
 

@@ -379,9 +379,9 @@ class PgCluster:
                           "ELSE lsn END FROM pg_current_wal_insert_lsn() lsn, LATERAL (SELECT lsn - '0/0') AS _(at), "
                           "pg_size_bytes(current_setting('wal_segment_size')) segment")
 
-    def message_up_to(self, unit, before, segment=1 << 20):
+    def message_up_to(self, unit, before):
         """A record that ends so many bytes before the end of a `unit` of WAL, a page or a segment; where it begins."""
-        page_size = 8192
+        page_size, segment = 8192, int(self.value("SELECT pg_size_bytes(current_setting('wal_segment_size'))"))
         for _ in range(20):
             begin = parse_lsn(self.lsn())
             end = (begin + 200 + before + unit - 1) // unit * unit - before

@@ -258,7 +258,7 @@ class Round:
                            "('client backend', 'autovacuum launcher', 'autovacuum worker')") != "0":
             time.sleep(0.1)     # a snapshot of theirs would keep rows from being dead to all
             if time.monotonic() > deadline:
-                # A backend whose client is gone may go on in one INSERT for good: with it there is no clean stop.
+                # A backend whose client is gone may go on in one INSERT for good; half_evacuated knows a reason.
                 patience, deadline = patience - 1, time.monotonic() + 60
                 if not patience:
                     raise ServerError(f"backends do not end\n{server.log_tail()}")

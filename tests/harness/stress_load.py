@@ -102,7 +102,8 @@ class Maintenance(threading.Thread):
             return
         self.done[action.__name__] = self.done.get(action.__name__, 0) + (said.returncode == 0)
         errors = [line for line in said.stderr.splitlines() if re.search("ERROR|FATAL|PANIC|error:", line)]
-        if "due to statement timeout" in said.stderr and any(row[0] == table.name for row in half_evacuated(self.server, database)):
+        if "due to statement timeout" in said.stderr and any(
+                name == table.name for name, _ in half_evacuated(self.server, database, check=False)):
             return
         if any(not RACES.search(line) and not (self.crashing and GONE.search(line)) for line in errors):
             self.errors.append(f"{statements}\n{said.stderr}")
@@ -282,7 +283,7 @@ def resolve_all(server):
         server.psql(f"{'ROLLBACK' if number % 2 else 'COMMIT'} PREPARED '{gid}'", database)
 
 
-def half_evacuated(server, database="postgres"):
+def half_evacuated(server, database="postgres", check=True):
     """(table, index) of the BRIN indexes in which a page is to become one of the range map, and the backend that moved its
     tuples elsewhere was cancelled or died.
 
@@ -295,7 +296,7 @@ def half_evacuated(server, database="postgres"):
         "SELECT DISTINCT indrelid::regclass, indexrelid::regclass FROM pg_index JOIN pg_class c ON c.oid = indexrelid "
         "JOIN pg_am a ON a.oid = relam, generate_series(0, pg_relation_size(c.oid) / 8192 - 1) block, "
         "get_raw_page(indexrelid::regclass::text, block::int) page "
-        "WHERE amname = 'brin' AND substr(page, 8191) = '\\x93f0' AND get_byte(page, 8188) & 1 = 1", database, check=False)
+        "WHERE amname = 'brin' AND substr(page, 8191) = '\\x93f0' AND get_byte(page, 8188) & 1 = 1", database, check=check)
 
 
 def finish_evacuations(server):
