@@ -31,7 +31,7 @@ from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 
-from bench.commits import Field, ReceiveWal, Side, save
+from bench.commits import Field, Side, save
 from bench.replay import commit, machine
 from tests.harness import early, install, standby
 from tests.harness.bank import PROMISING
