@@ -126,6 +126,8 @@ def test_each_level_waits_for_its_stage_alone(table, work):
     with Proxy(table.port) as network:
         with Walrider(standby.clone(table, work / "ours", network.port), disk=disk).start() as follower:
             wait_streaming(table)
+            for level in PROMISING:     # the first waits until its segment has been made, with an fsync
+                Commit(table, level).wait()
             disk.hold_fsync()
             held = expect(table, ("on", "remote_apply"), ("off", "local", "remote_write"))
             row = standby.replication(table)
