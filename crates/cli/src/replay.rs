@@ -16,7 +16,7 @@ use walrider_layout::Lsn;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::error::ReplayError;
 use walrider_replay::restartpoint::RestartpointPolicy;
-use walrider_replay::startup::{Options, Summary, replay};
+use walrider_replay::startup::{Options, Promotion, Summary, replay};
 use walrider_replay::stats::Stats;
 
 use crate::values::{default_jobs, default_memory, parse_memory, parse_timeline};
@@ -25,9 +25,12 @@ use crate::values::{default_jobs, default_memory, parse_memory, parse_timeline};
 ///
 /// DIR is a base backup, or a stopped or crashed standby. Replay goes to the end of the WAL or to a recovery target.
 /// Without options, restore_command and recovery_target_* are read from the directory's own configuration, as
-/// PostgreSQL reads them. Afterwards PostgreSQL, started on the directory, finishes at the same place: where options are
-/// given and the directory has no recovery.signal or standby.signal, recovery.signal is written, and what PostgreSQL
-/// must know is set in postgresql.auto.conf.
+/// PostgreSQL reads them.
+///
+/// With --promote, or recovery_target_action = promote and the target reached, recovery ends there: PostgreSQL, started on the
+/// directory, opens at once. Else PostgreSQL begins at the last checkpoint, replays again what is behind it, and finishes at the
+/// same place: where options are given and the directory has no recovery.signal or standby.signal, recovery.signal is
+/// written, and what PostgreSQL must know is set in postgresql.auto.conf.
 ///
 /// If replay is interrupted, even by a crash, run the same command again, or start PostgreSQL on the directory.
 #[derive(Args)]
@@ -68,6 +71,10 @@ pub struct ReplayArgs {
     /// After replay, end recovery: the directory becomes a primary on a new timeline (recovery_target_action = promote)
     #[arg(long, conflicts_with = "follow")]
     promote: bool,
+    /// Leave it to PostgreSQL to end recovery, even with recovery_target_action = promote; it replays again what is behind
+    /// the last checkpoint
+    #[arg(long, conflicts_with = "promote")]
+    no_promote: bool,
     /// Threads [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
@@ -141,7 +148,11 @@ fn options(args: ReplayArgs) -> Options {
         memory_bytes: args.memory.unwrap_or_else(default_memory),
         verify_images: args.verify_images,
         follow: args.follow,
-        promote: args.promote,
+        promotion: match (args.promote, args.no_promote) {
+            (true, _) => Promotion::Always,
+            (_, true) => Promotion::Never,
+            _ => Promotion::AsConfigured,
+        },
         restore_command: None,
         restartpoints: RestartpointPolicy::default(),
         upstream: None,
@@ -243,6 +254,7 @@ fn to_json(summary: &Summary) -> Value {
             "switch_lsn": promoted.switch_point.to_string(),
             "checkpoint_lsn": promoted.checkpoint.to_string(),
         })),
+        "replayed_again_bytes": summary.again_bytes,
         "records": stats.records,
         "wal_bytes": summary.end.0 - summary.start.0,
         "transactions": stats.transactions,
@@ -302,6 +314,12 @@ fn print_replay(summary: &Summary, stop: &Stop, verify: bool) {
     }
     if let Stop::EndOfWal { why } = stop {
         println!("The WAL ends there: {why}.");
+    }
+    if summary.promoted.is_none() {
+        println!(
+            "PostgreSQL will replay {:.1} MB again, from the last checkpoint on; --promote ends recovery here instead.",
+            summary.again_bytes as f64 / 1e6
+        );
     }
 }
 

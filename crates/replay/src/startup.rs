@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use walrider_datadir::config::{self, Config};
 use walrider_datadir::durable::list_dir;
-use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetTimeline};
+use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetAction, TargetTimeline};
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::{CheckPoint, ControlFile, DbState};
 use walrider_layout::history::TimelineHistory;
@@ -66,15 +66,26 @@ pub struct Options {
     pub verify_images: bool,
     /// Wait for more WAL at its end.
     pub follow: bool,
-    /// End recovery where replay ends: the directory becomes that of a primary on a new timeline. Whoever brings WAL may wish
-    /// that, too.
-    pub promote: bool,
+    /// Who ends recovery where replay ends, so that the directory becomes that of a primary on a new timeline. Whoever brings
+    /// WAL may wish that, too.
+    pub promotion: Promotion,
     /// `restore_command`; without, what the configuration says.
     pub restore_command: Option<String>,
     /// When restartpoints are made.
     pub restartpoints: RestartpointPolicy,
     /// Who brings the WAL: the directory is a standby's. With `follow`.
     pub upstream: Option<Arc<dyn Upstream>>,
+}
+
+/// Who ends recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promotion {
+    /// We do where a server would as soon as it reaches the target: `recovery_target_action` is `promote`.
+    AsConfigured,
+    /// We do, at the target or at the end of the WAL.
+    Always,
+    /// PostgreSQL does, if anybody.
+    Never,
 }
 
 /// How a replay went.
@@ -90,6 +101,8 @@ pub struct Summary {
     pub timeline: TimelineId,
     /// The checkpoint record that recovery begins at now.
     pub checkpoint: Lsn,
+    /// Bytes of WAL that PostgreSQL replays again when it starts: those behind the redo position of that checkpoint.
+    pub again_bytes: u64,
     /// Recovery has ended.
     pub promoted: Option<Promoted>,
     /// Counters and stages.
@@ -121,6 +134,10 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         return Ok(summary);
     }
     refuse_crashed_without_end(&data_dir, archive_recovery)?;
+    if !archive_recovery {
+        // Left over from an earlier recovery; in crash recovery no server looks at it (recoveryStopsBefore).
+        settings.target = None;
+    }
     let wanted = override_settings(options, &data_dir, &mut settings)?;
     let mut source = Source::new(
         places(options, &data_dir, &settings, archive_recovery),
@@ -142,13 +159,12 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
     let in_archive_recovery = archive_recovery || data_dir.label().is_some();
     let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
-    if options.promote && options.upstream.is_none() {
+    let promotes = promotes(options, &settings);
+    if promotes {
         refuse_what_a_standby_holds(&data_dir)?;
-    }
-    if options.promote
-        && let Some(promoted) = end_again(&data_dir, &source, &format, &settings, begin.start)?
-    {
-        return Ok(Summary { promoted: Some(promoted), ..Summary::nothing_to_do(&data_dir, started) });
+        if let Some(promoted) = end_again(&data_dir, &source, &format, &settings, begin.start)? {
+            return Ok(Summary { promoted: Some(promoted), ..Summary::nothing_to_do(&data_dir, started) });
+        }
     }
     begin.check_history(&data_dir, &history)?;
     source.note_restartpoint(begin.checkpoint.redo);
@@ -189,17 +205,20 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     keep_partial_segments(&source, &engine)?;
     hand_over(&mut engine, &stop, settings.target.is_some())?;
     let promoted = match stop {
-        Stop::Target | Stop::EndOfWal { .. } if is_promoted(options) => {
+        Stop::Target | Stop::EndOfWal { .. } if promotes || promotion_is_wanted(options) => {
             Some(end_of_recovery(&mut engine, &source, &settings)?)
         }
         _ => None,
     };
+    let (control, end) = (engine.recovery().control(), engine.replayed());
+    let again_bytes = if promoted.is_some() { 0 } else { end.0.saturating_sub(control.checkpoint_copy.redo.0) };
     Ok(Summary {
         stop: Some(stop),
         start: begin.start,
-        end: engine.replayed(),
+        end,
+        again_bytes,
         timeline: engine.timeline(),
-        checkpoint: engine.recovery().control().checkpoint,
+        checkpoint: control.checkpoint,
         redo,
         total: started.elapsed(),
         promoted,
@@ -229,12 +248,26 @@ fn asks_for_archive_recovery(options: &Options, data_dir: &DataDir) -> bool {
     let pg_wal = fs::canonicalize(data_dir.path().join("pg_wal")).ok();
     let is_backup = data_dir.label().is_some();
     let archive = options.wal.as_ref().is_some_and(|wal| is_backup || fs::canonicalize(wal).ok() != pg_wal);
-    archive || options.promote || options.goal.is_some() || options.timeline.is_some() || options.upstream.is_some()
+    let promotes = options.promotion == Promotion::Always;
+    archive || promotes || options.goal.is_some() || options.timeline.is_some() || options.upstream.is_some()
 }
 
-/// Whether recovery is to end where replay has.
-fn is_promoted(options: &Options) -> bool {
-    options.promote || options.upstream.as_ref().is_some_and(|upstream| upstream.wanted() == Wanted::Promote)
+/// Whether recovery ends where replay does, as far as options and configuration tell: always if that was asked for; else where a
+/// server would end it by itself, having reached the target (`recoveryTargetAction`, `PerformWalRecovery`).
+fn promotes(options: &Options, settings: &RecoverySettings) -> bool {
+    match options.promotion {
+        Promotion::Always => true,
+        Promotion::Never => false,
+        Promotion::AsConfigured => {
+            let ends = settings.target.is_some() && settings.target_action == TargetAction::Promote;
+            ends && options.upstream.is_none() && !options.follow
+        }
+    }
+}
+
+/// Whether who brings the WAL wants recovery to end.
+fn promotion_is_wanted(options: &Options) -> bool {
+    options.upstream.as_ref().is_some_and(|upstream| upstream.wanted() == Wanted::Promote)
 }
 
 /// A primary that was shut down cleanly needs no recovery, unless somebody asks for it (`InitWalRecovery`).
@@ -256,6 +289,7 @@ impl Summary {
             end: control.checkpoint,
             timeline: control.checkpoint_copy.timeline,
             checkpoint: control.checkpoint,
+            again_bytes: 0,
             promoted: None,
             stats: Stats::default(),
             redo: Duration::ZERO,

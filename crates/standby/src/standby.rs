@@ -13,7 +13,7 @@ use walrider_observe::status::{self, LastError, StandbyStatus, State, from_times
 use walrider_replay::end_of_recovery::Promoted;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::restartpoint::RestartpointPolicy;
-use walrider_replay::startup::{Options, Summary, replay};
+use walrider_replay::startup::{Options, Promotion, Summary, replay};
 use walrider_replay::stats::Stats;
 use walrider_replay::upstream::{Upstream, Wanted};
 
@@ -86,7 +86,7 @@ impl Standby {
             memory_bytes: settings.memory_bytes,
             verify_images: false,
             follow: true,
-            promote: false,
+            promotion: Promotion::AsConfigured,
             restore_command: Some(settings.restore_command.clone().unwrap_or_default()),
             restartpoints: RestartpointPolicy {
                 interval: settings.restartpoint_interval,
