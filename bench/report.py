@@ -50,42 +50,45 @@ def stage_bar(stages, total):
     return f'<svg viewBox="0 0 760 {height}" role="img" aria-label="stages">' + "".join(parts + legend) + "</svg>"
 
 
+def load_section(load):
+    """One load: its ratio, what both sides took, and where our time goes."""
+    runs = load["runs"]
+    colours = {"PostgreSQL": "#b6bcc6", "Walrider": "#1d6f8a"}
+
+    def plot(what):
+        return bars([(name, run[what], colours[name]) for name, run in runs.items()], "s", 2)
+
+    stages = runs["Walrider"]["stages"] or {}
+    where = (f"<h2>Where Walrider's time goes</h2>{stage_bar(stages, runs['Walrider']['replay_seconds'])}" if stages else "")
+    return f"""<section><p class="ratio">{load["ratio"]:.1f}×</p>
+<p>{escape(load["name"])}: from the command to the first write.</p>
+<p class="soft">{load["wal_bytes"] / 1e6:,.0f} MB of WAL, {load["records"]:,} records, {load["transactions"]:,} transactions;
+{escape(load["about"])}.</p>
+<h2>Command to first write</h2>{plot("seconds")}
+<h2>Redo alone: {load["redo_ratio"]:.1f}×</h2>{plot("redo_seconds")}
+{where}</section>"""
+
+
 def page(facts):
     """The page as text."""
-    stock, ours = facts["runs"]
     good = all(passed for _, passed, _ in facts["checks"])
-    sides = [(side["name"], colour) for side, colour in ((stock, "#b6bcc6"), (ours, "#1d6f8a"))]
-    plot = lambda key, unit, decimals: bars(
-        [(name, side[key], colour) for (name, colour), side in zip(sides, facts["runs"])], unit, decimals)
-    figures = "".join(
-        f'<tr><td>{escape(side["name"])}</td><td class="number">{side["redo_seconds"]:.2f} s</td>'
-        f'<td class="number">{side["transactions_per_second"]:,.0f}</td><td class="number">{side["mb_per_second"]:,.0f}</td>'
-        f'<td class="number">{side["total_seconds"]:.2f} s</td></tr>' for side in facts["runs"])
     checks = "".join(
         f'<tr><td class="{"good" if passed else "bad"}">{"passed" if passed else "FAILED"}</td><td>{escape(name)}</td>'
         f'<td class="soft">{escape(detail)}</td></tr>' for name, passed, detail in facts["checks"])
-    stages = facts["result"].get("stages") or {}
-    where = ('<h2>Where Walrider\'s time goes</h2>' + stage_bar(stages, facts["result"].get("total_seconds", 0))) if stages else ""
+    sections = "".join(map(load_section, facts["loads"]))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Walrider: replay beside PostgreSQL</title><style>{STYLE}</style></head><body><main>
-<h1>The same WAL, replayed twice</h1>
-<p class="soft">{facts["wal_bytes"] / 1e6:,.0f} MB of WAL, {facts["records"]:,} records, {facts["transactions"]:,} transactions:
-pgbench at scale {facts["scale"]} with {facts["clients"]} clients for {facts["seconds"]} s, then the mixed load.</p>
-<p class="ratio">{facts["ratio"]:.1f}×</p>
+<title>Walrider: recovery beside PostgreSQL</title><style>{STYLE}</style></head><body><main>
+<h1>The same backup, recovered twice</h1>
 <p>{"Same backup, same WAL, same result, checked page by page." if good else
     '<span class="bad">The results differ: see the checks.</span>'}</p>
-<h2>Redo time</h2>{plot("redo_seconds", "s", 2)}
-<h2>Transactions replayed per second</h2>{plot("transactions_per_second", "/s", 0)}
-{where}
-<h2>Figures</h2><table><tr><th></th><th class="number">redo</th><th class="number">transactions/s</th>
-<th class="number">MB/s</th><th class="number">start to exit</th></tr>{figures}</table>
+{sections}
 <h2>Checks</h2><table>{checks}</table>
 <h2>How</h2>
-<p class="soft">PostgreSQL {escape(facts["postgresql"])} with hot_standby = off, fsync = off, 1 GB of shared buffers and no
-restartpoint before the end; its redo time is from its own log, first to last record. The primary made
-{facts["primary_tps"]:,.0f} pgbench transactions/s while it wrote this WAL. {facts["cpus"]} CPUs, {escape(facts["machine"])}. Seed {facts["seed"]}.
-Repeat it with <code>make demo</code>.</p>
+<p class="soft">Each side gets a copy of the same base backup, with recovery.signal, restore_command and a target, and recovers with
+fsync on until a write is committed. PostgreSQL {escape(facts["postgresql"])} has hot_standby = off, 1 GB of shared buffers and no
+restartpoint before the end; its redo time is from its own log. Medians of rounds in turn. {facts["cpus"]} CPUs,
+{escape(facts["machine"])}. Seed {facts["seed"]}. Repeat it with <code>make demo</code>.</p>
 </main></body></html>
 """
 

@@ -43,7 +43,12 @@ pub fn run(args: StandbyArgs) -> ExitCode {
     let level = logging::start(resolved.log_format, resolved.log_level);
     match follow(args, resolved, level) {
         Ok(Outcome::Stopped(summary)) => {
-            tracing::info!("stopped at {} on timeline {}", summary.end, summary.timeline);
+            tracing::info!(
+                "stopped at {} on timeline {}; PostgreSQL, started on the directory, would replay {:.1} MB again",
+                summary.end,
+                summary.timeline,
+                summary.again_bytes as f64 / 1e6
+            );
             ExitCode::SUCCESS
         }
         Ok(Outcome::Promoted(summary)) => {
