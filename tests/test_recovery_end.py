@@ -25,8 +25,11 @@ class Primary:
             server.switch_wal()
             server.psql("INSERT INTO t VALUES (-1, 'behind the restore point')")
             server.stop("immediate")
+            self.crashed = copy_tree(server.data_dir, directory / "crashed")
+            server.start()
+            server.stop()
             server.complete_archive()
-        self.crashed = server.data_dir
+        self.shut_down = controldata(server.data_dir)["Latest checkpoint location"]
 
     def prepared(self, data_dir, **settings):
         """A copy of the backup, its recovery configured as a restore tool does it."""
@@ -86,9 +89,19 @@ def test_postgresql_ends_it(origin, tmp_path, action, options):
         assert rows(server) == ["10000", "0"]
 
 
+def test_a_shutdown_checkpoint_is_the_target(origin, tmp_path):
+    """PostgreSQL does not replay the shutdown checkpoint that it begins with: it never found the target that this was."""
+    server = origin.prepared(tmp_path / "data", target=("lsn", origin.shut_down))
+    replay_configured(server).expect()
+    with server:
+        starts(server)
+        assert server.log_matches("recovery stopping after WAL location")
+        assert rows(server) == ["10001", "1"]
+
+
 def test_the_text_says_how_much(origin, tmp_path):
     """Who reads no JSON is told as well."""
-    server = origin.prepared(tmp_path / "data")
+    server = origin.prepared(tmp_path / "data", target=("name", "here"))
     command = [binary(), "replay", "-D", server.data_dir]
     assert re.search(r"PostgreSQL will replay [2-9]\.\d MB again", run(command).stdout)
     ended = run([*command, "--promote"]).stdout

@@ -315,7 +315,7 @@ fn print_replay(summary: &Summary, stop: &Stop, verify: bool) {
     if let Stop::EndOfWal { why } = stop {
         println!("The WAL ends there: {why}.");
     }
-    if summary.promoted.is_none() {
+    if summary.again_bytes > 0 {
         println!(
             "PostgreSQL will replay {:.1} MB again, from the last checkpoint on; --promote ends recovery here instead.",
             summary.again_bytes as f64 / 1e6

@@ -22,7 +22,7 @@ use walrider_wal::rmgr::RmgrId;
 
 use crate::actions;
 use crate::error::{ReplayError, page_name, type_name};
-use crate::globals::{Action, GlobalError, Globals, SeenCheckpoint};
+use crate::globals::{Action, GlobalError, Globals};
 use crate::load::{Ending, Loader, ReadWal};
 use crate::pages::{Pages, is_small};
 use crate::partition::{PageSettings, Part, Partition, Shared};
@@ -792,8 +792,8 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// The latest checkpoint record that was replayed.
-    pub fn last_checkpoint(&self) -> Option<SeenCheckpoint> {
-        self.recovery.last_checkpoint()
+    /// PostgreSQL is to find the target at the last record that was replayed, and must replay that again.
+    pub fn keep_target(&mut self) {
+        self.recovery.keep_last_record(self.replayed);
     }
 }

@@ -114,11 +114,6 @@ impl Recovery {
         self.timeline
     }
 
-    /// The last checkpoint record that was sequenced.
-    pub fn last_checkpoint(&self) -> Option<SeenCheckpoint> {
-        self.last_checkpoint
-    }
-
     /// Notes a checkpoint record. True: the batch must end with it, for a restartpoint.
     pub fn saw_checkpoint(&mut self, seen: SeenCheckpoint) -> bool {
         self.last_checkpoint = Some(seen);
@@ -229,6 +224,13 @@ impl Recovery {
     /// The last checkpoint record that was sequenced, if recovery does not begin there already.
     pub fn newer_checkpoint(&self) -> Option<SeenCheckpoint> {
         self.last_checkpoint.filter(|seen| seen.body.redo > self.control.checkpoint_copy.redo)
+    }
+
+    /// Lets recovery go on beginning where it does, if the last record that was replayed is a shutdown checkpoint: recovery that
+    /// begins with one does not replay it, and would look for a target that it is for ever
+    /// ("recovery ended before configured recovery target was reached").
+    pub fn keep_last_record(&mut self, replayed: Lsn) {
+        self.last_checkpoint = self.last_checkpoint.filter(|seen| !seen.shutdown || seen.end != replayed);
     }
 
     /// The end of [`Recovery::restartpoint`]: relation files are durable with all that was replayed before `checkpoint` was

@@ -202,6 +202,9 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         false => engine.run(progress)?,
     };
     let redo = redo_started.elapsed();
+    if !promotes && matches!(stop, Stop::Target) {
+        engine.keep_target();
+    }
     keep_partial_segments(&source, &engine)?;
     hand_over(&mut engine, &stop, settings.target.is_some())?;
     let promoted = match stop {
