@@ -452,43 +452,63 @@ def test_killed_at_any_step(origin, work, rng):
     assert any(state == "shut down in recovery" for _, state, _ in left), left
 
 
-@pytest.mark.parametrize("timeline", ["latest", "current", "1", None])
-def test_killed_with_a_transaction_prepared_in_the_last_segment(origin, work, rng, timeline):
+# Where recovery ends, and the timeline it follows.
+KILLED = [("here", "latest"), ("here", "current"), ("here", "1"), ("boundary", "latest"), (None, None)]
+
+
+@pytest.mark.parametrize("end, timeline", KILLED, ids=str)
+def test_killed_with_a_transaction_prepared_in_the_last_segment(origin, work, rng, end, timeline):
     """Before whatever a promotion does to history, segments, prepared transactions, control file and signals: stock finishes,
     or is kept out, and the same command does; what was prepared just before can be committed.
 
-    With a target, for each way to name the timeline; without one, where WAL ends in this segment.  Stock is not tried where
-    it is kept out but to see that it is; what power loss takes with it is not tried here.
+    With a target, for each way to name the timeline; where a segment ends; without a target, where WAL ends in this segment.
+    By default in the two places that count and another one.  What power loss takes with it is not tried here.
     """
     wal = work / "archive"
     wal.mkdir()
     for file in origin.archive.iterdir():
-        if timeline or file.name <= origin.switch:
+        if end or file.name <= origin.switch:
             os.link(file, wal / file.name)
-    options = ["--target-name", "here", "--target-timeline", timeline] if timeline else []
+    options = dict(here=["--target-name", "here"], boundary=["--target-lsn", origin.ends[True, 0]]).get(end, [])
+    options += ["--target-timeline", timeline] if timeline else []
     disk = shim.Disk(work / "disk", work)
     begun = origin.copy(work / "begun")
     replay(begun.data_dir, wal, *options).expect()
     whole = PgCluster(copy_tree(begun.data_dir, work / "whole"))
     replay(whole.data_dir, wal, "--promote", *options, env=disk.kill_at(0)).expect()
-    calls = disk.calls()
-    first = next(at for at, path in enumerate(calls) if "pg_wal/xlogtemp" in path)
-    # Each is the moment before the call, so that behind the last one is the moment after it.
-    steps = list(range(first + 1, len(calls) + 1))
-    chosen = sorted(rng.sample(steps, min(ROUNDS // 2, len(steps))))
+    calls = [call.removeprefix(f"{whole.data_dir}/") for call in disk.calls()]
+    first = next(at for at, path in enumerate(calls) if "xlogtemp" in path)
+    behind_history = next(at for at, path in enumerate(calls) if "00000002.history" in path and ".tmp" not in path) + 3
+    at_control = len(calls) - calls[::-1].index("global/pg_control")
+    # Each is the moment before the call.
+    steps = range(first + 1, len(calls) + 1)
+    chosen = steps if ROUNDS >= len(steps) else sorted({behind_history, at_control, rng.choice(steps)})
     finished = []
-    for number, step in enumerate(chosen):
+    for step in chosen:
         ours = PgCluster(copy_tree(begun.data_dir, work / f"round{step}"))
         replay(ours.data_dir, wal, "--promote", *options, env=disk.kill_at(step))
         try:
-            by = finish(ours, wal, options, ROUNDS > len(steps) or number % 3 < 2)
+            by = finish(ours, wal, options, stock=True)
             with ours:
-                assert ours.psql("SELECT gid FROM pg_prepared_xacts ORDER BY 1") == [["early"], ["late"]]
+                assert ours.psql("SELECT gid FROM pg_prepared_xacts ORDER BY 1") == origin.prepared
                 ours.psql("COMMIT PREPARED 'early'; COMMIT PREPARED 'late'")
                 assert ours.psql("SELECT id FROM accounts WHERE id < 0 ORDER BY 1") == [["-3"], ["-2"], ["-1"]]
         except Exception as error:
-            raise AssertionError(f"killed before call {step} of {first}..{len(calls)}, {calls[step - 1]}: {error}") from error
-        finished.append((step, calls[step - 1].split("/", 4)[-1], by))
+            raise AssertionError(f"killed before {step} of {first}..{len(calls)}, {calls[step - 1]}: {error}") from error
+        finished.append((step, calls[step - 1], by))
         shutil.rmtree(ours.data_dir)
     print(*finished, sep="\n")
-    assert {by for _, _, by in finished} > {"stock"}, finished
+    assert {by for _, _, by in finished} == {"stock", "ours, stock is kept out"}, finished
+
+
+def test_killed_in_a_restartpoint_with_the_file_of_a_prepared_transaction(origin, work):
+    """The file is there, the control file is that of before: stock is kept out, and the same command goes on."""
+    disk = shim.Disk(work / "disk", work)
+    ours = origin.copy(work / "ours")
+    assert replay(ours.data_dir, origin.archive, env=disk.kill_before("/pg_twophase")).code == -9
+    assert len(list((ours.data_dir / "pg_twophase").iterdir())) == 1 and is_kept_out(ours)
+    replay(ours.data_dir, origin.archive).expect()
+    assert not is_kept_out(ours)
+    recovery.recover_and_promote(ours, max_connections="60")
+    with ours:
+        check_contents(origin, ours)

@@ -6,6 +6,7 @@
  * measured with this library is what there is without it.  See struct switches.
  * $SHIM_KILL_AT is a number: of the calls that make or order what is durable (fsync, rename, unlink), the one of this number
  * kills the process instead.  With 0, the file `calls` gets a line with the path for each, in this order.
+ * $SHIM_KILL_BEFORE is the end of a path: the first of these calls for such a path kills the process instead.
  * Only files whose path contains $SHIM_PATH are meant, if it is set.
  */
 #define _GNU_SOURCE
@@ -163,10 +164,12 @@ static atomic_long calls;
 
 static void step(const char *path)
 {
-	const char *last = getenv("SHIM_KILL_AT");
+	const char *last = getenv("SHIM_KILL_AT"), *ending = getenv("SHIM_KILL_BEFORE");
 	char log[4096], line[4096];
 	int fd, length;
 
+	if (ending && strlen(path) >= strlen(ending) && strcmp(path + strlen(path) - strlen(ending), ending) == 0)
+		raise(SIGKILL);
 	if (!last)
 		return;
 	if (atomic_fetch_add(&calls, 1) + 1 == atol(last))

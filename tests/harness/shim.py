@@ -32,6 +32,10 @@ class Disk:
             (self.control / "calls").unlink(missing_ok=True)
         return dict(self.environment(), SHIM_KILL_AT=str(number))
 
+    def kill_before(self, ending):
+        """As `environment()`, for a program that is killed before its first such call for a path that ends so."""
+        return dict(self.environment(), SHIM_KILL_BEFORE=ending)
+
     def calls(self):
         """The paths of all such calls that the last program made that was not to be killed, in their order."""
         return (self.control / "calls").read_text().splitlines()
