@@ -70,6 +70,7 @@ class Primary:
             server.psql(SETUP)
             self.backup = server.basebackup(directory / "backup", f"--tablespace-mapping={self.location}={directory}/mapped",
                                             wal="stream")
+            self.begin = server.lsn()
             self.load(server)
             self.ends = record_ends(server)
             self.expected = server.psql("SELECT * FROM accounts ORDER BY id")
@@ -505,10 +506,14 @@ def test_killed_in_a_restartpoint_with_the_file_of_a_prepared_transaction(origin
     """The file is there, the control file is that of before: stock is kept out, and the same command goes on."""
     disk = shim.Disk(work / "disk", work)
     ours = origin.copy(work / "ours")
-    assert replay(ours.data_dir, origin.archive, env=disk.kill_before("/pg_twophase")).code == -9
-    assert len(list((ours.data_dir / "pg_twophase").iterdir())) == 1 and is_kept_out(ours)
-    replay(ours.data_dir, origin.archive).expect()
+    # Handed over once: then it does not begin by making the whole directory durable.
+    replay(ours.data_dir, origin.archive, "--target-lsn", origin.begin).expect()
+    options = ["--target-lsn", origin.ends["switch"]]
+    assert replay(ours.data_dir, origin.archive, *options, env=disk.kill_before("/pg_twophase")).code == -9
+    assert len(list((ours.data_dir / "pg_twophase").iterdir())) == 1
+    assert is_kept_out(ours)
+    replay(ours.data_dir, origin.archive, *options).expect()
     assert not is_kept_out(ours)
-    recovery.recover_and_promote(ours, max_connections="60")
+    recovery.recover_and_promote(ours, max_connections="60", recovery_target_action="promote")
     with ours:
         check_contents(origin, ours)
