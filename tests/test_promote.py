@@ -70,6 +70,7 @@ class Primary:
             server.psql(SETUP)
             self.backup = server.basebackup(directory / "backup", f"--tablespace-mapping={self.location}={directory}/mapped",
                                             wal="stream")
+            self.begin = server.lsn()
             self.load(server)
             self.ends = record_ends(server)
             self.expected = server.psql("SELECT * FROM accounts ORDER BY id")
@@ -88,6 +89,7 @@ class Primary:
         server.psql("UPDATE accounts SET note = 'after the checkpoint' WHERE id % 3 = 0")
         server.psql("CREATE UNLOGGED TABLE late (id serial PRIMARY KEY, note text); INSERT INTO late (note) VALUES ('lost')")
         server.psql("COMMIT PREPARED 'ends'")
+        server.switch_wal()
         server.psql("BEGIN; INSERT INTO accounts VALUES (-3, 'late'); PREPARE TRANSACTION 'late'")
         with server.session() as one, server.session() as two:
             one.run("BEGIN; SELECT * FROM accounts WHERE id = 7 FOR SHARE")
@@ -96,6 +98,7 @@ class Primary:
             two.run("COMMIT")
         server.psql("CREATE TABLE newest (id int); INSERT INTO newest VALUES (1)")
         server.psql("SELECT pg_create_restore_point('here')")
+        self.switch = server.value("SELECT pg_walfile_name(pg_current_wal_insert_lsn())")
         xid = server.psql("BEGIN; INSERT INTO newest VALUES (3); SELECT txid_current(); COMMIT")[-1][0]
         self.target = dict(xid=xid, time=server.value(f"SELECT pg_xact_commit_timestamp('{xid}'::xid)"))
         server.psql("INSERT INTO newest VALUES (2)")
@@ -164,11 +167,16 @@ def check_contents(origin, server):
     run([install.program("pg_amcheck"), "--all", "--heapallindexed", "--install-missing"], env=server.environment())
 
 
+def segment_name(timeline, lsn):
+    """The file of the segment that this position is in."""
+    return f"{timeline:08X}{lsn >> 32:08X}{(lsn & 0xFFFFFFFF) // SEGMENT:08X}"
+
+
 def new_segment(server, json):
     """The new timeline's first segment, up to the end of its first record if that does not go on in the next one."""
     checkpoint = parse_lsn(json["promoted"]["checkpoint_lsn"])
     switch = parse_lsn(json["promoted"]["switch_lsn"])
-    name = f"{json['promoted']['timeline']:08X}{switch >> 32:08X}{(switch & 0xFFFFFFFF) // SEGMENT:08X}"
+    name = segment_name(json["promoted"]["timeline"], switch)
     end = min(checkpoint % SEGMENT + 120 + (24 if checkpoint % PAGE + 120 > PAGE else 0), SEGMENT)
     return (server.data_dir / "pg_wal" / name).read_bytes()[:end]
 
@@ -179,8 +187,11 @@ def check_wal(ours, stock, json):
     differ = [at for at, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b]
     assert len(differ) <= 12, differ
     timeline = json["promoted"]["timeline"]
-    dump = [run([install.program("pg_waldump"), "-p", server.data_dir / "pg_wal", "-t", timeline,
-                 "-s", json["promoted"]["checkpoint_lsn"], "-n", "1"]).stdout for server in (ours, stock)]
+    lsn = json["promoted"]["checkpoint_lsn"]
+    files = sorted({segment_name(timeline, parse_lsn(lsn) + at) for at in (0, 113)})
+    # Without files, it takes the size of segments from any that it finds first, prepared ones without a header included.
+    dump = [run([install.program("pg_waldump"), "-p", server.data_dir / "pg_wal", "-s", lsn, "-n", "1",
+                 *files]).stdout for server in (ours, stock)]
     assert dump[0] == dump[1] and "CHECKPOINT_SHUTDOWN" in dump[0]
     history = f"pg_wal/{timeline:08X}.history"
     assert (ours.data_dir / history).read_bytes() == (stock.data_dir / history).read_bytes()
@@ -398,17 +409,41 @@ def test_promoting_twice_changes_nothing(origin, work):
         assert ours.psql("SELECT * FROM accounts ORDER BY id") == origin.expected
 
 
+def is_kept_out(server):
+    """Whether PostgreSQL refuses to start, and says who must run first."""
+    if "walrider_was_interrupted" not in (server.data_dir / "postgresql.auto.conf").read_text():
+        return False
+    server.launch()
+    assert server.wait_end(60) != 0
+    assert 'unrecognized configuration parameter "walrider_was_interrupted__run_the_same_walrider_command_again"' \
+        in server.log_tail()
+    return True
+
+
+def finish(server, wal, options, stock):
+    """Stock PostgreSQL, or the same command, makes a primary of what a kill has left; which of them."""
+    kept_out = is_kept_out(server)
+    if kept_out or not stock:
+        promote(server, wal, *options)
+        assert not is_kept_out(server)
+        check_starts_at_once(server, timeline=int(controldata(server.data_dir)["Latest checkpoint's TimeLineID"]))
+        return "ours, stock is kept out" if kept_out else "ours"
+    recovery.recover_and_promote(server, max_connections="60", recovery_target_action="promote")
+    return "stock"
+
+
 def test_killed_at_any_step(origin, work, rng):
     """Before any of its last fsyncs, renames and removals: the same command, or stock, makes a primary of what is left."""
     disk = shim.Disk(work / "disk", work)
     whole = origin.copy(work / "whole")
     plain = origin.copy(work / "plain")
     replay(plain.data_dir, origin.archive, env=disk.kill_at(0)).expect()
-    without = disk.calls()
+    without = len(disk.calls())
     replay(whole.data_dir, origin.archive, "--promote", env=disk.kill_at(0)).expect()
-    steps = range(without - 10, disk.calls() + 1)
+    last = len(disk.calls())
+    steps = range(without - 10, last + 1)
     chosen = sorted(rng.sample(steps, min(ROUNDS, len(steps))))
-    print(f"{without} calls without promotion, {disk.calls()} with; killed at {chosen}")
+    print(f"{without} calls without promotion, {last} with; killed at {chosen}")
     left = []
     for number, step in enumerate(chosen, rng.choice([0, 1])):
         ours = origin.copy(work / f"round{step}")
@@ -416,22 +451,77 @@ def test_killed_at_any_step(origin, work, rng):
         if result.code == 0:        # threads: one call less than before
             assert step >= steps[-1] - 3, (step, steps)
         state = controldata(ours.data_dir)["Database cluster state"]
-        left.append((step, state))
         signals = [ours.data_dir / name for name in ("recovery.signal", "standby.signal") if (ours.data_dir / name).exists()]
         assert signals or state == "shut down", "without a signal file it is a primary's"
-        # PostgreSQL's own gap, if it is stopped in a checkpoint: it means to remove the file of a transaction that it has yet
-        # to see prepared, misses it, and then takes the file for that of one it has (RemoveTwoPhaseFile, PrepareRedoAdd).
-        loses = state != "shut down" and len(list((ours.data_dir / "pg_twophase").iterdir())) > 1
-        if number % 2 or loses:
-            promote(ours, origin.archive)
-            check_starts_at_once(ours, timeline=int(controldata(ours.data_dir)["Latest checkpoint's TimeLineID"]))
-        elif signals:
-            ours.configure(recovery.restore_settings(origin.archive), "postgresql.auto.conf")
-            recovery.recover_and_promote(ours, max_connections="60")
-        else:
-            check_starts_at_once(ours)
+        left.append((step, state, finish(ours, origin.archive, (), number % 2 == 0)))
         with ours:
             check_contents(origin, ours)
         shutil.rmtree(ours.data_dir)
     print(left)
-    assert any(state == "shut down in recovery" for _, state in left), left
+    assert any(state == "shut down in recovery" for _, state, _ in left), left
+
+
+# Where recovery ends, and the timeline it follows.
+KILLED = [("here", "latest"), ("here", "current"), ("here", "1"), ("boundary", "latest"), (None, None)]
+
+
+@pytest.mark.parametrize("end, timeline", KILLED, ids=str)
+def test_killed_with_a_transaction_prepared_in_the_last_segment(origin, work, rng, end, timeline):
+    """Before whatever a promotion does to history, segments, prepared transactions, control file and signals: stock finishes,
+    or is kept out, and the same command does; what was prepared just before can be committed.
+
+    With a target, for each way to name the timeline; where a segment ends; without a target, where WAL ends in this segment.
+    By default in the two places that count and another one.  What power loss takes with it is not tried here.
+    """
+    wal = work / "archive"
+    wal.mkdir()
+    for file in origin.archive.iterdir():
+        if end or file.name <= origin.switch:
+            os.link(file, wal / file.name)
+    options = dict(here=["--target-name", "here"], boundary=["--target-lsn", origin.ends[True, 0]]).get(end, [])
+    options += ["--target-timeline", timeline] if timeline else []
+    disk = shim.Disk(work / "disk", work)
+    begun = origin.copy(work / "begun")
+    replay(begun.data_dir, wal, *options).expect()
+    whole = PgCluster(copy_tree(begun.data_dir, work / "whole"))
+    replay(whole.data_dir, wal, "--promote", *options, env=disk.kill_at(0)).expect()
+    calls = [call.removeprefix(f"{whole.data_dir}/") for call in disk.calls()]
+    first = next(at for at, path in enumerate(calls) if "xlogtemp" in path)
+    behind_history = next(at for at, path in enumerate(calls) if "00000002.history" in path and ".tmp" not in path) + 3
+    at_control = len(calls) - calls[::-1].index("global/pg_control")
+    # Each is the moment before the call.
+    steps = range(first + 1, len(calls) + 1)
+    chosen = steps if ROUNDS >= len(steps) else sorted({behind_history, at_control, rng.choice(steps)})
+    finished = []
+    for step in chosen:
+        ours = PgCluster(copy_tree(begun.data_dir, work / f"round{step}"))
+        replay(ours.data_dir, wal, "--promote", *options, env=disk.kill_at(step))
+        try:
+            by = finish(ours, wal, options, stock=True)
+            with ours:
+                assert ours.psql("SELECT gid FROM pg_prepared_xacts ORDER BY 1") == origin.prepared
+                ours.psql("COMMIT PREPARED 'early'; COMMIT PREPARED 'late'")
+                assert ours.psql("SELECT id FROM accounts WHERE id < 0 ORDER BY 1") == [["-3"], ["-2"], ["-1"]]
+        except Exception as error:
+            raise AssertionError(f"killed before {step} of {first}..{len(calls)}, {calls[step - 1]}: {error}") from error
+        finished.append((step, calls[step - 1], by))
+        shutil.rmtree(ours.data_dir)
+    print(*finished, sep="\n")
+    assert {by for _, _, by in finished} == {"stock", "ours, stock is kept out"}, finished
+
+
+def test_killed_in_a_restartpoint_with_the_file_of_a_prepared_transaction(origin, work):
+    """The file is there, the control file is that of before: stock is kept out, and the same command goes on."""
+    disk = shim.Disk(work / "disk", work)
+    ours = origin.copy(work / "ours")
+    # Handed over once: then it does not begin by making the whole directory durable.
+    replay(ours.data_dir, origin.archive, "--target-lsn", origin.begin).expect()
+    options = ["--target-lsn", origin.ends["switch"]]
+    assert replay(ours.data_dir, origin.archive, *options, env=disk.kill_before("/pg_twophase")).code == -9
+    assert len(list((ours.data_dir / "pg_twophase").iterdir())) == 1
+    assert is_kept_out(ours)
+    replay(ours.data_dir, origin.archive, *options).expect()
+    assert not is_kept_out(ours)
+    recovery.recover_and_promote(ours, max_connections="60", recovery_target_action="promote")
+    with ours:
+        check_contents(origin, ours)

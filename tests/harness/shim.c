@@ -5,7 +5,8 @@
  * $SHIM_CONTROL is a directory.  Its file `switches` is mapped: a switch that is off costs a look into memory, so that what is
  * measured with this library is what there is without it.  See struct switches.
  * $SHIM_KILL_AT is a number: of the calls that make or order what is durable (fsync, rename, unlink), the one of this number
- * kills the process instead.  How many there were is written to the file `calls` when the program ends by itself.
+ * kills the process instead.  With 0, the file `calls` gets a line with the path for each, in this order.
+ * $SHIM_KILL_BEFORE is the end of a path: the first of these calls for such a path kills the process instead.
  * Only files whose path contains $SHIM_PATH are meant, if it is set.
  */
 #define _GNU_SOURCE
@@ -161,30 +162,43 @@ static off_t length_of(const struct iovec *parts, int count)
 
 static atomic_long calls;
 
-static void step(void)
+static void step(const char *path)
 {
-	const char *last = getenv("SHIM_KILL_AT");
+	const char *last = getenv("SHIM_KILL_AT"), *ending = getenv("SHIM_KILL_BEFORE");
+	char log[4096], line[4096];
+	int fd, length;
 
-	if (last && atomic_fetch_add(&calls, 1) + 1 == atol(last))
+	if (ending && strlen(path) >= strlen(ending) && strcmp(path + strlen(path) - strlen(ending), ending) == 0)
 		raise(SIGKILL);
-}
-
-__attribute__((destructor)) static void tell_calls(void)
-{
-	char path[4096];
-	FILE *file;
-
-	if (getenv("SHIM_KILL_AT") && control_path(path, sizeof path, "calls") && (file = fopen(path, "w")))
+	if (!last)
+		return;
+	if (atomic_fetch_add(&calls, 1) + 1 == atol(last))
+		raise(SIGKILL);
+	if (atol(last) == 0 && control_path(log, sizeof log, "calls")
+		&& (fd = REAL(open)(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600)) >= 0)
 	{
-		fprintf(file, "%ld", atomic_load(&calls));
-		fclose(file);
+		length = snprintf(line, sizeof line, "%s\n", path);
+		if (REAL(write)(fd, line, length) != length)
+			abort();
+		close(fd);
 	}
 }
 
-int fsync(int fd) { step(); slow(fd); return REAL(fsync)(fd); }
-int fdatasync(int fd) { step(); slow(fd); return REAL(fdatasync)(fd); }
-int rename(const char *from, const char *to) { step(); return REAL(rename)(from, to); }
-int unlink(const char *path) { step(); return REAL(unlink)(path); }
+static void step_fd(int fd)
+{
+	char link[64], path[4000];
+	ssize_t length;
+
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	length = readlink(link, path, sizeof path - 1);
+	path[length < 0 ? 0 : length] = 0;
+	step(path);
+}
+
+int fsync(int fd) { step_fd(fd); slow(fd); return REAL(fsync)(fd); }
+int fdatasync(int fd) { step_fd(fd); slow(fd); return REAL(fdatasync)(fd); }
+int rename(const char *from, const char *to) { step(to); return REAL(rename)(from, to); }
+int unlink(const char *path) { step(path); return REAL(unlink)(path); }
 
 int sync_file_range(int fd, off_t from, off_t length, unsigned flags)
 {

@@ -26,12 +26,19 @@ class Disk:
         return dict(LD_PRELOAD=str(self.library), SHIM_CONTROL=str(self.control), SHIM_PATH=str(self.path))
 
     def kill_at(self, number):
-        """As `environment()`, for a program that is killed before its fsync, rename or unlink of this number; 0: never."""
+        """As `environment()`, for a program that is killed before its fsync, rename or unlink of this number; 0: never, but
+        they are noted."""
+        if number == 0:
+            (self.control / "calls").unlink(missing_ok=True)
         return dict(self.environment(), SHIM_KILL_AT=str(number))
 
+    def kill_before(self, ending):
+        """As `environment()`, for a program that is killed before its first such call for a path that ends so."""
+        return dict(self.environment(), SHIM_KILL_BEFORE=ending)
+
     def calls(self):
-        """How many such calls the last program made that ended by itself."""
-        return int((self.control / "calls").read_text())
+        """The paths of all such calls that the last program made that was not to be killed, in their order."""
+        return (self.control / "calls").read_text().splitlines()
 
     def _switch(self, name, value):
         """A field of `struct switches`."""

@@ -4,7 +4,7 @@
 //! `access/transam/xlogarchive.c`; PostgreSQL 18).
 
 use std::fs::{self, File};
-use std::io::{Read, copy, repeat};
+use std::io::{self, Read, copy, repeat};
 use std::path::{Path, PathBuf};
 
 use walrider_layout::history::history_file_name;
@@ -16,6 +16,8 @@ use crate::error::{IoContext, Result};
 
 /// Files of this name are removed by a server that starts (`RemoveTempXlogFiles`).
 const TEMPORARY: &str = "xlogtemp.walrider";
+/// Files are compared in pieces of so many bytes.
+const COMPARED_BYTES: u64 = 1 << 18;
 
 /// `pg_wal` of a data directory.
 #[derive(Clone, Debug)]
@@ -103,6 +105,23 @@ impl WalDir {
         self.forget_status(&self.size.file_name(timeline, segment))
     }
 
+    /// Has a segment of an old timeline that was read from somewhere else (`KeepFileRestoredFromArchive`): if the file that is
+    /// there does not begin with `needed`, or none is, it is made of `contents`.
+    pub fn keep_segment(
+        &self,
+        timeline: TimelineId,
+        segment: u64,
+        needed: &mut dyn Read,
+        contents: &mut dyn Read,
+    ) -> Result<()> {
+        let path = self.segment_path(timeline, segment);
+        if path.try_exists().context("stat file", &path)? && begins_with(&path, needed).context("read file", &path)? {
+            return Ok(());
+        }
+        self.make_segment(timeline, segment, contents)?;
+        self.note(&self.size.file_name(timeline, segment), "done")
+    }
+
     /// Writes a timeline's history file; durable on return.
     pub fn write_history(&self, timeline: TimelineId, contents: &[u8], archive: bool) -> Result<()> {
         let name = history_file_name(timeline);
@@ -152,6 +171,21 @@ impl WalDir {
     }
 }
 
+/// Whether a file begins with what `needed` gives.
+fn begins_with(path: &Path, needed: &mut dyn Read) -> io::Result<bool> {
+    let mut file = File::open(path)?;
+    let (mut wanted, mut found) = (Vec::new(), Vec::new());
+    loop {
+        wanted.clear();
+        found.clear();
+        Read::take(&mut *needed, COMPARED_BYTES).read_to_end(&mut wanted)?;
+        file.by_ref().take(wanted.len() as u64).read_to_end(&mut found)?;
+        if wanted.is_empty() || wanted != found {
+            return Ok(wanted == found);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,6 +224,23 @@ mod tests {
         wal_dir.make_segment(TimelineId(3), 5, &mut &b""[..]).unwrap();
         wal_dir.remove_timeline(TimelineId(2)).unwrap();
         assert_eq!(names(&dir, "."), ["000000030000000000000005"]);
+    }
+
+    #[test]
+    fn a_segment_that_was_read_elsewhere_is_kept() {
+        let (dir, wal_dir) = wal_dir();
+        let path = dir.path().join("pg_wal/000000010000000000000005");
+        let keep = |needed: &[u8]| {
+            wal_dir.keep_segment(TimelineId(1), 5, &mut &needed[..], &mut &b"wal and more"[..]).unwrap();
+            (fs::read(&path).unwrap().len() as u64, names(&dir, "archive_status"))
+        };
+        let done = vec!["000000010000000000000005.done".to_owned()];
+        assert_eq!(keep(b"wal"), (MEGABYTE, done.clone()));
+        wal_dir.forget_status("000000010000000000000005").unwrap();
+        assert_eq!(keep(b"wal"), (MEGABYTE, vec![]), "is as it was");
+        fs::write(&path, "wa").unwrap();
+        assert_eq!(keep(b"wal"), (MEGABYTE, done), "was too short");
+        assert!(fs::read(&path).unwrap().starts_with(b"wal and more\0"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use walrider_datadir::durable::{list_dir, unlink};
-use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal};
+use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetTimeline};
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_datadir::unlogged::reset_unlogged_relations;
 use walrider_datadir::wal_dir::WalDir;
@@ -94,9 +94,12 @@ pub fn end_of_recovery(
 
     let wal_dir = WalDir::new(&data_dir, control.segment_size);
     wal_dir.remove_timeline(timeline)?;
+    keep_old_segment(&wal_dir, source, recovery.timeline(), switch_point)?;
     make_segments(&wal_dir, source, control.segment_size, timeline, switch_point, &tail)?;
     write_histories(&wal_dir, source, timeline, switch_point, &reason, settings.archiving)?;
-    recovery.end(globals, &checkpoint)?;
+    // Of the checkpoint that it will begin with, a server with a signal file could reach neither the target nor the timeline.
+    let keep_out = settings.target.is_some() || matches!(settings.target_timeline, TargetTimeline::Number(_));
+    recovery.end(globals, &checkpoint, keep_out)?;
     finish(
         &data_dir,
         &wal_dir,
@@ -107,7 +110,8 @@ pub fn end_of_recovery(
 }
 
 /// Finishes what an earlier end of recovery began, if the directory is at a new timeline's first checkpoint, nobody has started
-/// it since, and there is no WAL behind: what follows the step that counts is done again. `None`: there is recovery to do.
+/// it since, and there is no WAL behind: what follows the step that counts is done again. `wanted` is the timeline that
+/// recovery would follow, the new one or one that led there. `None`: there is recovery to do.
 ///
 /// # Errors
 /// As [`end_of_recovery`].
@@ -116,26 +120,38 @@ pub fn end_again(
     source: &Source,
     format: &WalFormat,
     settings: &RecoverySettings,
-    behind: Lsn,
+    wanted: TimelineId,
 ) -> Result<Option<Promoted>, ReplayError> {
     let control = data_dir.control();
     let body = &control.checkpoint_copy;
-    let history = source.history();
-    let newest = *history.newest_first().next().expect("never empty");
-    let begins_timeline = body.timeline != body.previous_timeline && newest.timeline == body.timeline;
+    let begins_timeline = body.timeline != body.previous_timeline;
     if control.state != DbState::ShutDown || data_dir.label().is_some() || !begins_timeline {
         return Ok(None);
     }
-    match read_record(source, format, behind) {
-        Err(Ending::Failed(error)) => return Err(error),
-        Err(_) => {}
-        Ok(_) => return Ok(None),
+    let history = source.read_history(body.timeline)?;
+    if !history.contains(wanted) {
+        return Ok(None);
     }
+    source.set_history(history.clone());
+    let Some(behind) = end_of_record(source, format, control.checkpoint)? else { return Ok(None) };
+    if end_of_record(source, format, behind)?.is_some() {
+        return Ok(None);
+    }
+    let newest = *history.newest_first().next().expect("never empty");
     let old_timeline = history.timeline_at(Lsn(newest.begin.0.saturating_sub(1)));
     let wal_dir = WalDir::new(data_dir.path(), control.segment_size);
     let promoted =
         Promoted { timeline: body.timeline, switch_point: newest.begin, checkpoint: control.checkpoint, warning: None };
     finish(data_dir.path(), &wal_dir, settings, old_timeline, promoted).map(Some)
+}
+
+/// Where the record at `lsn` ends, if there is one.
+fn end_of_record(source: &Source, format: &WalFormat, lsn: Lsn) -> Result<Option<Lsn>, ReplayError> {
+    match read_record(source, format, lsn) {
+        Err(Ending::Failed(error)) => Err(error),
+        Err(_) => Ok(None),
+        Ok(stretch) => Ok(stretch.places().first().map(|&place| stretch.span(place).end)),
+    }
 }
 
 /// What is left to do in a directory that is a primary's already. Repeatable.
@@ -147,6 +163,7 @@ fn finish(
     mut promoted: Promoted,
 ) -> Result<Promoted, ReplayError> {
     config::remove_signals(data_dir)?;
+    config::let_servers_in(data_dir)?;
     if let Some(command) = &settings.recovery_end_command {
         let size = wal_dir.segment_size();
         let oldest = size.file_name(promoted.timeline, size.segment_of(promoted.checkpoint));
@@ -237,8 +254,29 @@ fn make_segments(
     if !behind.is_empty() {
         wal_dir.make_segment(timeline, first + 1, &mut &behind[..])?;
     }
-    let old = OldWal { source, at: size.start_of(first), end: switch_point, piece: io::Cursor::default() };
+    let old = OldWal::new(source, size.start_of(first), switch_point, switch_point);
     Ok(wal_dir.make_segment(timeline, first, &mut old.chain(here))?)
+}
+
+/// Keeps the old timeline's segment within which it is left. A server that finds the new timeline's history reads that one's copy
+/// of the segment, and fetches no other; but it reads the state of a transaction that was prepared there, as long as it has
+/// not replayed the new timeline's first record, from the file of the old one, in `pg_wal` (`XLogFileReadAnyTLI`,
+/// `XlogReadTwoPhaseData`, `XLogReadDetermineTimeline`).
+fn keep_old_segment(
+    wal_dir: &WalDir,
+    source: &Source,
+    timeline: TimelineId,
+    switch_point: Lsn,
+) -> Result<(), ReplayError> {
+    let size = wal_dir.segment_size();
+    if size.offset_of(switch_point) == 0 {
+        return Ok(());
+    }
+    let segment = size.segment_of(switch_point);
+    let begin = size.start_of(segment);
+    let mut needed = OldWal::new(source, begin, switch_point, switch_point);
+    let mut whole = OldWal::new(source, begin, switch_point, size.start_of(segment + 1));
+    Ok(wal_dir.keep_segment(timeline, segment, &mut needed, &mut whole)?)
 }
 
 /// The WAL between two positions, as bytes.
@@ -246,8 +284,16 @@ struct OldWal<'a> {
     source: &'a Source,
     /// What was not read yet, from the beginning of a page on.
     at: Lsn,
+    /// Up to here it must be there.
+    replayed: Lsn,
     end: Lsn,
     piece: io::Cursor<Vec<u8>>,
+}
+
+impl OldWal<'_> {
+    fn new(source: &Source, at: Lsn, replayed: Lsn, end: Lsn) -> OldWal<'_> {
+        OldWal { source, at, replayed, end, piece: io::Cursor::default() }
+    }
 }
 
 impl Read for OldWal<'_> {
@@ -257,6 +303,9 @@ impl Read for OldWal<'_> {
             let mut bytes = vec![0; missing.next_multiple_of(XLOG_BLCKSZ).min(PIECE_PAGES * XLOG_BLCKSZ)];
             let mut slices: Vec<IoSliceMut<'_>> = bytes.chunks_mut(XLOG_BLCKSZ).map(IoSliceMut::new).collect();
             let got = self.source.read(self.at, &mut slices).map_err(io::Error::other)?;
+            if got == 0 && self.at >= self.replayed {
+                return Ok(0);
+            }
             if got == 0 {
                 let file = self.source.describe(self.at);
                 return Err(io::Error::other(format!("{file}: what was replayed is not there any more")));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
 use walrider_datadir::relation::{RelationFiles, SegmentFile};
-use walrider_datadir::{DataDir, DataDirError, durable};
+use walrider_datadir::{DataDir, DataDirError, config, durable};
 use walrider_layout::control::{ControlFile, DbState};
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
@@ -242,9 +242,14 @@ impl Recovery {
         replayed: Lsn,
         finished: bool,
     ) -> Result<(), ReplayError> {
+        let next_xid = self.control.checkpoint_copy.next_xid;
+        let keep_out = checkpoint.is_some_and(|checkpoint| globals.writes_future_files(&checkpoint, next_xid));
         if let Some(checkpoint) = &checkpoint {
             self.copied_until = self.copied_until.filter(|&copied| copied > checkpoint.body.redo);
             globals.checkpoint(checkpoint)?;
+            if keep_out {
+                config::keep_servers_out(self.data_dir.path())?;
+            }
             globals.checkpoint_prepared(checkpoint)?;
             self.control.checkpoint = checkpoint.lsn;
             self.control.checkpoint_copy = checkpoint.body;
@@ -263,12 +268,25 @@ impl Recovery {
             self.control.state = DbState::ShutDownInRecovery;
         }
         self.last_restartpoint = Instant::now();
-        self.write_control()
+        self.write_control()?;
+        if keep_out {
+            config::let_servers_in(self.data_dir.path())?;
+        }
+        Ok(())
     }
 
     /// Makes the directory that of a server which was shut down at this checkpoint (`CreateCheckPoint`). Everything else that
-    /// belongs to it is durable; the files of prepared transactions come last, as late as can be (docs/crash-safety.md).
-    pub fn end(&mut self, globals: &mut Globals, checkpoint: &SeenCheckpoint) -> Result<(), ReplayError> {
+    /// belongs to it is durable; the files of prepared transactions come last, as late as can be (docs/crash-safety.md). With
+    /// `keep_out`, or if these files ask for it, servers are kept out from here on until somebody lets them in.
+    pub fn end(
+        &mut self,
+        globals: &mut Globals,
+        checkpoint: &SeenCheckpoint,
+        keep_out: bool,
+    ) -> Result<(), ReplayError> {
+        if keep_out || globals.writes_future_files(checkpoint, self.control.checkpoint_copy.next_xid) {
+            config::keep_servers_out(self.data_dir.path())?;
+        }
         globals.checkpoint_prepared(checkpoint)?;
         self.control = ControlFile {
             state: DbState::ShutDown,

@@ -131,6 +131,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     }
     let archive_recovery = data_dir.signals().archive_recovery() || asks_for_archive_recovery(options, &data_dir);
     if let Some(summary) = nothing_to_do(&data_dir, archive_recovery, started) {
+        config::let_servers_in(data_dir.path())?;
         return Ok(summary);
     }
     refuse_crashed_without_end(&data_dir, archive_recovery)?;
@@ -150,29 +151,31 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     }
     remove_old_fetches(data_dir.path())?;
     let history = choose_history(&source, &data_dir, &settings, archive_recovery)?;
-    source.set_history(history.clone());
     let format = WalFormat {
         major: data_dir.control().major,
         segment_size: data_dir.control().segment_size,
         system_identifier: Some(data_dir.control().system_identifier),
     };
-    // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
-    let in_archive_recovery = archive_recovery || data_dir.label().is_some();
-    let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
     let promotes = promotes(options, &settings);
     if promotes {
         refuse_what_a_standby_holds(&data_dir)?;
-        if let Some(promoted) = end_again(&data_dir, &source, &format, &settings, begin.start)? {
+        if let Some(promoted) = end_again(&data_dir, &source, &format, &settings, history.target())? {
             return Ok(Summary { promoted: Some(promoted), ..Summary::nothing_to_do(&data_dir, started) });
         }
     }
+    source.set_history(history.clone());
+    // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
+    let in_archive_recovery = archive_recovery || data_dir.label().is_some();
+    let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
     begin.check_history(&data_dir, &history)?;
     source.note_restartpoint(begin.checkpoint.redo);
     let settings_written = if archive_recovery { write_settings(&data_dir, options, wanted)? } else { Vec::new() };
     begin.enter_recovery(&mut data_dir, in_archive_recovery)?;
 
-    let globals = Globals::open(data_dir.path(), data_dir.control(), archive_recovery)
+    let mut globals = Globals::open(data_dir.path(), data_dir.control(), archive_recovery)
         .map_err(|error| ReplayError::Refused(format!("could not begin at {}: {error}", begin.start)))?;
+    globals.remove_stale_files()?;
+    config::let_servers_in(data_dir.path())?;
     let files = Arc::new(data_dir.relation_files());
     let control = data_dir.control();
     let (window_bytes, ample, short) = share_memory(options.memory_bytes);

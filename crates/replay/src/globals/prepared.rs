@@ -33,15 +33,6 @@ pub enum State {
     },
 }
 
-/// What a restartpoint does to `pg_twophase`: removals first.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct FileChanges {
-    /// Files to remove, by 64-bit id.
-    pub(super) remove: Vec<u64>,
-    /// Transactions to write a file for.
-    pub(super) write: Vec<TransactionId>,
-}
-
 /// The prepared transactions, by id. Their number is bounded by the primary's `max_prepared_transactions`, and what
 /// each takes by the size of a WAL record.
 #[derive(Debug, Default)]
@@ -84,20 +75,21 @@ impl PreparedTransactions {
         }
     }
 
-    /// What a restartpoint with this redo position must do (`CheckPointTwoPhase`).
-    pub(super) fn file_changes(&self, redo: Lsn) -> FileChanges {
-        let due = |prepared: &Prepared| matches!(prepared.state, State::InMemory { end, .. } if end <= redo);
-        let write = self.by_xid.iter().filter(|(_, prepared)| due(prepared)).map(|(&xid, _)| xid).collect();
-        FileChanges { remove: self.stale_files.clone(), write }
+    /// The files that must not be there any more, by 64-bit id.
+    pub(super) fn take_stale_files(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.stale_files)
     }
 
-    /// The file changes are done.
-    pub(super) fn files_changed(&mut self, changes: &FileChanges) {
-        self.stale_files.clear();
-        for xid in &changes.write {
-            if let Some(prepared) = self.by_xid.get_mut(xid) {
-                prepared.state = State::OnDisk;
-            }
+    /// The transactions that a restartpoint with this redo position must write a file for (`CheckPointTwoPhase`).
+    pub(super) fn without_file(&self, redo: Lsn) -> Vec<TransactionId> {
+        let due = |prepared: &Prepared| matches!(prepared.state, State::InMemory { end, .. } if end <= redo);
+        self.by_xid.iter().filter(|(_, prepared)| due(prepared)).map(|(&xid, _)| xid).collect()
+    }
+
+    /// The file of a transaction is written.
+    pub(super) fn has_file(&mut self, xid: TransactionId) {
+        if let Some(prepared) = self.by_xid.get_mut(&xid) {
+            prepared.state = State::OnDisk;
         }
     }
 
@@ -127,13 +119,11 @@ mod tests {
         let mut prepared = PreparedTransactions::default();
         assert!(prepared.prepare(EPOCH | 100, b"a", Lsn(1000), b"state a"));
         assert!(prepared.prepare(EPOCH | 101, b"b", Lsn(2000), b"state b"));
-        let changes = prepared.file_changes(Lsn(999));
-        assert_eq!(changes, FileChanges::default());
-        let changes = prepared.file_changes(Lsn(1000));
-        assert_eq!(changes, FileChanges { remove: vec![], write: vec![100] }, "ends exactly at the redo position");
-        prepared.files_changed(&changes);
+        assert_eq!(prepared.without_file(Lsn(999)), [0; 0]);
+        assert_eq!(prepared.without_file(Lsn(1000)), [100], "ends exactly at the redo position");
+        prepared.has_file(100);
         assert!(on_disk(&prepared, 100) && !on_disk(&prepared, 101));
-        assert_eq!(prepared.file_changes(Lsn(1999)), FileChanges::default(), "nothing is written twice");
+        assert_eq!(prepared.without_file(Lsn(1999)), [0; 0], "nothing is written twice");
     }
 
     #[test]
@@ -141,16 +131,18 @@ mod tests {
         let mut prepared = PreparedTransactions::default();
         prepared.prepare(EPOCH | 100, b"a", Lsn(1000), b"");
         prepared.finish(100);
-        assert_eq!(prepared.file_changes(Lsn(5000)), FileChanges::default(), "it never had a file");
+        assert_eq!(
+            (prepared.take_stale_files(), prepared.without_file(Lsn(5000))),
+            (vec![], vec![]),
+            "it never had a file"
+        );
         prepared.prepare(EPOCH | 101, b"b", Lsn(1000), b"");
-        let changes = prepared.file_changes(Lsn(5000));
-        prepared.files_changed(&changes);
+        assert_eq!(prepared.without_file(Lsn(5000)), [101]);
+        prepared.has_file(101);
         prepared.finish(101);
         prepared.finish(102);
-        let changes = prepared.file_changes(Lsn(6000));
-        assert_eq!(changes, FileChanges { remove: vec![EPOCH | 101], write: vec![] });
-        prepared.files_changed(&changes);
-        assert_eq!(prepared.file_changes(Lsn(7000)), FileChanges::default());
+        assert_eq!((prepared.take_stale_files(), prepared.without_file(Lsn(6000))), (vec![EPOCH | 101], vec![]));
+        assert_eq!((prepared.take_stale_files(), prepared.without_file(Lsn(7000))), (vec![], vec![]));
     }
 
     #[test]
@@ -160,6 +152,6 @@ mod tests {
         assert!(!prepared.prepare(EPOCH | 100, b"a", Lsn(1000), b"state"));
         assert!(on_disk(&prepared, 100));
         prepared.discard_file(EPOCH | 200);
-        assert_eq!(prepared.file_changes(Lsn(0)).remove, [EPOCH | 200]);
+        assert_eq!(prepared.take_stale_files(), [EPOCH | 200]);
     }
 }

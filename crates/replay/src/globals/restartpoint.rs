@@ -61,6 +61,27 @@ impl Globals {
         Ok(())
     }
 
+    /// Removes the files of prepared transactions that have ended; at the beginning also those whose PREPARE is still to come
+    /// (`restoreTwoPhaseData`).
+    ///
+    /// # Errors
+    /// A file that cannot be removed. Replay must end, and begin at the last restartpoint.
+    pub fn remove_stale_files(&mut self) -> Result<(), GlobalError> {
+        for file in self.prepared.take_stale_files() {
+            self.twophase_files.remove(file)?;
+        }
+        Ok(())
+    }
+
+    /// Whether [`Globals::checkpoint_prepared`] writes a file of a transaction that a recovery which begins where `next_xid` is
+    /// the next id would take for one of the future. PostgreSQL 17 and 18 mean to remove such a file, but look for it under
+    /// the name of the epoch before; then it is in the way of the PREPARE (`RemoveTwoPhaseFile`,
+    /// `AdjustToFullTransactionId`, `PrepareRedoAdd`).
+    pub fn writes_future_files(&self, checkpoint: &SeenCheckpoint, next_xid: u64) -> bool {
+        let future = |&xid: &TransactionId| !precedes(xid, next_xid as TransactionId);
+        self.prepared.without_file(checkpoint.body.redo).iter().any(future)
+    }
+
     /// Writes a file for each transaction that is prepared and whose PREPARE ended at or before the checkpoint's redo
     /// position, and removes those of transactions that have ended (`CheckPointTwoPhase`). To be called when everything
     /// else is durable, but for the control file.
@@ -68,17 +89,14 @@ impl Globals {
     /// # Errors
     /// A file that cannot be written. Replay must end, and begin at the last restartpoint.
     pub fn checkpoint_prepared(&mut self, checkpoint: &SeenCheckpoint) -> Result<(), GlobalError> {
-        let changes = self.prepared.file_changes(checkpoint.body.redo);
-        for &file in &changes.remove {
-            self.twophase_files.remove(file)?;
-        }
-        for &xid in &changes.write {
+        self.remove_stale_files()?;
+        for xid in self.prepared.without_file(checkpoint.body.redo) {
             let prepared = self.prepared.get(xid);
             if let Some(Prepared { full_xid, state: PreparedState::InMemory { data, .. }, .. }) = prepared {
                 self.twophase_files.write(*full_xid, data)?;
             }
+            self.prepared.has_file(xid);
         }
-        self.prepared.files_changed(&changes);
         Ok(())
     }
 

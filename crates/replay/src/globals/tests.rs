@@ -236,10 +236,19 @@ fn prepared_transactions_across_restartpoints_and_a_crash() {
     // Began again at a checkpoint whose next id is before it: the file goes, the PREPARE is still to come.
     let mut cluster = cluster.reopen();
     assert_eq!(cluster.globals.prepared().count(), 0);
-    cluster.done(RmgrId::XACT, PREPARE, 1003, &prepare(1003, "first"));
-    cluster.restartpoint(0);
+    cluster.globals.remove_stale_files().unwrap();
     assert_eq!(cluster.twophase_files(), [""; 0]);
+    cluster.done(RmgrId::XACT, PREPARE, 1003, &prepare(1003, "first"));
+    let checkpoint = |cluster: &Cluster| SeenCheckpoint {
+        lsn: Lsn(u64::MAX),
+        end: Lsn(u64::MAX),
+        shutdown: false,
+        body: CheckPoint { redo: Lsn(u64::MAX), ..cluster.control.checkpoint_copy },
+    };
+    let future = |cluster: &Cluster, next| cluster.globals.writes_future_files(&checkpoint(cluster), next);
+    assert!(future(&cluster, 7 << 32 | 1003) && !future(&cluster, 7 << 32 | 1004));
     cluster.restartpoint(u64::MAX);
+    assert!(!future(&cluster, 7 << 32 | 1003), "has its file");
 
     cluster.control.checkpoint_copy.next_xid = 7 << 32 | 1004;
     let mut cluster = cluster.reopen();
