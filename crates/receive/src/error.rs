@@ -75,6 +75,14 @@ pub enum ReceiveError {
         /// The directory's.
         standby: u32,
     },
+    /// A timeline's history file that is none.
+    #[error("the primary sent a history file for timeline {timeline} that is none, and nothing of it was stored: {why}")]
+    BadHistory {
+        /// The timeline that it was asked for.
+        timeline: TimelineId,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The primary is a server that was not promoted when another one was.
     #[error(
         "highest timeline {primary} of the primary is behind recovery timeline {standby}: connect to the server that was \

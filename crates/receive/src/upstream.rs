@@ -1,6 +1,6 @@
 //! The beginning of a session: the right server, its slot, its timelines.
 
-use walrider_layout::history::history_file_name;
+use walrider_layout::history::{TimelineHistory, history_file_name};
 use walrider_layout::{Lsn, TimelineId};
 
 use crate::connect::{ConnectError, ConnectOptions, Connection, Start, SystemIdentity};
@@ -127,10 +127,10 @@ impl Opened {
     }
 
     /// The history files from one timeline to the primary's, those that `has` does not know
-    /// (`WalRcvFetchTimeLineHistoryFiles`).
+    /// (`WalRcvFetchTimeLineHistoryFiles`); what they hold was checked.
     ///
     /// # Errors
-    /// The primary is on an older timeline, or does not have them.
+    /// The primary is on an older timeline, does not have them, or sends something else.
     pub fn missing_histories(
         &mut self,
         from: TimelineId,
@@ -142,10 +142,25 @@ impl Opened {
         let mut found = Vec::new();
         for timeline in (from.0.max(2)..=self.identity.timeline.0).map(TimelineId) {
             if !has(&history_file_name(timeline)) {
-                let (_, contents) = self.connection.timeline_history(timeline)?;
+                let (name, contents) = self.connection.timeline_history(timeline)?;
+                check_history(timeline, &name, &contents).map_err(|why| ReceiveError::BadHistory { timeline, why })?;
                 found.push((timeline, contents));
             }
         }
         Ok(found)
+    }
+}
+
+/// Whether it is what recovery can read, and leads to the timeline (`readTimeLineHistory`): once stored, it is read at every
+/// start.
+fn check_history(timeline: TimelineId, name: &str, contents: &[u8]) -> Result<(), String> {
+    let expected = history_file_name(timeline);
+    if name != expected {
+        return Err(format!("it calls it \"{}\" instead of \"{expected}\"", name.escape_debug()));
+    }
+    let history = TimelineHistory::parse(timeline, &String::from_utf8_lossy(contents));
+    match history.map_err(|error| error.to_string())?.parent() {
+        Some(_) => Ok(()),
+        None => Err("it does not say which timeline this one branched off from".to_owned()),
     }
 }

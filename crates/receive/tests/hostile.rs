@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,9 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
 use walrider_layout::{Lsn, TimelineId};
-use walrider_receive::connect::{ConnectError, ConnectOptions, Connection, CopyEvent, Read};
+use walrider_receive::connect::{ConnectError, ConnectOptions, Connection, CopyEvent, Read, SystemIdentity};
+use walrider_receive::error::ReceiveError;
+use walrider_receive::upstream::Opened;
 
 /// Serves connections, one at a time, with a script; tells what each client sent before it was gone.
 fn serve(script: impl Fn(&mut TcpStream) + Send + 'static) -> (u16, Receiver<Vec<u8>>) {
@@ -359,6 +362,64 @@ fn an_answer_has_an_end_or_a_bound() {
         let error = connection.identify_system().unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+/// A session with a server that says it is on this timeline, and has this name and text for every history file that is asked
+/// for; and how often it was asked.
+fn with_histories(timeline: u32, file: fn(u32) -> (String, Vec<u8>)) -> (Opened, Arc<AtomicU32>) {
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = asked.clone();
+    let connection = connected(move |stream| {
+        let mut head = [0; 5];
+        while stream.read_exact(&mut head).is_ok() && head[0] == b'Q' {
+            let mut body = vec![0; u32::from_be_bytes(head[1..].try_into().unwrap()) as usize - 4];
+            stream.read_exact(&mut body).unwrap();
+            let text = String::from_utf8_lossy(&body[..body.len() - 1]).into_owned();
+            let wanted = text.strip_prefix("TIMELINE_HISTORY ").expect("nothing else is asked").parse().unwrap();
+            count.fetch_add(1, Ordering::Relaxed);
+            let (name, contents) = file(wanted);
+            let mut row = 2_u16.to_be_bytes().to_vec();
+            for value in [name.as_bytes(), &contents] {
+                row.extend((value.len() as u32).to_be_bytes());
+                row.extend(value);
+            }
+            let answer = [message(b'D', &row), message(b'C', b"x\0"), message(b'Z', b"I")].concat();
+            stream.write_all(&answer).unwrap();
+        }
+    });
+    let identity = SystemIdentity { system_identifier: 1, timeline: TimelineId(timeline), flushed: Lsn(0x300_0000) };
+    (Opened { connection, identity, slot: None, early: false }, asked)
+}
+
+/// As every server has them: each timeline branched off from the one before.
+fn in_a_row(timeline: u32) -> (String, Vec<u8>) {
+    let lines = (1..timeline).map(|parent| format!("{parent}\t0/{:X}\tno recovery target specified\n", parent << 24));
+    (format!("{timeline:08X}.history"), lines.collect::<String>().into_bytes())
+}
+
+#[test]
+fn a_history_file_is_one() {
+    let cases: [(fn(u32) -> (String, Vec<u8>), &str); 8] = [
+        (|n| (in_a_row(n).0, (0..=255).rev().collect()), "line 1: expected a numeric timeline ID"),
+        (|n| (in_a_row(n).0, b"1\tnowhere\tx\n".to_vec()), "line 1: expected a write-ahead log switchpoint location"),
+        (|n| (in_a_row(n).0, b"1\t0/300\tx\n2\n".to_vec()), "line 2: expected a write-ahead log switchpoint location"),
+        (|n| (in_a_row(n).0, b"2\t0/400\tx\n1\t0/300\tx\n".to_vec()), "line 2: timeline IDs must be in increasing"),
+        (|n| (in_a_row(n).0, in_a_row(n + 1).1), "must be less than child timeline's ID"),
+        (|n| (in_a_row(n).0, Vec::new()), "does not say which timeline this one branched off from"),
+        (|n| (in_a_row(n).0, b"1\t0/300\t".iter().copied().chain([b'x'; 5000]).collect()), "line 1: the line is too long"),
+        (|n| ("../../x".into(), in_a_row(n).1), "calls it \"../../x\" instead of \"00000003.history\""),
+    ];
+    for (file, expected) in cases {
+        let (mut opened, _) = with_histories(3, file);
+        let error = opened.missing_histories(TimelineId(3), |_| false).unwrap_err();
+        assert!(matches!(error, ReceiveError::BadHistory { timeline: TimelineId(3), .. }), "{error}");
+        assert!(error.to_string().contains(expected), "{expected}: {error}");
+    }
+    let (mut opened, asked) = with_histories(5, in_a_row);
+    let mut found = opened.missing_histories(TimelineId(2), |name| name == "00000003.history").unwrap();
+    found.sort();
+    let expected = [2, 4, 5].map(|timeline| (TimelineId(timeline), in_a_row(timeline).1));
+    assert_eq!((found, asked.load(Ordering::Relaxed)), (expected.to_vec(), 3));
 }
 
 #[test]
