@@ -7,6 +7,7 @@ use walrider_spool::SpoolError;
 use walrider_wire::WireError;
 
 use crate::connect::ConnectError;
+use crate::upstream::MAX_TIMELINES;
 
 /// Why a session with the primary failed.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +75,29 @@ pub enum ReceiveError {
         primary: u32,
         /// The directory's.
         standby: u32,
+    },
+    /// More timelines than there can be.
+    #[error(
+        "the primary says that it is on timeline {primary}, where the standby is on {standby}: more than \
+         {MAX_TIMELINES} promotions in between are not credible; is it the right server? A new base backup has no such gap"
+    )]
+    TooManyTimelines {
+        /// The primary's.
+        primary: TimelineId,
+        /// The one that is asked for.
+        standby: TimelineId,
+    },
+    /// A next timeline that cannot be the next.
+    #[error("the primary ended timeline {timeline} at {ended}, and says that timeline {next} follows it at {begins}")]
+    NextTimeline {
+        /// The one that ended.
+        timeline: TimelineId,
+        /// Where the stream ended.
+        ended: Lsn,
+        /// The one that is said to follow.
+        next: TimelineId,
+        /// Where that is said to begin.
+        begins: Lsn,
     },
     /// A timeline's history file that is none.
     #[error("the primary sent a history file for timeline {timeline} that is none, and nothing of it was stored: {why}")]

@@ -6,6 +6,9 @@ use walrider_layout::{Lsn, TimelineId};
 use crate::connect::{ConnectError, ConnectOptions, Connection, Start, SystemIdentity};
 use crate::error::ReceiveError;
 
+/// Most timelines that a primary may be ahead: each is a promotion, and a history file to ask for.
+pub(crate) const MAX_TIMELINES: u32 = 1000;
+
 /// Whom to connect to, and what to expect there.
 #[derive(Clone, Debug)]
 pub struct Upstream {
@@ -127,10 +130,12 @@ impl Opened {
     }
 
     /// The history files from one timeline to the primary's, those that `has` does not know
-    /// (`WalRcvFetchTimeLineHistoryFiles`); what they hold was checked.
+    /// (`WalRcvFetchTimeLineHistoryFiles`); what they hold was checked. The newest comes first, so that a primary that is not
+    /// on the timeline that it names is asked once. Those beside the way to it are wanted too: without them there would be a
+    /// gap, and the newest timeline is looked for number by number (`findNewestTimeLine`).
     ///
     /// # Errors
-    /// The primary is on an older timeline, does not have them, or sends something else.
+    /// The primary is on an older timeline or absurdly far ahead, does not have them, or sends something else.
     pub fn missing_histories(
         &mut self,
         from: TimelineId,
@@ -139,8 +144,11 @@ impl Opened {
         if self.identity.timeline < from {
             return Err(ReceiveError::OldTimeline { primary: self.identity.timeline, standby: from });
         }
+        if self.identity.timeline.0 - from.0 > MAX_TIMELINES {
+            return Err(ReceiveError::TooManyTimelines { primary: self.identity.timeline, standby: from });
+        }
         let mut found = Vec::new();
-        for timeline in (from.0.max(2)..=self.identity.timeline.0).map(TimelineId) {
+        for timeline in (from.0.max(2)..=self.identity.timeline.0).rev().map(TimelineId) {
             if !has(&history_file_name(timeline)) {
                 let (name, contents) = self.connection.timeline_history(timeline)?;
                 check_history(timeline, &name, &contents).map_err(|why| ReceiveError::BadHistory { timeline, why })?;
@@ -149,6 +157,18 @@ impl Opened {
         }
         Ok(found)
     }
+}
+
+/// Checks what a primary says at the end of `timeline`, whose stream ended at `ended`, about the one that follows
+/// (`ReceiveXlogStream`, `bin/pg_basebackup/receivelog.c`).
+///
+/// # Errors
+/// It is not newer, or begins where nothing was received.
+pub fn check_next(timeline: TimelineId, ended: Lsn, (next, begins): (TimelineId, Lsn)) -> Result<(), ReceiveError> {
+    if next <= timeline || begins > ended {
+        return Err(ReceiveError::NextTimeline { timeline, ended, next, begins });
+    }
+    Ok(())
 }
 
 /// Whether it is what recovery can read, and leads to the timeline (`readTimeLineHistory`): once stored, it is read at every

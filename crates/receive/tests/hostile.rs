@@ -14,7 +14,7 @@ use rustls::{ServerConfig, ServerConnection};
 use walrider_layout::{Lsn, TimelineId};
 use walrider_receive::connect::{ConnectError, ConnectOptions, Connection, CopyEvent, Read, SystemIdentity};
 use walrider_receive::error::ReceiveError;
-use walrider_receive::upstream::Opened;
+use walrider_receive::upstream::{Opened, check_next};
 
 /// Serves connections, one at a time, with a script; tells what each client sent before it was gone.
 fn serve(script: impl Fn(&mut TcpStream) + Send + 'static) -> (u16, Receiver<Vec<u8>>) {
@@ -420,6 +420,28 @@ fn a_history_file_is_one() {
     found.sort();
     let expected = [2, 4, 5].map(|timeline| (TimelineId(timeline), in_a_row(timeline).1));
     assert_eq!((found, asked.load(Ordering::Relaxed)), (expected.to_vec(), 3));
+}
+
+#[test]
+fn timelines_have_a_bound() {
+    // Nothing is asked of a server that is where nobody can be.
+    for (primary, from) in [(u32::MAX, 1), (1002, 1), (u32::MAX, 0)] {
+        let (mut opened, asked) = with_histories(primary, in_a_row);
+        let error = opened.missing_histories(TimelineId(from), |_| false).unwrap_err();
+        assert!(matches!(error, ReceiveError::TooManyTimelines { .. }), "{error}");
+        assert_eq!(asked.load(Ordering::Relaxed), 0);
+    }
+    // One that has no history to show is asked once.
+    let (mut opened, asked) = with_histories(900, |n| (in_a_row(n).0, b"nonsense".to_vec()));
+    let error = opened.missing_histories(TimelineId(1), |_| false).unwrap_err();
+    assert!(matches!(error, ReceiveError::BadHistory { timeline: TimelineId(900), .. }), "{error}");
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    // And what is said to follow leads on, without a gap.
+    let check = |timeline, next, at| check_next(TimelineId(timeline), Lsn(0x300_0000), (TimelineId(next), Lsn(at)));
+    assert!(check(1, 2, 0x300_0000).is_ok() && check(1, 900, 0x2FF_FFFF).is_ok());
+    for (timeline, next, at) in [(1, 1, 0), (2, 1, 0), (2, 0, 0), (1, 2, 0x300_0001)] {
+        assert!(matches!(check(timeline, next, at), Err(ReceiveError::NextTimeline { .. })));
+    }
 }
 
 #[test]

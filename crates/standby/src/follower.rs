@@ -28,7 +28,7 @@ use crate::settings::Settings;
 /// Longest wait for WAL before looking around: for files that tell what to do, for timelines.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// First pause after a connection failed; each further one is twice as long, up to `retry_interval`.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Most segments that are kept for reuse.
 const MAX_RECYCLED: u64 = 16;
 

@@ -15,11 +15,11 @@ use walrider_receive::error::ReceiveError;
 use walrider_receive::line::Line;
 use walrider_receive::positions::Timing;
 use walrider_receive::streaming::{End, Streaming};
-use walrider_receive::upstream::{Opened, Upstream};
+use walrider_receive::upstream::{Opened, Upstream, check_next};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
 
 use crate::error::StandbyError;
-use crate::follower::Task;
+use crate::follower::{FIRST_PAUSE, Task};
 use crate::standby::spool_status;
 
 /// What `walrider receive` is told.
@@ -163,14 +163,17 @@ impl Inner {
             shown.last_error = Some(LastError { time: SystemTime::now(), message });
             shown.connected_since = None;
             shown.state = State::Connecting;
-            let waits = |_: &mut StandbyStatus| !self.board.ends();
-            drop(
-                self.changed
-                    .wait_timeout_while(shown, self.settings.retry_interval, waits)
-                    .expect("no panic while locked"),
-            );
+            drop(shown);
+            self.pause(self.settings.retry_interval);
         }
         Ok(())
+    }
+
+    /// Waits so long, or until it is stopped.
+    fn pause(&self, time: Duration) {
+        let shown = self.shown.lock().expect("no panic while locked");
+        let waits = |_: &mut StandbyStatus| !self.board.ends();
+        drop(self.changed.wait_timeout_while(shown, time, waits).expect("no panic while locked"));
     }
 
     /// One session, to its end. `next`: where to go on, if that is known.
@@ -198,7 +201,11 @@ impl Inner {
         let slot = opened.slot.as_deref();
         let start = opened.connection.start_replication(slot, task.start, task.timeline).map_err(ReceiveError::from)?;
         let end = match start {
-            Start::Ended(branch) => End::Timeline(branch),
+            Start::Ended(branch) => {
+                // A server that leads from one timeline to the next, and has WAL of none, is not asked without a pause.
+                self.pause(FIRST_PAUSE);
+                End::Timeline(branch)
+            }
             Start::Streaming => {
                 let line = Line::new(opened.connection, spool, &self.board, opened.identity.flushed);
                 self.show(|shown| {
@@ -215,6 +222,7 @@ impl Inner {
         match end {
             End::Asked => self.board.end(true),
             End::Timeline(Some((timeline, at))) => {
+                check_next(task.timeline, spool.written(), (timeline, at))?;
                 tracing::info!("switched to timeline {timeline} at {at}");
                 let size = spool.segment_size();
                 *next = Some(Task { start: size.start_of(size.segment_of(at)), timeline });
