@@ -155,6 +155,53 @@ fn a_server_that_says_nothing_or_not_enough_is_waited_for_until_the_timeout() {
     assert!(failure(port, "").contains("unexpected message type"));
 }
 
+/// Without `connect_timeout`, as most connection strings are.
+#[test]
+fn authentication_that_never_ends_is_given_up() {
+    let scram = |stream: &mut TcpStream| {
+        stream.write_all(&authentication(10, b"SCRAM-SHA-256\0\0")).unwrap();
+        let (_, first) = take(stream);
+        let nonce = String::from_utf8_lossy(&first).rsplit_once("r=").unwrap().1.to_owned();
+        stream.write_all(&authentication(11, format!("r={nonce}x,s=AAAA,i=4096").as_bytes())).unwrap();
+    };
+    // Whether SCRAM begins, and what then comes again and again, each long before a silence would be noticed.
+    let cases = [
+        (false, message(b'N', b"SNOTICE\0Mm\0\0")),
+        (false, message(b'S', b"server_version\x0018.6\0")),
+        (true, message(b'N', b"SNOTICE\0Mm\0\0")),
+        (true, message(b'S', b"a\0b\0")),
+        (false, message(b'A', b"\0\0\0\x01a\0b\0")),
+    ];
+    for (begins, again) in cases {
+        let (port, _) = serve(move |stream| {
+            take_startup(stream);
+            if begins {
+                scram(stream);
+            }
+            // The test, not the server, is to end it.
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_secs(20) && stream.write_all(&again).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let mut options = options(port, "connect_timeout=0");
+        options.give_up_after(Duration::from_millis(300));
+        let began = Instant::now();
+        let error = Connection::open(&options).err().expect("no connection").to_string();
+        assert!(error.contains("timeout expired"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+    // SASL that goes on is an error at once.
+    let (port, _) = serve(move |stream| {
+        take_startup(stream);
+        scram(stream);
+        let (tag, _) = take(stream);
+        assert_eq!(tag, b'p');
+        while stream.write_all(&authentication(11, b"r=x,s=AAAA,i=4096")).is_ok() {}
+    });
+    assert!(failure(port, "connect_timeout=0").contains("SCRAM authentication failed"));
+}
+
 #[test]
 fn random_bytes_are_an_error() {
     let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap().as_nanos();

@@ -241,6 +241,7 @@ impl Inner {
             tracing::warn!("{warning}");
         }
         connect.interrupt_with(self.board.end_fd());
+        connect.give_up_after(settings.receiver_timeout);
         let application_name = Some(connect.application_name().to_owned());
         let upstream = Upstream {
             connect,

@@ -55,12 +55,14 @@ fn stream(follower: &Follower, task: Task, system_identifier: u64, major: u32) -
         tracing::warn!("{warning}");
     }
     connect.interrupt_with(follower.board.end_fd());
+    connect.give_up_after(settings.receiver_timeout);
     let application_name = connect.application_name().to_owned();
     let database = match settings.early {
         EarlyMode::Off => None,
         EarlyMode::Auto | EarlyMode::On => {
             let mut database = ConnectOptions::resolve_for_database(conninfo, &settings.application_name_fallback)?;
             database.interrupt_with(follower.board.end_fd());
+            database.give_up_after(settings.receiver_timeout);
             Some(database)
         }
     };

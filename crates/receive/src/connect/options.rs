@@ -29,6 +29,8 @@ pub struct ConnectOptions {
     pub(super) protocol: (u32, u32),
     /// For each address, from connecting to the end of authentication.
     pub(super) connect_timeout: Option<Duration>,
+    /// The caller's own bound to the same; the shorter one counts.
+    pub(super) session_timeout: Option<Duration>,
     pub(super) tcp: TcpOptions,
     pub(super) ssl: SslOptions,
     pub(super) auth: AuthPolicy,
@@ -146,6 +148,17 @@ impl ConnectOptions {
         self.interrupt = Some(fd);
     }
 
+    /// Bounds each address that is tried, from connecting to the end of authentication, whatever the server sends meanwhile;
+    /// zero: `connect_timeout` alone does. Until streaming begins nobody else looks whether the server gets on.
+    pub fn give_up_after(&mut self, timeout: Duration) {
+        self.session_timeout = Some(timeout).filter(|timeout| !timeout.is_zero());
+    }
+
+    /// How long an address may take.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.connect_timeout.into_iter().chain(self.session_timeout).min()
+    }
+
     /// What should be logged: a password file that was not used because others can read it, and the like.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
@@ -183,6 +196,7 @@ impl ConnectOptions {
             startup,
             protocol: protocol(&info)?,
             connect_timeout: duration(&info, "connect_timeout", Duration::from_secs)?,
+            session_timeout: None,
             tcp: TcpOptions {
                 keepalives: number(&info, "keepalives")? != Some(0),
                 keepalives_idle: duration(&info, "keepalives_idle", Duration::from_secs)?,
