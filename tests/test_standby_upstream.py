@@ -10,6 +10,7 @@ from tests.harness import install, standby
 from tests.harness.cluster import PgCluster, ServerError, parse_lsn
 from tests.harness.proxy import Proxy
 from tests.harness.standby import LOCALLY, Walrider, clone, point, start_primary, wait_for, wait_position, wait_streaming
+from tests.harness.walrider import FAILED, USAGE, binary, walrider
 from tests.test_standby import TABLE, Commit
 
 OTHER_MAJOR = "17" if install.major() == "18" else "18"
@@ -384,6 +385,27 @@ def test_no_primary_at_first(table, work, kind):
     with kind(directory).start():
         time.sleep(1)
         start_primary(table)
+        wait_streaming(table)
+        Commit(table, "remote_apply").wait()
+
+
+def test_promoted_before_there_is_anything(table, work):
+    """Nothing of the WAL that recovery begins with is there, and the primary is away: a promotion is refused with the reason, as
+    PostgreSQL refuses it, and the directory can go on following."""
+    directory = clone(table, work / "ours")
+    for name in wal_of(directory):
+        (directory / "pg_wal" / name).unlink()
+    table.stop()
+    with Walrider(directory) as follower:
+        follower.spawn([binary(), "standby", "-D", directory])
+        wait_for(lambda: "could not receive data from the primary" in follower.log_text(), follower.log_tail)
+        said = walrider("promote", "-D", directory, "--timeout", "20s").expect(FAILED).stderr
+        assert "ended without being promoted: there is nothing to promote yet: could not locate the checkpoint record" in said
+        assert follower.wait_end() == FAILED
+        assert "ERROR:  there is nothing to promote yet" in follower.log_text()
+        assert not (directory / "promote").exists() and (directory / "standby.signal").exists()
+        start_primary(table)
+        follower.start()
         wait_streaming(table)
         Commit(table, "remote_apply").wait()
 

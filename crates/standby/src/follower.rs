@@ -6,6 +6,7 @@
 //! again by the receiver itself, however far replay lags; only if there is nothing left to replay, archives are looked at
 //! again in between.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -211,6 +212,19 @@ impl Follower {
         self.pause(data_dir.join(PAUSE_FILE).exists());
         if data_dir.join(PROMOTE_FILE).exists() {
             self.promote();
+        }
+    }
+
+    /// Tells whoever asked for promotion with a file, and waits, why there is none: the file itself says it. The next start
+    /// does not take it for a request ([`Follower::remove_old_promote_file`]).
+    pub fn tell_promoter(&self, error: &StandbyError) {
+        let path = self.settings().data_dir.join(PROMOTE_FILE);
+        let told = || std::fs::OpenOptions::new().write(true).truncate(true).open(&path)?.write_all(error.to_string().as_bytes());
+        match told() {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!("could not write file \"{PROMOTE_FILE}\": {error}");
+            }
+            _ => {}
         }
     }
 
