@@ -269,7 +269,8 @@ mod tests {
 
     #[test]
     fn ended_without() {
-        let silent = ["exit 1", "rm promote; exit 1", "rm standby.signal; exit 1"].map(|on_usr1| (on_usr1, "see its log"));
+        let silent =
+            ["exit 1", "rm promote; exit 1", "rm standby.signal; exit 1"].map(|on_usr1| (on_usr1, "see its log"));
         for (on_usr1, why) in silent.into_iter().chain([("printf told >promote; exit 1", "told")]) {
             let fake = Fake::standby(on_usr1, "exit 9");
             let error = promote(fake.dir.path(), Some(TIME)).unwrap_err();

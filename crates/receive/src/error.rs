@@ -100,7 +100,9 @@ pub enum ReceiveError {
         begins: Lsn,
     },
     /// A timeline's history file that is none.
-    #[error("the primary sent a history file for timeline {timeline} that is none, and nothing of it was stored: {why}")]
+    #[error(
+        "the primary sent a history file for timeline {timeline} that is none, and nothing of it was stored: {why}"
+    )]
     BadHistory {
         /// The timeline that it was asked for.
         timeline: TimelineId,
@@ -139,6 +141,18 @@ impl ReceiveError {
             ReceiveError::Connect(error) => {
                 ["28000", "3D000", "42501", "55000"].into_iter().any(|state| error.is_sqlstate(state))
             }
+            _ => false,
+        }
+    }
+
+    /// Whether somebody has to set right what we were told, or where we were sent, before a first session: time alone brings
+    /// nothing. What the server answers is not among it, but for the name of a slot that cannot be one (42602,
+    /// `ReplicationSlotValidateName`).
+    pub fn never_heals(&self) -> bool {
+        match self {
+            ReceiveError::Connect(ConnectError::Config(_)) => true,
+            ReceiveError::Connect(error) => error.is_sqlstate("42602"),
+            ReceiveError::OtherSystem { .. } | ReceiveError::OtherMajor { .. } => true,
             _ => false,
         }
     }

@@ -41,6 +41,8 @@ pub struct Opened {
     pub slot: Option<String>,
     /// The primary has the early stream.
     pub early: bool,
+    /// Why it has not, where it was asked for.
+    pub not_early: Option<ReceiveError>,
 }
 
 impl Upstream {
@@ -49,7 +51,7 @@ impl Upstream {
     /// # Errors
     /// No connection, another server, or no slot.
     pub fn open(&self) -> Result<Opened, ReceiveError> {
-        let (mut connection, early) = self.connect()?;
+        let (mut connection, early, not_early) = self.connect()?;
         let primary = connection.server_version_num() / 10_000;
         if let Some(standby) = self.major.filter(|&major| major != primary) {
             return Err(ReceiveError::OtherMajor { primary, standby });
@@ -73,21 +75,18 @@ impl Upstream {
             }
             None => None,
         };
-        Ok(Opened { connection, identity, slot, early })
+        Ok(Opened { connection, identity, slot, early, not_early })
     }
 
-    /// Connects so that the early stream can be had, if it can be. Whether it can.
-    fn connect(&self) -> Result<(Connection, bool), ReceiveError> {
-        if let Some(options) = &self.database {
-            match connect_early(options) {
-                Ok(connection) => return Ok((connection, true)),
-                Err(error) if !self.early_required && error.rules_out_early() => {
-                    tracing::info!("WAL comes once the primary has flushed it: {error}");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok((Connection::open(&self.connect)?, false))
+    /// Connects so that the early stream can be had, if it can be. Whether it can; if it was wanted and cannot, why.
+    fn connect(&self) -> Result<(Connection, bool, Option<ReceiveError>), ReceiveError> {
+        let not_early = match self.database.as_ref().map(connect_early) {
+            None => None,
+            Some(Ok(connection)) => return Ok((connection, true, None)),
+            Some(Err(error)) if !self.early_required && error.rules_out_early() => Some(error),
+            Some(Err(error)) => return Err(error),
+        };
+        Ok((Connection::open(&self.connect)?, false, not_early))
     }
 }
 

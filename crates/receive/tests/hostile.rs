@@ -435,7 +435,7 @@ fn with_histories(timeline: u32, file: fn(u32) -> (String, Vec<u8>)) -> (Opened,
         }
     });
     let identity = SystemIdentity { system_identifier: 1, timeline: TimelineId(timeline), flushed: Lsn(0x300_0000) };
-    (Opened { connection, identity, slot: None, early: false }, asked)
+    (Opened { connection, identity, slot: None, early: false, not_early: None }, asked)
 }
 
 /// As every server has them: each timeline branched off from the one before.
@@ -453,7 +453,10 @@ fn a_history_file_is_one() {
         (|n| (in_a_row(n).0, b"2\t0/400\tx\n1\t0/300\tx\n".to_vec()), "line 2: timeline IDs must be in increasing"),
         (|n| (in_a_row(n).0, in_a_row(n + 1).1), "must be less than child timeline's ID"),
         (|n| (in_a_row(n).0, Vec::new()), "does not say which timeline this one branched off from"),
-        (|n| (in_a_row(n).0, b"1\t0/300\t".iter().copied().chain([b'x'; 5000]).collect()), "line 1: the line is too long"),
+        (
+            |n| (in_a_row(n).0, b"1\t0/300\t".iter().copied().chain([b'x'; 5000]).collect()),
+            "line 1: the line is too long",
+        ),
         (|n| ("../../x".into(), in_a_row(n).1), "calls it \"../../x\" instead of \"00000003.history\""),
     ];
     for (file, expected) in cases {

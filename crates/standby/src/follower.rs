@@ -219,7 +219,9 @@ impl Follower {
     /// does not take it for a request ([`Follower::remove_old_promote_file`]).
     pub fn tell_promoter(&self, error: &StandbyError) {
         let path = self.settings().data_dir.join(PROMOTE_FILE);
-        let told = || std::fs::OpenOptions::new().write(true).truncate(true).open(&path)?.write_all(error.to_string().as_bytes());
+        let told = || {
+            std::fs::OpenOptions::new().write(true).truncate(true).open(&path)?.write_all(error.to_string().as_bytes())
+        };
         match told() {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 tracing::warn!("could not write file \"{PROMOTE_FILE}\": {error}");
@@ -300,6 +302,11 @@ impl Follower {
                 None => self.changed.wait(control).expect("no panic while locked"),
             };
         }
+    }
+
+    /// Whether WAL has streamed in in this run: the primary was the right one then, and may become so again.
+    pub fn has_streamed(&self) -> bool {
+        self.control().connections > 0
     }
 
     /// WAL streams in from now on. False: it is not wanted any more.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use tracing::Level;
 use walrider_datadir::config::{Unit, parse_number};
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
@@ -20,6 +21,7 @@ use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
 
 use crate::error::StandbyError;
 use crate::follower::{FIRST_PAUSE, Task};
+use crate::repeats::Repeats;
 use crate::standby::spool_status;
 
 /// What `walrider receive` is told.
@@ -140,24 +142,36 @@ impl Inner {
     }
 
     fn run(&self) -> Result<(), StandbyError> {
+        let mut repeats = Repeats::default();
+        let result = self.sessions(&mut repeats);
+        repeats.settle();
+        result
+    }
+
+    /// One session after the other.
+    fn sessions(&self, repeats: &mut Repeats) -> Result<(), StandbyError> {
         let mut creates_slot = self.settings.create_slot;
         let mut system_identifier = None;
         let mut next = None;
         while !self.board.ends() {
             self.show(|shown| shown.state = State::Connecting);
-            let error = match self.session(&mut next, &mut creates_slot, &mut system_identifier) {
+            let error = match self.session(&mut next, &mut creates_slot, &mut system_identifier, repeats) {
                 Ok(()) => continue,
                 Err(_) if self.board.ends() => break,
                 Err(error) => error,
             };
+            let is_first = self.shown.lock().expect("no panic while locked").connections == 0;
+            let never_heals = matches!(&error, StandbyError::Receive(error) if error.never_heals());
             let is_final = match &error {
-                StandbyError::Receive(error) => error.is_final() || error.is_missing_wal(),
+                StandbyError::Receive(error) => error.is_final() || error.is_missing_wal() || (never_heals && is_first),
                 _ => true,
             };
             if is_final || !self.settings.reconnect {
                 return Err(error);
             }
-            tracing::warn!("{error}; connecting again in {} s", self.settings.retry_interval.as_secs_f64());
+            let level = if never_heals { Level::ERROR } else { Level::WARN };
+            let interval = self.settings.retry_interval.as_secs_f64();
+            repeats.say(level, &format!("{error}; connecting again in {interval} s"));
             let message = error.to_string();
             let mut shown = self.shown.lock().expect("no panic while locked");
             shown.last_error = Some(LastError { time: SystemTime::now(), message });
@@ -182,8 +196,9 @@ impl Inner {
         next: &mut Option<Task>,
         creates_slot: &mut bool,
         system_identifier: &mut Option<u64>,
+        repeats: &mut Repeats,
     ) -> Result<(), StandbyError> {
-        let mut opened = self.open(*creates_slot, *system_identifier)?;
+        let mut opened = self.open(*creates_slot, *system_identifier, repeats)?;
         *creates_slot = false;
         *system_identifier = Some(opened.identity.system_identifier);
         let spool = self.open_spool(&mut opened.connection)?;
@@ -213,6 +228,7 @@ impl Inner {
                     shown.connected_since = Some(SystemTime::now());
                     shown.connections += 1;
                 });
+                repeats.settle();
                 tracing::info!("starting log streaming at {} (timeline {})", task.start, task.timeline);
                 let ended = Streaming::new(&mut writer, &self.board).until(self.settings.end).run(line);
                 *next = Some(Task { start: spool.written(), ..task });
@@ -232,13 +248,18 @@ impl Inner {
         Ok(())
     }
 
-    fn open(&self, creates_slot: bool, system_identifier: Option<u64>) -> Result<Opened, StandbyError> {
+    fn open(
+        &self,
+        creates_slot: bool,
+        system_identifier: Option<u64>,
+        repeats: &mut Repeats,
+    ) -> Result<Opened, StandbyError> {
         let settings = &self.settings;
         let conninfo = settings.primary.as_deref().unwrap_or_default();
         let mut connect =
             ConnectOptions::resolve(conninfo, &settings.application_name_fallback).map_err(ReceiveError::from)?;
         for warning in connect.warnings() {
-            tracing::warn!("{warning}");
+            repeats.say(Level::WARN, warning);
         }
         connect.interrupt_with(self.board.end_fd());
         connect.give_up_after(settings.receiver_timeout);

@@ -1,6 +1,7 @@
 //! A connection string made whole and checked: what to connect to, and how (`pqConnectOptions2`, PostgreSQL 18).
 
 use std::fmt;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -323,6 +324,9 @@ fn hosts(info: &ConnInfo, user: &str, env: Env<'_>, warnings: &mut Vec<String>) 
             };
             let of = |list: &Option<Vec<&str>>| list.as_ref().map_or("", |list| list[at]).to_owned();
             let hostaddr = Some(of(&addresses)).filter(|address| !address.is_empty());
+            if let Some(address) = hostaddr.as_ref().filter(|address| address.parse::<IpAddr>().is_err()) {
+                return config(format!("could not parse network address \"{address}\""));
+            }
             let mut host = of(&hosts);
             if host.is_empty() && hostaddr.is_none() {
                 host = files::default_socket_directory(port).to_owned();
@@ -396,6 +400,7 @@ mod tests {
             ("ssl_max_protocol_version=TLSv1.1 ssl_min_protocol_version=TLSv1", "not safe"),
             ("ssl_max_protocol_version=TLSv1.2 ssl_min_protocol_version=TLSv1.3", "invalid SSL protocol version range"),
             ("min_protocol_version=3.2 max_protocol_version=3.0", "greater"),
+            ("hostaddr=10.0.0", "could not parse network address \"10.0.0\""),
             ("service=nosuch", "definition of service \"nosuch\" not found"),
         ];
         for (conninfo, expected) in cases {
