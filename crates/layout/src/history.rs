@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(line("1\t0/1\n2\tnowhere\n"), 2);
         assert_eq!(line("2\t0/1\n2\t0/2\n"), 2);
         assert_eq!(line("# the child itself\n5\t0/1\n"), 2);
-        let long = |len| format!("1\t0/1\t{}\n2\t0/2\tx\n", "r".repeat(len - 6));
+        let long = |len: usize| format!("1\t0/1\t{}\n2\t0/2\tx\n", "r".repeat(len - 6));
         assert_eq!(parse(&long(1023)).unwrap().parent(), Some(TimelineId(2)));
         assert_eq!(line(&long(1024)), 1);
     }
