@@ -2,6 +2,7 @@
 
 use walrider_layout::history::{TimelineHistory, history_file_name};
 use walrider_layout::{Lsn, TimelineId};
+use walrider_spool::{MAX_HISTORY_BYTES, SpoolError};
 
 use crate::connect::{ConnectError, ConnectOptions, Connection, Start, SystemIdentity};
 use crate::error::ReceiveError;
@@ -128,33 +129,34 @@ impl Opened {
         Ok((self.connection.start_replication(slot, start, timeline)?, false))
     }
 
-    /// The history files from one timeline to the primary's, those that `has` does not know
-    /// (`WalRcvFetchTimeLineHistoryFiles`); what they hold was checked. The newest comes first, so that a primary that is not
+    /// Stores the history files from one timeline to the primary's, those that `has` does not know
+    /// (`WalRcvFetchTimeLineHistoryFiles`), each once it was checked. The newest comes first, so that a primary that is not
     /// on the timeline that it names is asked once. Those beside the way to it are wanted too: without them there would be a
     /// gap, and the newest timeline is looked for number by number (`findNewestTimeLine`).
     ///
     /// # Errors
-    /// The primary is on an older timeline or absurdly far ahead, does not have them, or sends something else.
-    pub fn missing_histories(
+    /// The primary is on an older timeline or absurdly far ahead, does not have them, or sends something else; and what
+    /// `store` fails with.
+    pub fn fetch_histories(
         &mut self,
         from: TimelineId,
         has: impl Fn(&str) -> bool,
-    ) -> Result<Vec<(TimelineId, Vec<u8>)>, ReceiveError> {
+        mut store: impl FnMut(TimelineId, &[u8]) -> Result<(), SpoolError>,
+    ) -> Result<(), ReceiveError> {
         if self.identity.timeline < from {
             return Err(ReceiveError::OldTimeline { primary: self.identity.timeline, standby: from });
         }
         if self.identity.timeline.0 - from.0 > MAX_TIMELINES {
             return Err(ReceiveError::TooManyTimelines { primary: self.identity.timeline, standby: from });
         }
-        let mut found = Vec::new();
         for timeline in (from.0.max(2)..=self.identity.timeline.0).rev().map(TimelineId) {
             if !has(&history_file_name(timeline)) {
                 let (name, contents) = self.connection.timeline_history(timeline)?;
                 check_history(timeline, &name, &contents).map_err(|why| ReceiveError::BadHistory { timeline, why })?;
-                found.push((timeline, contents));
+                store(timeline, &contents)?;
             }
         }
-        Ok(found)
+        Ok(())
     }
 }
 
@@ -176,6 +178,9 @@ fn check_history(timeline: TimelineId, name: &str, contents: &[u8]) -> Result<()
     let expected = history_file_name(timeline);
     if name != expected {
         return Err(format!("it calls it \"{}\" instead of \"{expected}\"", name.escape_debug()));
+    }
+    if contents.len() > MAX_HISTORY_BYTES {
+        return Err(format!("it has {} bytes, more than {MAX_HISTORY_BYTES}", contents.len()));
     }
     let history = TimelineHistory::parse(timeline, &String::from_utf8_lossy(contents));
     match history.map_err(|error| error.to_string())?.parent() {

@@ -411,9 +411,12 @@ fn an_answer_has_an_end_or_a_bound() {
     }
 }
 
+/// Name and text of a timeline's history file.
+type HistoryFile = fn(u32) -> (String, Vec<u8>);
+
 /// A session with a server that says it is on this timeline, and has this name and text for every history file that is asked
 /// for; and how often it was asked.
-fn with_histories(timeline: u32, file: fn(u32) -> (String, Vec<u8>)) -> (Opened, Arc<AtomicU32>) {
+fn with_histories(timeline: u32, file: HistoryFile) -> (Opened, Arc<AtomicU32>) {
     let asked = Arc::new(AtomicU32::new(0));
     let count = asked.clone();
     let connection = connected(move |stream| {
@@ -438,6 +441,17 @@ fn with_histories(timeline: u32, file: fn(u32) -> (String, Vec<u8>)) -> (Opened,
     (Opened { connection, identity, slot: None, early: false, not_early: None }, asked)
 }
 
+/// What is fetched and stored.
+fn histories(opened: &mut Opened, from: u32, has: &str) -> Result<Vec<(TimelineId, Vec<u8>)>, ReceiveError> {
+    let mut stored = Vec::new();
+    let store = |timeline, contents: &[u8]| {
+        stored.push((timeline, contents.to_vec()));
+        Ok(())
+    };
+    opened.fetch_histories(TimelineId(from), |name| name == has, store)?;
+    Ok(stored)
+}
+
 /// As every server has them: each timeline branched off from the one before.
 fn in_a_row(timeline: u32) -> (String, Vec<u8>) {
     let lines = (1..timeline).map(|parent| format!("{parent}\t0/{:X}\tno recovery target specified\n", parent << 24));
@@ -446,7 +460,8 @@ fn in_a_row(timeline: u32) -> (String, Vec<u8>) {
 
 #[test]
 fn a_history_file_is_one() {
-    let cases: [(fn(u32) -> (String, Vec<u8>), &str); 8] = [
+    let cases: [(HistoryFile, &str); 9] = [
+        (|n| (in_a_row(n).0, b"#\n".repeat(1 << 20)), "it has 2097152 bytes, more than 1048576"),
         (|n| (in_a_row(n).0, (0..=255).rev().collect()), "line 1: expected a numeric timeline ID"),
         (|n| (in_a_row(n).0, b"1\tnowhere\tx\n".to_vec()), "line 1: expected a write-ahead log switchpoint location"),
         (|n| (in_a_row(n).0, b"1\t0/300\tx\n2\n".to_vec()), "line 2: expected a write-ahead log switchpoint location"),
@@ -461,12 +476,12 @@ fn a_history_file_is_one() {
     ];
     for (file, expected) in cases {
         let (mut opened, _) = with_histories(3, file);
-        let error = opened.missing_histories(TimelineId(3), |_| false).unwrap_err();
+        let error = histories(&mut opened, 3, "").unwrap_err();
         assert!(matches!(error, ReceiveError::BadHistory { timeline: TimelineId(3), .. }), "{error}");
         assert!(error.to_string().contains(expected), "{expected}: {error}");
     }
     let (mut opened, asked) = with_histories(5, in_a_row);
-    let mut found = opened.missing_histories(TimelineId(2), |name| name == "00000003.history").unwrap();
+    let mut found = histories(&mut opened, 2, "00000003.history").unwrap();
     found.sort();
     let expected = [2, 4, 5].map(|timeline| (TimelineId(timeline), in_a_row(timeline).1));
     assert_eq!((found, asked.load(Ordering::Relaxed)), (expected.to_vec(), 3));
@@ -477,13 +492,13 @@ fn timelines_have_a_bound() {
     // Nothing is asked of a server that is where nobody can be.
     for (primary, from) in [(u32::MAX, 1), (1002, 1), (u32::MAX, 0)] {
         let (mut opened, asked) = with_histories(primary, in_a_row);
-        let error = opened.missing_histories(TimelineId(from), |_| false).unwrap_err();
+        let error = histories(&mut opened, from, "").unwrap_err();
         assert!(matches!(error, ReceiveError::TooManyTimelines { .. }), "{error}");
         assert_eq!(asked.load(Ordering::Relaxed), 0);
     }
     // One that has no history to show is asked once.
     let (mut opened, asked) = with_histories(900, |n| (in_a_row(n).0, b"nonsense".to_vec()));
-    let error = opened.missing_histories(TimelineId(1), |_| false).unwrap_err();
+    let error = histories(&mut opened, 1, "").unwrap_err();
     assert!(matches!(error, ReceiveError::BadHistory { timeline: TimelineId(900), .. }), "{error}");
     assert_eq!(asked.load(Ordering::Relaxed), 1);
     // And what is said to follow leads on, without a gap.

@@ -206,11 +206,8 @@ impl Inner {
             Some(task) => task,
             None => self.start(&mut opened, spool)?,
         };
-        for (timeline, contents) in
-            opened.missing_histories(task.timeline, |name| self.settings.directory.join(name).exists())?
-        {
-            spool.write_history(timeline, &contents)?;
-        }
+        let has = |name: &str| self.settings.directory.join(name).exists();
+        opened.fetch_histories(task.timeline, has, |timeline, contents| spool.write_history(timeline, contents))?;
         let mut writer = spool.start_at(task.timeline, task.start)?;
         *next = Some(task);
         let slot = opened.slot.as_deref();

@@ -91,10 +91,11 @@ fn stream(
         repeats.say(Level::INFO, &format!("WAL comes once the primary has flushed it: {why}"));
     }
     let pg_wal = settings.data_dir.join("pg_wal");
-    for (timeline, contents) in opened.missing_histories(task.timeline, |name| pg_wal.join(name).exists())? {
+    let has = |name: &str| pg_wal.join(name).exists();
+    opened.fetch_histories(task.timeline, has, |timeline, contents| {
         tracing::info!("fetched the history of timeline {timeline} from the primary");
-        spool.write_history(timeline, &contents)?;
-    }
+        spool.write_history(timeline, contents)
+    })?;
     let peer = opened.connection.peer().to_owned();
     {
         let mut control = follower.control();
