@@ -239,14 +239,20 @@ def test_refusals(primary, directory, work):
     """What is wrong is said before anything is touched."""
     file = work / "standby.toml"
 
-    def refused(*args, code=FAILED):
-        return walrider("standby", *args).expect(code).stderr
+    def refused(*args, code=FAILED, command="standby"):
+        return walrider(command, *args).expect(code).stderr
 
     file.write_text("a = 1")
-    assert f"{file}:1: unknown field `a`" in refused("-D", directory, "--config", file)
+    assert f"{file}:1: unknown field `a`" in refused("-D", directory, "--config", file, code=USAGE)
     assert "could not read" in refused("-D", directory, "--config", work / "none.toml")
-    assert "nothing says where WAL comes from" in refused("-D", directory, "--primary", "")
-    assert "create_slot needs the name of a slot" in refused("-D", directory, "--create-slot")
+    assert "nothing says where WAL comes from" in refused("-D", directory, "--primary", "", code=USAGE)
+    assert "create_slot needs the name of a slot" in refused("-D", directory, "--create-slot", code=USAGE)
+    for bad, why in [("host=h colour=red", "invalid connection option \"colour\""), ("host", "missing \"=\""),
+                     ("host=h port=x", "invalid port number"), ("hostaddr=1.2.3", "could not parse network address"),
+                     ("host=h service=nosuch password=s3cret", "service \"nosuch\" not found")]:
+        for said in (refused("-D", directory, "--primary", bad, code=USAGE),
+                     refused("-D", work / "received", "-d", bad, code=USAGE, command="receive")):
+            assert why in said and "s3cret" not in said, said
     assert "could not listen on" in refused("-D", directory, "--http", f"127.0.0.1:{primary.port}")
     assert "does not exist" in refused("-D", work / "nothing")
     refused("-D", directory, "--status-interval", "10", code=USAGE)

@@ -1,6 +1,9 @@
 """What may be at the other end: a standby that is promoted, a primary that was one, another cluster, WAL that is gone."""
 
+import json
 import os
+import re
+import signal
 import subprocess
 import time
 
@@ -10,6 +13,7 @@ from tests.harness import install, standby
 from tests.harness.cluster import PgCluster, ServerError, parse_lsn
 from tests.harness.proxy import Proxy
 from tests.harness.standby import LOCALLY, Walrider, clone, point, start_primary, wait_for, wait_position, wait_streaming
+from tests.harness.walrider import FAILED, binary, walrider
 from tests.test_standby import TABLE, Commit
 
 OTHER_MAJOR = "17" if install.major() == "18" else "18"
@@ -261,11 +265,43 @@ def test_another_cluster(table, work, kind):
             log = refused(follower, "database system identifier")
             for server in (table, other):
                 assert server.controldata()["Database system identifier"] in log
-            time.sleep(1)
+            if kind is Walrider:
+                # It never was the right one: nobody but the operator can set that right.
+                assert follower.wait_end() == FAILED
+            else:
+                time.sleep(1)
             assert standby.replication(other) is None
             follower.kill()
         after = wal_of(directory)
         assert {name: after.get(name) for name in before} == before
+
+
+def test_another_cluster_later(table, work):
+    """Once it has streamed, it tries again: the wrong server behind the name may be replaced.  What comes again is counted."""
+    directory, file = clone(table, work / "ours"), work / "standby.toml"
+    file.write_text("retry_interval = '200ms'\n")
+    with standby.make_primary(work / "other") as other, Walrider(directory, "--config", file) as follower:
+        start_primary(other)
+        follower.start()
+        wait_streaming(table)
+
+        def connect(port):
+            file.write_text(f"retry_interval = '200ms'\nprimary = '{standby.conninfo(port)}'\n")
+            follower.send_signal(signal.SIGHUP)
+        connect(other.port)
+        times = set()
+
+        def tries():
+            times.add(json.dumps((follower.status()["last_error"] or {}).get("time")))
+            return len(times) > 5
+        wait_for(tries, follower.log_tail)
+        said = "ERROR:  could not receive data from the primary: the database system identifier of the primary is"
+        assert follower.log_text().count(said) == 1, follower.log_tail()
+        connect(table.port)
+        wait_streaming(table)
+        wait_for(lambda: re.search(r"system identifier .* \(repeated \d+ times in \d+ s\)", follower.log_text()), follower.log_tail)
+        assert follower.log_text().count(said) == 2, follower.log_tail()
+        Commit(table, "remote_apply").wait()
 
 
 def test_another_major(table, work, monkeypatch):
@@ -280,8 +316,8 @@ def test_another_major(table, work, monkeypatch):
         with Walrider(directory) as follower:
             log = refused(follower, OTHER_MAJOR, own)
             assert "Traceback" not in log and "panicked" not in log
-            time.sleep(0.5)
-            # It tries again and again: a connection may be seen, is gone at once, and asks for nothing.
+            assert follower.wait_end() == FAILED
+            # A connection may be seen, is gone at once, and asks for nothing.
             wait_for(lambda: standby.replication(other) is None, "no connection", 5)
             assert other.value("SHOW log_replication_commands") == "on" and not other.log_matches("received replication command.*")
             follower.kill()
@@ -384,6 +420,27 @@ def test_no_primary_at_first(table, work, kind):
     with kind(directory).start():
         time.sleep(1)
         start_primary(table)
+        wait_streaming(table)
+        Commit(table, "remote_apply").wait()
+
+
+def test_promoted_before_there_is_anything(table, work):
+    """Nothing of the WAL that recovery begins with is there, and the primary is away: a promotion is refused with the reason, as
+    PostgreSQL refuses it, and the directory can go on following."""
+    directory = clone(table, work / "ours")
+    for name in wal_of(directory):
+        (directory / "pg_wal" / name).unlink()
+    table.stop()
+    with Walrider(directory) as follower:
+        follower.spawn([binary(), "standby", "-D", directory])
+        wait_for(lambda: "could not receive data from the primary" in follower.log_text(), follower.log_tail)
+        said = walrider("promote", "-D", directory, "--timeout", "20s").expect(FAILED).stderr
+        assert "ended without being promoted: there is nothing to promote yet: could not locate the checkpoint record" in said
+        assert follower.wait_end() == FAILED
+        assert "ERROR:  there is nothing to promote yet" in follower.log_text()
+        assert not (directory / "promote").exists() and (directory / "standby.signal").exists()
+        start_primary(table)
+        follower.start()
         wait_streaming(table)
         Commit(table, "remote_apply").wait()
 

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -45,13 +44,11 @@ def walrider(*args, env=None, file_size_limit=None, timeout=900):
         command.append("--json")
 
     def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)   # the write then fails with EFBIG
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_limit, file_size_limit))
 
     begun = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, errors="replace",
-                          env=dict(os.environ, **(env or {})), restore_signals=file_size_limit is None,
-                          preexec_fn=limit if file_size_limit is not None else None)
+                          env=dict(os.environ, **(env or {})), preexec_fn=limit if file_size_limit is not None else None)
     try:
         parsed = json.loads(done.stdout)
     except ValueError:

@@ -1,7 +1,17 @@
 //! The `walrider` command.
 
+/// As the standard library's, which panics when nobody can read what it prints: see [`out`].
+macro_rules! println {
+    ($($text:tt)*) => { crate::out::say(format_args!("{}\n", format_args!($($text)*))) };
+}
+/// As the standard library's, which panics when nobody can read what it prints: see [`out`].
+macro_rules! eprintln {
+    ($($text:tt)*) => { crate::out::complain(format_args!("{}\n", format_args!($($text)*))) };
+}
+
 mod compare;
 mod logging;
+mod out;
 mod promote;
 mod receive;
 mod replay;
@@ -10,7 +20,9 @@ mod standby;
 mod values;
 mod wal;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 
@@ -42,7 +54,28 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    // A file that would get longer than `ulimit -f` is an error of the write, not the end of this process.
+    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default()) {
+        eprintln!("walrider: could not handle signals: {error}");
+        return ExitCode::from(1);
+    }
+    out::exit_code(match Cli::try_parse() {
+        Ok(cli) => run(cli.command),
+        Err(error) => explain(&error),
+    })
+}
+
+/// Help, the version, or what is wrong with the command line.
+fn explain(error: &clap::Error) -> ExitCode {
+    let printed = error.print();
+    if !error.use_stderr() {
+        out::note(printed.and_then(|()| io::stdout().flush()));
+    }
+    ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+}
+
+fn run(command: Command) -> ExitCode {
+    match command {
         Command::Replay(args) => replay::run(args),
         Command::Standby(args) => standby::run(args),
         Command::Promote(args) => promote::run(&args),

@@ -95,8 +95,8 @@ enum ControlError {
     Signal { pid: i32, source: io::Error },
     #[error("the standby was not promoted within {} s; it goes on with that, see its log", .0.as_secs_f64())]
     Timeout(Duration),
-    #[error("the standby ended without being promoted; see its log")]
-    NotPromoted,
+    #[error("the standby ended without being promoted: {0}")]
+    NotPromoted(String),
 }
 
 /// Asks for promotion; with a timeout, waits until it is done.
@@ -115,8 +115,10 @@ fn promote(data_dir: &Path, timeout: Option<Duration>) -> Result<(), ControlErro
     }
     // A standby that is handed over is no standby any more, and has used up the request.
     if exists(&file)? || exists(&data_dir.join("standby.signal"))? {
+        // It has left its reason there.
+        let reason = fs::read_to_string(&file).ok().filter(|reason| !reason.is_empty());
         remove(&file)?;
-        return Err(ControlError::NotPromoted);
+        return Err(ControlError::NotPromoted(reason.unwrap_or_else(|| "see its log".to_owned())));
     }
     Ok(())
 }
@@ -267,9 +269,12 @@ mod tests {
 
     #[test]
     fn ended_without() {
-        for on_usr1 in ["exit 1", "rm promote; exit 1", "rm standby.signal; exit 1"] {
+        let silent =
+            ["exit 1", "rm promote; exit 1", "rm standby.signal; exit 1"].map(|on_usr1| (on_usr1, "see its log"));
+        for (on_usr1, why) in silent.into_iter().chain([("printf told >promote; exit 1", "told")]) {
             let fake = Fake::standby(on_usr1, "exit 9");
-            assert!(matches!(promote(fake.dir.path(), Some(TIME)), Err(ControlError::NotPromoted)), "{on_usr1}");
+            let error = promote(fake.dir.path(), Some(TIME)).unwrap_err();
+            assert_eq!(error.to_string(), format!("the standby ended without being promoted: {why}"), "{on_usr1}");
             assert!(!fake.has("promote"), "the next start must not promote");
         }
     }

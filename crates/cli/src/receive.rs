@@ -80,7 +80,8 @@ pub fn run(args: ReceiveArgs) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
-            ExitCode::from(1)
+            let is_usage = matches!(&error, RunError::Receive(error) if error.is_usage());
+            ExitCode::from(if is_usage { 2 } else { 1 })
         }
     }
 }

@@ -1,6 +1,5 @@
 //! `walrider replay`.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -197,16 +196,16 @@ impl Progress {
         Ok(Progress { bar, positions, printed: Lsn::INVALID, started: Instant::now(), first: None, stop })
     }
 
-    /// Prints where replay stands, if it moved since. Nobody to read it is no reason to stop.
+    /// Prints where replay stands, if it moved since. That it cannot be printed is no reason to stop.
     fn print_position(&mut self, lsn: Lsn) {
         let Some(form) = self.positions.as_ref().filter(|_| self.printed != lsn) else { return };
         self.printed = lsn;
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let line = match form {
-            Form::Text => format!("{lsn} {}.{:06}\n", time.as_secs(), time.subsec_micros()),
-            Form::Json => format!("{}\n", json!({ "replayed_lsn": lsn.to_string(), "time": time.as_secs_f64() })),
+            Form::Text => format!("{lsn} {}.{:06}", time.as_secs(), time.subsec_micros()),
+            Form::Json => json!({ "replayed_lsn": lsn.to_string(), "time": time.as_secs_f64() }).to_string(),
         };
-        let _ = io::stdout().lock().write_all(line.as_bytes());
+        println!("{line}");
     }
 
     fn update(&mut self, stats: &Stats, lsn: Lsn) -> Flow {

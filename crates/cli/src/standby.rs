@@ -37,7 +37,7 @@ pub fn run(args: StandbyArgs) -> ExitCode {
         Ok(resolved) => resolved,
         Err(error) => {
             eprintln!("walrider: {error}");
-            return ExitCode::from(1);
+            return ExitCode::from(if error.is_usage() { 2 } else { 1 });
         }
     };
     let level = logging::start(resolved.log_format, resolved.log_level);

@@ -14,6 +14,10 @@ pub struct TimelineEntry {
     pub end: Option<Lsn>,
 }
 
+/// The longest line that PostgreSQL reads as one, in bytes without its end: the rest would be a line of its own
+/// (`readTimeLineHistory` has a buffer of `MAXPGPATH`).
+const LONGEST_LINE: usize = 1023;
+
 /// The timelines that lead to one, oldest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimelineHistory(Vec<TimelineEntry>);
@@ -47,11 +51,14 @@ impl TimelineHistory {
     /// ```
     ///
     /// # Errors
-    /// A line without a timeline or a switch point, or timelines that do not ascend.
+    /// A line without a timeline or a switch point, one that is too long, or timelines that do not ascend.
     pub fn parse(timeline: TimelineId, text: &str) -> Result<TimelineHistory, InvalidHistory> {
         let mut entries: Vec<TimelineEntry> = Vec::new();
         let mut begin = Lsn::INVALID;
         for (line, text) in (1..).zip(text.lines()) {
+            if text.len() > LONGEST_LINE {
+                return Err(InvalidHistory { line, problem: "the line is too long" });
+            }
             let text = text.trim_start();
             if text.is_empty() || text.starts_with('#') {
                 continue;
@@ -92,6 +99,11 @@ impl TimelineHistory {
     /// The timeline that this is the history of.
     pub fn target(&self) -> TimelineId {
         self.0.last().expect("never empty").timeline
+    }
+
+    /// The timeline that the last branched off from; `None` if no other leads to it.
+    pub fn parent(&self) -> Option<TimelineId> {
+        self.0.iter().rev().nth(1).map(|entry| entry.timeline)
     }
 
     /// `tliInHistory`.
@@ -151,7 +163,7 @@ mod tests {
     #[test]
     fn without_a_file_there_is_one_timeline() {
         let history = TimelineHistory::alone(TimelineId(3));
-        assert_eq!(history.timeline_at(Lsn(0)), TimelineId(3));
+        assert_eq!((history.timeline_at(Lsn(0)), history.parent()), (TimelineId(3), None));
         assert_eq!(history, TimelineHistory::parse(TimelineId(3), "").unwrap());
     }
 
@@ -163,6 +175,9 @@ mod tests {
         assert_eq!(line("1\t0/1\n2\tnowhere\n"), 2);
         assert_eq!(line("2\t0/1\n2\t0/2\n"), 2);
         assert_eq!(line("# the child itself\n5\t0/1\n"), 2);
+        let long = |len: usize| format!("1\t0/1\t{}\n2\t0/2\tx\n", "r".repeat(len - 6));
+        assert_eq!(parse(&long(1023)).unwrap().parent(), Some(TimelineId(2)));
+        assert_eq!(line(&long(1024)), 1);
     }
 
     #[test]

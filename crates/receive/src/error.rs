@@ -7,6 +7,7 @@ use walrider_spool::SpoolError;
 use walrider_wire::WireError;
 
 use crate::connect::ConnectError;
+use crate::upstream::MAX_TIMELINES;
 
 /// Why a session with the primary failed.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +76,39 @@ pub enum ReceiveError {
         /// The directory's.
         standby: u32,
     },
+    /// More timelines than there can be.
+    #[error(
+        "the primary says that it is on timeline {primary}, where the standby is on {standby}: more than \
+         {MAX_TIMELINES} promotions in between are not credible; is it the right server? A new base backup has no such gap"
+    )]
+    TooManyTimelines {
+        /// The primary's.
+        primary: TimelineId,
+        /// The one that is asked for.
+        standby: TimelineId,
+    },
+    /// A next timeline that cannot be the next.
+    #[error("the primary ended timeline {timeline} at {ended}, and says that timeline {next} follows it at {begins}")]
+    NextTimeline {
+        /// The one that ended.
+        timeline: TimelineId,
+        /// Where the stream ended.
+        ended: Lsn,
+        /// The one that is said to follow.
+        next: TimelineId,
+        /// Where that is said to begin.
+        begins: Lsn,
+    },
+    /// A timeline's history file that is none.
+    #[error(
+        "the primary sent a history file for timeline {timeline} that is none, and nothing of it was stored: {why}"
+    )]
+    BadHistory {
+        /// The timeline that it was asked for.
+        timeline: TimelineId,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The primary is a server that was not promoted when another one was.
     #[error(
         "highest timeline {primary} of the primary is behind recovery timeline {standby}: connect to the server that was \
@@ -107,6 +141,18 @@ impl ReceiveError {
             ReceiveError::Connect(error) => {
                 ["28000", "3D000", "42501", "55000"].into_iter().any(|state| error.is_sqlstate(state))
             }
+            _ => false,
+        }
+    }
+
+    /// Whether somebody has to set right what we were told, or where we were sent, before a first session: time alone brings
+    /// nothing. What the server answers is not among it, but for the name of a slot that cannot be one (42602,
+    /// `ReplicationSlotValidateName`).
+    pub fn never_heals(&self) -> bool {
+        match self {
+            ReceiveError::Connect(ConnectError::Config(_)) => true,
+            ReceiveError::Connect(error) => error.is_sqlstate("42602"),
+            ReceiveError::OtherSystem { .. } | ReceiveError::OtherMajor { .. } => true,
             _ => false,
         }
     }

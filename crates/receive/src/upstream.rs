@@ -1,10 +1,14 @@
 //! The beginning of a session: the right server, its slot, its timelines.
 
-use walrider_layout::history::history_file_name;
+use walrider_layout::history::{TimelineHistory, history_file_name};
 use walrider_layout::{Lsn, TimelineId};
+use walrider_spool::{MAX_HISTORY_BYTES, SpoolError};
 
 use crate::connect::{ConnectError, ConnectOptions, Connection, Start, SystemIdentity};
 use crate::error::ReceiveError;
+
+/// Most timelines that a primary may be ahead: each is a promotion, and a history file to ask for.
+pub(crate) const MAX_TIMELINES: u32 = 1000;
 
 /// Whom to connect to, and what to expect there.
 #[derive(Clone, Debug)]
@@ -38,6 +42,8 @@ pub struct Opened {
     pub slot: Option<String>,
     /// The primary has the early stream.
     pub early: bool,
+    /// Why it has not, where it was asked for.
+    pub not_early: Option<ReceiveError>,
 }
 
 impl Upstream {
@@ -46,7 +52,7 @@ impl Upstream {
     /// # Errors
     /// No connection, another server, or no slot.
     pub fn open(&self) -> Result<Opened, ReceiveError> {
-        let (mut connection, early) = self.connect()?;
+        let (mut connection, early, not_early) = self.connect()?;
         let primary = connection.server_version_num() / 10_000;
         if let Some(standby) = self.major.filter(|&major| major != primary) {
             return Err(ReceiveError::OtherMajor { primary, standby });
@@ -70,21 +76,18 @@ impl Upstream {
             }
             None => None,
         };
-        Ok(Opened { connection, identity, slot, early })
+        Ok(Opened { connection, identity, slot, early, not_early })
     }
 
-    /// Connects so that the early stream can be had, if it can be. Whether it can.
-    fn connect(&self) -> Result<(Connection, bool), ReceiveError> {
-        if let Some(options) = &self.database {
-            match connect_early(options) {
-                Ok(connection) => return Ok((connection, true)),
-                Err(error) if !self.early_required && error.rules_out_early() => {
-                    tracing::info!("WAL comes once the primary has flushed it: {error}");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok((Connection::open(&self.connect)?, false))
+    /// Connects so that the early stream can be had, if it can be. Whether it can; if it was wanted and cannot, why.
+    fn connect(&self) -> Result<(Connection, bool, Option<ReceiveError>), ReceiveError> {
+        let not_early = match self.database.as_ref().map(connect_early) {
+            None => None,
+            Some(Ok(connection)) => return Ok((connection, true, None)),
+            Some(Err(error)) if !self.early_required && error.rules_out_early() => Some(error),
+            Some(Err(error)) => return Err(error),
+        };
+        Ok((Connection::open(&self.connect)?, false, not_early))
     }
 }
 
@@ -126,26 +129,62 @@ impl Opened {
         Ok((self.connection.start_replication(slot, start, timeline)?, false))
     }
 
-    /// The history files from one timeline to the primary's, those that `has` does not know
-    /// (`WalRcvFetchTimeLineHistoryFiles`).
+    /// Stores the history files from one timeline to the primary's, those that `has` does not know
+    /// (`WalRcvFetchTimeLineHistoryFiles`), each once it was checked. The newest comes first, so that a primary that is not
+    /// on the timeline that it names is asked once. Those beside the way to it are wanted too: without them there would be a
+    /// gap, and the newest timeline is looked for number by number (`findNewestTimeLine`).
     ///
     /// # Errors
-    /// The primary is on an older timeline, or does not have them.
-    pub fn missing_histories(
+    /// The primary is on an older timeline or absurdly far ahead, does not have them, or sends something else; and what
+    /// `store` fails with.
+    pub fn fetch_histories(
         &mut self,
         from: TimelineId,
         has: impl Fn(&str) -> bool,
-    ) -> Result<Vec<(TimelineId, Vec<u8>)>, ReceiveError> {
+        mut store: impl FnMut(TimelineId, &[u8]) -> Result<(), SpoolError>,
+    ) -> Result<(), ReceiveError> {
         if self.identity.timeline < from {
             return Err(ReceiveError::OldTimeline { primary: self.identity.timeline, standby: from });
         }
-        let mut found = Vec::new();
-        for timeline in (from.0.max(2)..=self.identity.timeline.0).map(TimelineId) {
+        if self.identity.timeline.0 - from.0 > MAX_TIMELINES {
+            return Err(ReceiveError::TooManyTimelines { primary: self.identity.timeline, standby: from });
+        }
+        for timeline in (from.0.max(2)..=self.identity.timeline.0).rev().map(TimelineId) {
             if !has(&history_file_name(timeline)) {
-                let (_, contents) = self.connection.timeline_history(timeline)?;
-                found.push((timeline, contents));
+                let (name, contents) = self.connection.timeline_history(timeline)?;
+                check_history(timeline, &name, &contents).map_err(|why| ReceiveError::BadHistory { timeline, why })?;
+                store(timeline, &contents)?;
             }
         }
-        Ok(found)
+        Ok(())
+    }
+}
+
+/// Checks what a primary says at the end of `timeline`, whose stream ended at `ended`, about the one that follows
+/// (`ReceiveXlogStream`, `bin/pg_basebackup/receivelog.c`).
+///
+/// # Errors
+/// It is not newer, or begins where nothing was received.
+pub fn check_next(timeline: TimelineId, ended: Lsn, (next, begins): (TimelineId, Lsn)) -> Result<(), ReceiveError> {
+    if next <= timeline || begins > ended {
+        return Err(ReceiveError::NextTimeline { timeline, ended, next, begins });
+    }
+    Ok(())
+}
+
+/// Whether it is what recovery can read, and leads to the timeline (`readTimeLineHistory`): once stored, it is read at every
+/// start.
+fn check_history(timeline: TimelineId, name: &str, contents: &[u8]) -> Result<(), String> {
+    let expected = history_file_name(timeline);
+    if name != expected {
+        return Err(format!("it calls it \"{}\" instead of \"{expected}\"", name.escape_debug()));
+    }
+    if contents.len() > MAX_HISTORY_BYTES {
+        return Err(format!("it has {} bytes, more than {MAX_HISTORY_BYTES}", contents.len()));
+    }
+    let history = TimelineHistory::parse(timeline, &String::from_utf8_lossy(contents));
+    match history.map_err(|error| error.to_string())?.parent() {
+        Some(_) => Ok(()),
+        None => Err("it does not say which timeline this one branched off from".to_owned()),
     }
 }

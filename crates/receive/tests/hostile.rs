@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,9 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
 use walrider_layout::{Lsn, TimelineId};
-use walrider_receive::connect::{ConnectError, ConnectOptions, Connection, CopyEvent, Read};
+use walrider_receive::connect::{ConnectError, ConnectOptions, Connection, CopyEvent, Read, SystemIdentity};
+use walrider_receive::error::ReceiveError;
+use walrider_receive::upstream::{Opened, check_next};
 
 /// Serves connections, one at a time, with a script; tells what each client sent before it was gone.
 fn serve(script: impl Fn(&mut TcpStream) + Send + 'static) -> (u16, Receiver<Vec<u8>>) {
@@ -150,6 +153,53 @@ fn a_server_that_says_nothing_or_not_enough_is_waited_for_until_the_timeout() {
         while stream.write_all(&parameters).is_ok() {}
     });
     assert!(failure(port, "").contains("unexpected message type"));
+}
+
+/// Without `connect_timeout`, as most connection strings are.
+#[test]
+fn authentication_that_never_ends_is_given_up() {
+    let scram = |stream: &mut TcpStream| {
+        stream.write_all(&authentication(10, b"SCRAM-SHA-256\0\0")).unwrap();
+        let (_, first) = take(stream);
+        let nonce = String::from_utf8_lossy(&first).rsplit_once("r=").unwrap().1.to_owned();
+        stream.write_all(&authentication(11, format!("r={nonce}x,s=AAAA,i=4096").as_bytes())).unwrap();
+    };
+    // Whether SCRAM begins, and what then comes again and again, each long before a silence would be noticed.
+    let cases = [
+        (false, message(b'N', b"SNOTICE\0Mm\0\0")),
+        (false, message(b'S', b"server_version\x0018.6\0")),
+        (true, message(b'N', b"SNOTICE\0Mm\0\0")),
+        (true, message(b'S', b"a\0b\0")),
+        (false, message(b'A', b"\0\0\0\x01a\0b\0")),
+    ];
+    for (begins, again) in cases {
+        let (port, _) = serve(move |stream| {
+            take_startup(stream);
+            if begins {
+                scram(stream);
+            }
+            // The test, not the server, is to end it.
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_secs(20) && stream.write_all(&again).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let mut options = options(port, "connect_timeout=0");
+        options.give_up_after(Duration::from_millis(300));
+        let began = Instant::now();
+        let error = Connection::open(&options).err().expect("no connection").to_string();
+        assert!(error.contains("timeout expired"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+    // SASL that goes on is an error at once.
+    let (port, _) = serve(move |stream| {
+        take_startup(stream);
+        scram(stream);
+        let (tag, _) = take(stream);
+        assert_eq!(tag, b'p');
+        while stream.write_all(&authentication(11, b"r=x,s=AAAA,i=4096")).is_ok() {}
+    });
+    assert!(failure(port, "connect_timeout=0").contains("SCRAM authentication failed"));
 }
 
 #[test]
@@ -358,6 +408,104 @@ fn an_answer_has_an_end_or_a_bound() {
         });
         let error = connection.identify_system().unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// Name and text of a timeline's history file.
+type HistoryFile = fn(u32) -> (String, Vec<u8>);
+
+/// A session with a server that says it is on this timeline, and has this name and text for every history file that is asked
+/// for; and how often it was asked.
+fn with_histories(timeline: u32, file: HistoryFile) -> (Opened, Arc<AtomicU32>) {
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = asked.clone();
+    let connection = connected(move |stream| {
+        let mut head = [0; 5];
+        while stream.read_exact(&mut head).is_ok() && head[0] == b'Q' {
+            let mut body = vec![0; u32::from_be_bytes(head[1..].try_into().unwrap()) as usize - 4];
+            stream.read_exact(&mut body).unwrap();
+            let text = String::from_utf8_lossy(&body[..body.len() - 1]).into_owned();
+            let wanted = text.strip_prefix("TIMELINE_HISTORY ").expect("nothing else is asked").parse().unwrap();
+            count.fetch_add(1, Ordering::Relaxed);
+            let (name, contents) = file(wanted);
+            let mut row = 2_u16.to_be_bytes().to_vec();
+            for value in [name.as_bytes(), &contents] {
+                row.extend((value.len() as u32).to_be_bytes());
+                row.extend(value);
+            }
+            let answer = [message(b'D', &row), message(b'C', b"x\0"), message(b'Z', b"I")].concat();
+            stream.write_all(&answer).unwrap();
+        }
+    });
+    let identity = SystemIdentity { system_identifier: 1, timeline: TimelineId(timeline), flushed: Lsn(0x300_0000) };
+    (Opened { connection, identity, slot: None, early: false, not_early: None }, asked)
+}
+
+/// What is fetched and stored.
+fn histories(opened: &mut Opened, from: u32, has: &str) -> Result<Vec<(TimelineId, Vec<u8>)>, ReceiveError> {
+    let mut stored = Vec::new();
+    let store = |timeline, contents: &[u8]| {
+        stored.push((timeline, contents.to_vec()));
+        Ok(())
+    };
+    opened.fetch_histories(TimelineId(from), |name| name == has, store)?;
+    Ok(stored)
+}
+
+/// As every server has them: each timeline branched off from the one before.
+fn in_a_row(timeline: u32) -> (String, Vec<u8>) {
+    let lines = (1..timeline).map(|parent| format!("{parent}\t0/{:X}\tno recovery target specified\n", parent << 24));
+    (format!("{timeline:08X}.history"), lines.collect::<String>().into_bytes())
+}
+
+#[test]
+fn a_history_file_is_one() {
+    let cases: [(HistoryFile, &str); 9] = [
+        (|n| (in_a_row(n).0, b"#\n".repeat(1 << 20)), "it has 2097152 bytes, more than 1048576"),
+        (|n| (in_a_row(n).0, (0..=255).rev().collect()), "line 1: expected a numeric timeline ID"),
+        (|n| (in_a_row(n).0, b"1\tnowhere\tx\n".to_vec()), "line 1: expected a write-ahead log switchpoint location"),
+        (|n| (in_a_row(n).0, b"1\t0/300\tx\n2\n".to_vec()), "line 2: expected a write-ahead log switchpoint location"),
+        (|n| (in_a_row(n).0, b"2\t0/400\tx\n1\t0/300\tx\n".to_vec()), "line 2: timeline IDs must be in increasing"),
+        (|n| (in_a_row(n).0, in_a_row(n + 1).1), "must be less than child timeline's ID"),
+        (|n| (in_a_row(n).0, Vec::new()), "does not say which timeline this one branched off from"),
+        (
+            |n| (in_a_row(n).0, b"1\t0/300\t".iter().copied().chain([b'x'; 5000]).collect()),
+            "line 1: the line is too long",
+        ),
+        (|n| ("../../x".into(), in_a_row(n).1), "calls it \"../../x\" instead of \"00000003.history\""),
+    ];
+    for (file, expected) in cases {
+        let (mut opened, _) = with_histories(3, file);
+        let error = histories(&mut opened, 3, "").unwrap_err();
+        assert!(matches!(error, ReceiveError::BadHistory { timeline: TimelineId(3), .. }), "{error}");
+        assert!(error.to_string().contains(expected), "{expected}: {error}");
+    }
+    let (mut opened, asked) = with_histories(5, in_a_row);
+    let mut found = histories(&mut opened, 2, "00000003.history").unwrap();
+    found.sort();
+    let expected = [2, 4, 5].map(|timeline| (TimelineId(timeline), in_a_row(timeline).1));
+    assert_eq!((found, asked.load(Ordering::Relaxed)), (expected.to_vec(), 3));
+}
+
+#[test]
+fn timelines_have_a_bound() {
+    // Nothing is asked of a server that is where nobody can be.
+    for (primary, from) in [(u32::MAX, 1), (1002, 1), (u32::MAX, 0)] {
+        let (mut opened, asked) = with_histories(primary, in_a_row);
+        let error = histories(&mut opened, from, "").unwrap_err();
+        assert!(matches!(error, ReceiveError::TooManyTimelines { .. }), "{error}");
+        assert_eq!(asked.load(Ordering::Relaxed), 0);
+    }
+    // One that has no history to show is asked once.
+    let (mut opened, asked) = with_histories(900, |n| (in_a_row(n).0, b"nonsense".to_vec()));
+    let error = histories(&mut opened, 1, "").unwrap_err();
+    assert!(matches!(error, ReceiveError::BadHistory { timeline: TimelineId(900), .. }), "{error}");
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    // And what is said to follow leads on, without a gap.
+    let check = |timeline, next, at| check_next(TimelineId(timeline), Lsn(0x300_0000), (TimelineId(next), Lsn(at)));
+    assert!(check(1, 2, 0x300_0000).is_ok() && check(1, 900, 0x2FF_FFFF).is_ok());
+    for (timeline, next, at) in [(1, 1, 0), (2, 1, 0), (2, 0, 0), (1, 2, 0x300_0001)] {
+        assert!(matches!(check(timeline, next, at), Err(ReceiveError::NextTimeline { .. })));
     }
 }
 

@@ -148,8 +148,13 @@ impl Source {
     /// The history of a timeline (`readTimeLineHistory`): that of its file, or it alone if there is none.
     pub fn read_history(&self, timeline: TimelineId) -> Result<TimelineHistory, ReplayError> {
         let Some((path, text)) = self.history_file(timeline)? else { return Ok(TimelineHistory::alone(timeline)) };
-        TimelineHistory::parse(timeline, &String::from_utf8_lossy(&text))
-            .map_err(|error| ReplayError::CorruptWal(format!("file \"{}\": {error}", path.display())))
+        TimelineHistory::parse(timeline, &String::from_utf8_lossy(&text)).map_err(|error| {
+            ReplayError::CorruptWal(format!(
+                "\"{}\" is no timeline history: {error}; remove that file: what has WAL of timeline {timeline}, the \
+                     primary or an archive, has an intact one, or put that there",
+                path.display()
+            ))
+        })
     }
 
     /// Whether a timeline has a history file (`existsTimeLineHistory`).

@@ -472,7 +472,8 @@ struct Beginning {
 }
 
 impl Beginning {
-    /// Finds it; where there is no WAL for it yet, and somebody who brings some, waits for that.
+    /// Finds it; where there is no WAL for it yet, and somebody who brings some, waits for that. A promotion is refused then, as
+    /// PostgreSQL does (`ReadCheckpointRecord` fails for it): nothing was replayed, and nothing is changed.
     fn wait_for(
         data_dir: &DataDir,
         source: &Source,
@@ -484,6 +485,8 @@ impl Beginning {
             None => data_dir.control().checkpoint_copy.redo,
         };
         loop {
+            // Asked before: what comes in until nothing more does is looked at.
+            let promotes = upstream.is_some_and(|upstream| upstream.wanted() == Wanted::Promote);
             let error = match (Beginning::find(data_dir, source, format), upstream) {
                 (Err(ReplayError::Refused(why)), Some(upstream)) if upstream.wanted() != Wanted::Stop => {
                     (why, upstream)
@@ -491,6 +494,12 @@ impl Beginning {
                 (found, _) => return found,
             };
             let (why, upstream) = error;
+            if promotes {
+                return Err(ReplayError::Refused(format!(
+                    "there is nothing to promote yet: {why}. The directory is as it was, and a standby started on it goes on \
+                     receiving"
+                )));
+            }
             upstream.wait(from, from, source.history().timeline_at(from), &why)?;
             source.close_all();
         }

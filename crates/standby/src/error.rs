@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use walrider_datadir::DataDirError;
 use walrider_layout::Lsn;
+use walrider_receive::connect::ConnectError;
 use walrider_receive::error::ReceiveError;
 use walrider_replay::error::ReplayError;
 use walrider_spool::SpoolError;
@@ -68,6 +69,11 @@ impl StandbyError {
             StandbyError::Corrupt { .. } => true,
             _ => false,
         }
+    }
+
+    /// Whether it was told something that cannot be (exit code 2).
+    pub fn is_usage(&self) -> bool {
+        matches!(self, StandbyError::Receive(ReceiveError::Connect(ConnectError::Config(_))))
     }
 
     /// Whether it stopped cleanly before a record that is not supported (exit code 3).

@@ -6,6 +6,7 @@
 //! again by the receiver itself, however far replay lags; only if there is nothing left to replay, archives are looked at
 //! again in between.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -28,7 +29,7 @@ use crate::settings::Settings;
 /// Longest wait for WAL before looking around: for files that tell what to do, for timelines.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// First pause after a connection failed; each further one is twice as long, up to `retry_interval`.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Most segments that are kept for reuse.
 const MAX_RECYCLED: u64 = 16;
 
@@ -214,6 +215,21 @@ impl Follower {
         }
     }
 
+    /// Tells whoever asked for promotion with a file, and waits, why there is none: the file itself says it. The next start
+    /// does not take it for a request ([`Follower::remove_old_promote_file`]).
+    pub fn tell_promoter(&self, error: &StandbyError) {
+        let path = self.settings().data_dir.join(PROMOTE_FILE);
+        let told = || {
+            std::fs::OpenOptions::new().write(true).truncate(true).open(&path)?.write_all(error.to_string().as_bytes())
+        };
+        match told() {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!("could not write file \"{PROMOTE_FILE}\": {error}");
+            }
+            _ => {}
+        }
+    }
+
     /// Ends the receiver, and waits until it has.
     pub fn join(&self) {
         self.stop();
@@ -286,6 +302,11 @@ impl Follower {
                 None => self.changed.wait(control).expect("no panic while locked"),
             };
         }
+    }
+
+    /// Whether WAL has streamed in in this run: the primary was the right one then, and may become so again.
+    pub fn has_streamed(&self) -> bool {
+        self.control().connections > 0
     }
 
     /// WAL streams in from now on. False: it is not wanted any more.

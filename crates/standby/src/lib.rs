@@ -7,6 +7,7 @@ mod error;
 mod follower;
 mod receive;
 mod receiver;
+mod repeats;
 mod settings;
 mod standby;
 
@@ -14,4 +15,5 @@ pub use error::StandbyError;
 pub use receive::{Receive, ReceiveSettings};
 pub use settings::{EarlyMode, Settings};
 pub use standby::{Outcome, Standby};
+pub use walrider_receive::connect::ConnectError;
 pub use walrider_replay::startup::Summary;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use tracing::Level;
 use walrider_datadir::config::{Unit, parse_number};
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
@@ -15,11 +16,12 @@ use walrider_receive::error::ReceiveError;
 use walrider_receive::line::Line;
 use walrider_receive::positions::Timing;
 use walrider_receive::streaming::{End, Streaming};
-use walrider_receive::upstream::{Opened, Upstream};
+use walrider_receive::upstream::{Opened, Upstream, check_next};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
 
 use crate::error::StandbyError;
-use crate::follower::Task;
+use crate::follower::{FIRST_PAUSE, Task};
+use crate::repeats::Repeats;
 use crate::standby::spool_status;
 
 /// What `walrider receive` is told.
@@ -140,37 +142,52 @@ impl Inner {
     }
 
     fn run(&self) -> Result<(), StandbyError> {
+        let mut repeats = Repeats::default();
+        let result = self.sessions(&mut repeats);
+        repeats.settle();
+        result
+    }
+
+    /// One session after the other.
+    fn sessions(&self, repeats: &mut Repeats) -> Result<(), StandbyError> {
         let mut creates_slot = self.settings.create_slot;
         let mut system_identifier = None;
         let mut next = None;
         while !self.board.ends() {
             self.show(|shown| shown.state = State::Connecting);
-            let error = match self.session(&mut next, &mut creates_slot, &mut system_identifier) {
+            let error = match self.session(&mut next, &mut creates_slot, &mut system_identifier, repeats) {
                 Ok(()) => continue,
                 Err(_) if self.board.ends() => break,
                 Err(error) => error,
             };
+            let is_first = self.shown.lock().expect("no panic while locked").connections == 0;
+            let never_heals = matches!(&error, StandbyError::Receive(error) if error.never_heals());
             let is_final = match &error {
-                StandbyError::Receive(error) => error.is_final() || error.is_missing_wal(),
+                StandbyError::Receive(error) => error.is_final() || error.is_missing_wal() || (never_heals && is_first),
                 _ => true,
             };
             if is_final || !self.settings.reconnect {
                 return Err(error);
             }
-            tracing::warn!("{error}; connecting again in {} s", self.settings.retry_interval.as_secs_f64());
+            let level = if never_heals { Level::ERROR } else { Level::WARN };
+            let interval = self.settings.retry_interval.as_secs_f64();
+            repeats.say(level, &format!("{error}; connecting again in {interval} s"));
             let message = error.to_string();
             let mut shown = self.shown.lock().expect("no panic while locked");
             shown.last_error = Some(LastError { time: SystemTime::now(), message });
             shown.connected_since = None;
             shown.state = State::Connecting;
-            let waits = |_: &mut StandbyStatus| !self.board.ends();
-            drop(
-                self.changed
-                    .wait_timeout_while(shown, self.settings.retry_interval, waits)
-                    .expect("no panic while locked"),
-            );
+            drop(shown);
+            self.pause(self.settings.retry_interval);
         }
         Ok(())
+    }
+
+    /// Waits so long, or until it is stopped.
+    fn pause(&self, time: Duration) {
+        let shown = self.shown.lock().expect("no panic while locked");
+        let waits = |_: &mut StandbyStatus| !self.board.ends();
+        drop(self.changed.wait_timeout_while(shown, time, waits).expect("no panic while locked"));
     }
 
     /// One session, to its end. `next`: where to go on, if that is known.
@@ -179,8 +196,9 @@ impl Inner {
         next: &mut Option<Task>,
         creates_slot: &mut bool,
         system_identifier: &mut Option<u64>,
+        repeats: &mut Repeats,
     ) -> Result<(), StandbyError> {
-        let mut opened = self.open(*creates_slot, *system_identifier)?;
+        let mut opened = self.open(*creates_slot, *system_identifier, repeats)?;
         *creates_slot = false;
         *system_identifier = Some(opened.identity.system_identifier);
         let spool = self.open_spool(&mut opened.connection)?;
@@ -188,17 +206,18 @@ impl Inner {
             Some(task) => task,
             None => self.start(&mut opened, spool)?,
         };
-        for (timeline, contents) in
-            opened.missing_histories(task.timeline, |name| self.settings.directory.join(name).exists())?
-        {
-            spool.write_history(timeline, &contents)?;
-        }
+        let has = |name: &str| self.settings.directory.join(name).exists();
+        opened.fetch_histories(task.timeline, has, |timeline, contents| spool.write_history(timeline, contents))?;
         let mut writer = spool.start_at(task.timeline, task.start)?;
         *next = Some(task);
         let slot = opened.slot.as_deref();
         let start = opened.connection.start_replication(slot, task.start, task.timeline).map_err(ReceiveError::from)?;
         let end = match start {
-            Start::Ended(branch) => End::Timeline(branch),
+            Start::Ended(branch) => {
+                // A server that leads from one timeline to the next, and has WAL of none, is not asked without a pause.
+                self.pause(FIRST_PAUSE);
+                End::Timeline(branch)
+            }
             Start::Streaming => {
                 let line = Line::new(opened.connection, spool, &self.board, opened.identity.flushed);
                 self.show(|shown| {
@@ -206,6 +225,7 @@ impl Inner {
                     shown.connected_since = Some(SystemTime::now());
                     shown.connections += 1;
                 });
+                repeats.settle();
                 tracing::info!("starting log streaming at {} (timeline {})", task.start, task.timeline);
                 let ended = Streaming::new(&mut writer, &self.board).until(self.settings.end).run(line);
                 *next = Some(Task { start: spool.written(), ..task });
@@ -215,6 +235,7 @@ impl Inner {
         match end {
             End::Asked => self.board.end(true),
             End::Timeline(Some((timeline, at))) => {
+                check_next(task.timeline, spool.written(), (timeline, at))?;
                 tracing::info!("switched to timeline {timeline} at {at}");
                 let size = spool.segment_size();
                 *next = Some(Task { start: size.start_of(size.segment_of(at)), timeline });
@@ -224,15 +245,21 @@ impl Inner {
         Ok(())
     }
 
-    fn open(&self, creates_slot: bool, system_identifier: Option<u64>) -> Result<Opened, StandbyError> {
+    fn open(
+        &self,
+        creates_slot: bool,
+        system_identifier: Option<u64>,
+        repeats: &mut Repeats,
+    ) -> Result<Opened, StandbyError> {
         let settings = &self.settings;
         let conninfo = settings.primary.as_deref().unwrap_or_default();
         let mut connect =
             ConnectOptions::resolve(conninfo, &settings.application_name_fallback).map_err(ReceiveError::from)?;
         for warning in connect.warnings() {
-            tracing::warn!("{warning}");
+            repeats.say(Level::WARN, warning);
         }
         connect.interrupt_with(self.board.end_fd());
+        connect.give_up_after(settings.receiver_timeout);
         let application_name = Some(connect.application_name().to_owned());
         let upstream = Upstream {
             connect,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use walrider_datadir::recovery_settings::TargetTimeline;
+use walrider_receive::connect::{ConnectError, ConnectOptions};
 use walrider_receive::positions::Timing;
 
 /// Whether WAL is to come before the primary has flushed it.
@@ -66,6 +67,15 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Whether the connection string, with all that it refers to, can be one.
+    ///
+    /// # Errors
+    /// What is wrong with it, without passwords.
+    pub fn check(&self) -> Result<(), ConnectError> {
+        let Some(primary) = &self.primary else { return Ok(()) };
+        ConnectOptions::resolve(primary, &self.application_name_fallback).map(drop)
+    }
+
     /// When the receiver speaks without news.
     pub(crate) fn timing(&self) -> Timing {
         Timing { status_interval: self.status_interval, timeout: self.receiver_timeout }

@@ -64,7 +64,13 @@ impl Standby {
     /// What [`StandbyError`] lists. The directory can be started again, by us or by PostgreSQL, unless it says otherwise.
     pub fn run(&self) -> Result<Outcome, StandbyError> {
         let result = self.follow();
+        let promotes = self.0.follower.control().promotes;
         self.0.follower.join();
+        if let Err(error) = &result
+            && promotes
+        {
+            self.0.follower.tell_promoter(error);
+        }
         let state = if result.is_ok() { State::Stopped } else { State::Failed };
         self.0.replay.lock().expect("no panic while locked").state = Some(state);
         result

@@ -1,7 +1,7 @@
 //! Tells the result: lines and a table for a person, one JSON object for a program.
 
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::classes::Class;
 use super::tally::{Finding, Tally};
+use crate::out;
 
 /// How often the progress bar moves.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -41,9 +42,7 @@ struct Json<'a> {
 impl Report {
     /// Prints the result to the standard output.
     pub fn print(&self, json: bool) {
-        let text = if json { self.json() } else { self.text() };
-        // A reader that went away (`| head`) has seen enough.
-        let _ = io::stdout().lock().write_all(text.as_bytes());
+        out::say(format_args!("{}", if json { self.json() } else { self.text() }));
     }
 
     /// The result as one JSON object.

@@ -13,7 +13,7 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::config::{Config, Setting, Unit};
 use walrider_datadir::open::read_version;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetTimeline};
-use walrider_standby::{EarlyMode, Settings};
+use walrider_standby::{ConnectError, EarlyMode, Settings};
 
 use crate::logging::{LogFormat, parse_level};
 use crate::values::{
@@ -139,6 +139,16 @@ pub enum OptionsError {
     /// What they say together.
     #[error("{0}")]
     Refused(String),
+    /// The primary's connection string, or what it refers to.
+    #[error("the connection string of the primary is wrong: {0}")]
+    Conninfo(#[from] ConnectError),
+}
+
+impl OptionsError {
+    /// Whether what we were told cannot be (exit code 2), whatever the files of the directory say (1).
+    pub fn is_usage(&self) -> bool {
+        matches!(self, OptionsError::File { .. } | OptionsError::Refused(_) | OptionsError::Conninfo(_))
+    }
 }
 
 /// What a run needs.
@@ -315,6 +325,7 @@ impl StandbyOptions {
                     .into(),
             ));
         }
+        settings.check()?;
         let mut notes = Vec::new();
         if config.get("hot_standby_feedback").is_some_and(|setting| matches!(setting.bool(), Ok(true))) {
             notes.push(

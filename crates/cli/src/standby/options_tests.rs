@@ -122,7 +122,7 @@ fn options_that_exclude_each_other_count_together() {
     assert_eq!(slot(&["--temporary-slot"]), (None, true));
     assert_eq!(slot(&["--temporary-slot=false"]), (Some("d".into()), false));
     assert_eq!(slot(&["--slot", ""]), (None, false));
-    let place = Place::new("wal_receiver_create_temp_slot = on\n".to_owned().as_str(), "primary = 'x'\n");
+    let place = Place::new("wal_receiver_create_temp_slot = on\n".to_owned().as_str(), "primary = 'host=x'\n");
     assert!(place.load(&[]).unwrap().settings.temporary_slot);
     assert!(!place.load(&["--slot", "s"]).unwrap().settings.temporary_slot);
 }
@@ -135,6 +135,7 @@ fn what_does_not_go_together_is_refused() {
         ("create_slot = true", &[], "create_slot needs the name of a slot"),
         ("jobs = 0", &[], "jobs must be at least 1"),
         ("", &["--primary", ""], "nothing says where WAL comes from"),
+        ("primary = 'host=h colour=red'", &[], "connection string of the primary is wrong: invalid connection option"),
     ] {
         let text = Place::new(PRIMARY, toml).error(flags);
         assert!(text.contains(expected), "{toml}: {text}");

@@ -34,7 +34,7 @@ enum Encryption {
 impl Connection {
     /// Connects to the first server of `options` that is there and fits `target_session_attrs`.
     ///
-    /// Waits: `connect_timeout` for each address, for ever without it, but see
+    /// Waits: `connect_timeout` or [`ConnectOptions::give_up_after`] for each address, for ever without them, but see
     /// [`ConnectOptions::interrupt_with`]. Looking up a host name is not within the timeout, as in libpq.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ fn open_address(
         _ => &[Encryption::Tls],
     };
     let patience = Patience {
-        deadline: options.connect_timeout.map(|timeout| Instant::now() + timeout),
+        deadline: options.timeout().map(|timeout| Instant::now() + timeout),
         interrupt: options.interrupt.clone(),
     };
     for &way in ways {

@@ -1,6 +1,7 @@
 //! A connection string made whole and checked: what to connect to, and how (`pqConnectOptions2`, PostgreSQL 18).
 
 use std::fmt;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub struct ConnectOptions {
     pub(super) protocol: (u32, u32),
     /// For each address, from connecting to the end of authentication.
     pub(super) connect_timeout: Option<Duration>,
+    /// The caller's own bound to the same; the shorter one counts.
+    pub(super) session_timeout: Option<Duration>,
     pub(super) tcp: TcpOptions,
     pub(super) ssl: SslOptions,
     pub(super) auth: AuthPolicy,
@@ -146,6 +149,17 @@ impl ConnectOptions {
         self.interrupt = Some(fd);
     }
 
+    /// Bounds each address that is tried, from connecting to the end of authentication, whatever the server sends meanwhile;
+    /// zero: `connect_timeout` alone does. Until streaming begins nobody else looks whether the server gets on.
+    pub fn give_up_after(&mut self, timeout: Duration) {
+        self.session_timeout = Some(timeout).filter(|timeout| !timeout.is_zero());
+    }
+
+    /// How long an address may take.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.connect_timeout.into_iter().chain(self.session_timeout).min()
+    }
+
     /// What should be logged: a password file that was not used because others can read it, and the like.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
@@ -183,6 +197,7 @@ impl ConnectOptions {
             startup,
             protocol: protocol(&info)?,
             connect_timeout: duration(&info, "connect_timeout", Duration::from_secs)?,
+            session_timeout: None,
             tcp: TcpOptions {
                 keepalives: number(&info, "keepalives")? != Some(0),
                 keepalives_idle: duration(&info, "keepalives_idle", Duration::from_secs)?,
@@ -309,6 +324,9 @@ fn hosts(info: &ConnInfo, user: &str, env: Env<'_>, warnings: &mut Vec<String>) 
             };
             let of = |list: &Option<Vec<&str>>| list.as_ref().map_or("", |list| list[at]).to_owned();
             let hostaddr = Some(of(&addresses)).filter(|address| !address.is_empty());
+            if let Some(address) = hostaddr.as_ref().filter(|address| address.parse::<IpAddr>().is_err()) {
+                return config(format!("could not parse network address \"{address}\""));
+            }
             let mut host = of(&hosts);
             if host.is_empty() && hostaddr.is_none() {
                 host = files::default_socket_directory(port).to_owned();
@@ -382,6 +400,7 @@ mod tests {
             ("ssl_max_protocol_version=TLSv1.1 ssl_min_protocol_version=TLSv1", "not safe"),
             ("ssl_max_protocol_version=TLSv1.2 ssl_min_protocol_version=TLSv1.3", "invalid SSL protocol version range"),
             ("min_protocol_version=3.2 max_protocol_version=3.0", "greater"),
+            ("hostaddr=10.0.0", "could not parse network address \"10.0.0\""),
             ("service=nosuch", "definition of service \"nosuch\" not found"),
         ];
         for (conninfo, expected) in cases {

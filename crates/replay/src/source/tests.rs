@@ -194,7 +194,10 @@ fn the_newest_timeline_is_the_last_without_a_gap() {
     assert_eq!(source.read_history(TimelineId(2)).unwrap(), branched());
     assert_eq!(source.read_history(TimelineId(4)).unwrap(), TimelineHistory::alone(TimelineId(4)));
     fs::write(dirs.archive().join("00000003.history"), "nonsense\n").unwrap();
-    assert!(source.read_history(TimelineId(3)).unwrap_err().is_corruption());
+    let error = source.read_history(TimelineId(3)).unwrap_err();
+    assert!(error.is_corruption());
+    assert!(error.to_string().contains("00000003.history\" is no timeline history: syntax error"), "{error}");
+    assert!(error.to_string().contains("remove that file"), "{error}");
 }
 
 /// WAL is visible up to there, and nothing else is known.
