@@ -162,6 +162,12 @@ impl Fetcher {
         self.shared.changed.notify_all();
     }
 
+    /// Whether somebody waits for a segment that nobody has begun to fetch.
+    #[cfg(test)]
+    pub fn is_wanted(&self, segment: u64) -> bool {
+        matches!(self.shared.state().segments.get(&segment), Some(Lookup::Wanted))
+    }
+
     /// Starts the threads that run commands, once there is something for them to do.
     fn ensure_threads(&self) -> Result<(), ReplayError> {
         let mut threads = self.threads.lock().expect("no panic while locked");
@@ -230,17 +236,22 @@ impl Shared {
         state
     }
 
-    /// The segment to fetch next: the first that somebody waits for, or else the first of those ahead.
+    /// The segment to fetch next: the first of those that somebody waits for and those before and ahead. Several stretches are
+    /// read side by side, and the last of them is not needed first.
     fn choose(&self, state: &State) -> Option<u64> {
         let mut wanted = state.segments.iter().filter(|(_, lookup)| matches!(lookup, Lookup::Wanted));
-        if let Some((&segment, _)) = wanted.next() {
-            return Some(segment);
-        }
+        let wanted = wanted.next().map(|(&segment, _)| segment);
+        let ahead = self.next_ahead(state, wanted).filter(|&ahead| wanted.is_none_or(|wanted| ahead < wanted));
+        ahead.filter(|_| self.has_room(state)).or(wanted)
+    }
+
+    /// The first segment ahead that nothing is known of. All those before one that is wanted are ahead, however many.
+    fn next_ahead(&self, state: &State, wanted: Option<u64>) -> Option<u64> {
         let position = state.position.filter(|_| self.finder.runs_commands_now())?;
-        let upto = position.saturating_add(state.width.min(self.window()));
+        let upto = position.saturating_add(state.width.min(self.window())).max(wanted.unwrap_or(0));
         for segment in position..upto {
             match state.segments.get(&segment) {
-                None => return Some(segment).filter(|_| self.has_room(state)),
+                None => return Some(segment),
                 Some(Lookup::Known(Ok(found))) if found.segment.is_some() => {}
                 // There is nothing behind it before it is there.
                 Some(Lookup::Known(_)) => return None,

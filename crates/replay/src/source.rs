@@ -191,11 +191,12 @@ impl Source {
         }
         let (proof, again) = std::thread::scope(|scope| {
             let proof = scope.spawn(|| self.ask_for_what_was_there());
-            self.fetcher.retain(|number, found| number < segment && found.is_some_and(|found| found.segment.is_some()));
+            self.fetcher.retain(|number, _| number != segment);
             let again = self.fetcher.get(segment);
             (proof.join().expect("no panic in a thread that fetches"), again)
         });
         if again?.refusal.is_none() {
+            self.fetcher.retain(|number, _| number <= segment);
             return Ok(End::GoesOn);
         }
         let disk = || self.finder().full_disk().map_or(String::new(), |disk| format!(" ({disk})"));

@@ -475,7 +475,12 @@ impl Beginning {
             Some(label) => label.start_lsn,
             None => data_dir.control().checkpoint_copy.redo,
         };
-        source.release_before(from);
+        // Where the checkpoint record is in the first segment, the next ones are fetched beside that.
+        let size = data_dir.control().segment_size;
+        let at = data_dir.label().map_or(data_dir.control().checkpoint, |label| label.checkpoint);
+        if size.segment_of(at) == size.segment_of(from) {
+            source.release_before(from);
+        }
         loop {
             let error = match (Beginning::find(data_dir, source, format), upstream) {
                 (Err(ReplayError::Refused(why)), Some(upstream)) if upstream.wanted() != Wanted::Stop => {
@@ -521,6 +526,7 @@ impl Beginning {
             return Err(failed(format!("its redo position {} makes no sense", checkpoint.redo)));
         }
         let start = if checkpoint.redo < at { checkpoint.redo } else { span.end };
+        source.release_before(start);
         if start < at
             && let Err(ending) = read_record(source, format, start)
         {

@@ -227,6 +227,25 @@ fn segments_are_fetched_ahead_in_order_within_bounds() {
     assert!(dirs.has_no_fetches());
 }
 
+/// Threads that read in several places at once do not change the order; before, the segment of the second came second.
+#[test]
+fn what_is_needed_next_is_fetched_first() {
+    let dirs = Dirs::new();
+    for number in 0..8 {
+        dirs.put(1, number, "", 1);
+    }
+    let source = dirs.gated(1);
+    source.release_before(Lsn(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| mark(&source, 0).unwrap());
+        wait_for("the first is fetched", || dirs.log().0.len() == 1);
+        scope.spawn(|| mark(&source, 5).unwrap());
+        wait_for("another is wanted", || source.fetcher.is_wanted(5));
+        dirs.open_gate();
+    });
+    assert_eq!(dirs.log().0, [0, 1, 2, 3, 4, 5]);
+}
+
 /// As in following: each time around, there is one command for the segment that is missing, and none for those behind it.
 #[test]
 fn an_archive_that_has_ended_is_asked_for_one_segment() {
