@@ -294,7 +294,13 @@ impl State {
             return;
         }
         match &found {
-            Ok(Found { segment: Some(segment), .. }) if segment.fetched => self.width = self.width.saturating_mul(2),
+            Ok(Found { segment: Some(file), .. }) if file.fetched => {
+                // One that was begun before the end of the archive was found is no news.
+                let mut behind = self.segments.range(segment..).map(|(_, lookup)| lookup);
+                if !behind.any(|lookup| matches!(lookup, Lookup::Known(Ok(found)) if found.segment.is_none())) {
+                    self.width = self.width.saturating_mul(2);
+                }
+            }
             Ok(Found { refusal: None, .. }) => {}
             Ok(_) | Err(_) => self.width = 1,
         }
