@@ -18,7 +18,7 @@ use walrider_replay::restartpoint::RestartpointPolicy;
 use walrider_replay::startup::{Options, Promotion, Summary, replay};
 use walrider_replay::stats::Stats;
 
-use crate::values::{default_jobs, default_memory, parse_memory, parse_timeline};
+use crate::values::{DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, parse_memory, parse_timeline};
 
 /// Roll a data directory forward through WAL, and hand it to PostgreSQL
 ///
@@ -77,6 +77,9 @@ pub struct ReplayArgs {
     /// Threads [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
+    /// restore_command's at once: WAL is fetched ahead of replay; 1 for a command that must run alone
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_FETCH_JOBS, value_parser = clap::value_parser!(u16).range(1..=MAX_FETCH_JOBS))]
+    fetch_jobs: u16,
     /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
@@ -153,6 +156,7 @@ fn options(args: ReplayArgs) -> Options {
             _ => Promotion::AsConfigured,
         },
         restore_command: None,
+        fetch_jobs: args.fetch_jobs.into(),
         restartpoints: RestartpointPolicy::default(),
         upstream: None,
     }
@@ -229,6 +233,7 @@ fn end_reason(stop: Option<&Stop>) -> &'static str {
         None => "nothing_to_do",
         Some(Stop::Target) => "target",
         Some(Stop::EndOfWal { .. }) => "end_of_wal",
+        Some(Stop::Outage { .. }) => "archive_out_of_reach",
         Some(Stop::Unsupported { .. }) => "unsupported",
         // Only whoever delays commits stops before one.
         Some(Stop::Interrupted | Stop::Early { .. }) => "interrupted",
@@ -248,6 +253,7 @@ fn to_json(summary: &Summary) -> Value {
         "end_lsn": summary.end.to_string(),
         "checkpoint_lsn": summary.checkpoint.to_string(),
         "timeline": summary.timeline.0,
+        "end_of_wal": end_of_wal(summary),
         "promoted": summary.promoted.as_ref().map(|promoted| json!({
             "timeline": promoted.timeline.0,
             "switch_lsn": promoted.switch_point.to_string(),
@@ -262,6 +268,10 @@ fn to_json(summary: &Summary) -> Value {
         "total_seconds": summary.total.as_secs_f64(),
         "stages": stages,
         "apply_longest_seconds": stats.apply_longest.as_secs_f64(),
+        "segments_fetched": summary.fetch.segments,
+        "fetch_jobs": summary.fetch.jobs,
+        "fetch_seconds": summary.fetch.commands.as_secs_f64(),
+        "fetch_wait_seconds": summary.fetch.waited.as_secs_f64(),
         "pages_read": stats.pages_read,
         "pages_written": stats.pages_written,
         "pages_evicted": stats.pages_evicted,
@@ -271,6 +281,18 @@ fn to_json(summary: &Summary) -> Value {
         "peak_memory_bytes": peak_memory(),
         "settings_written": settings,
     })
+}
+
+/// Why the WAL was taken to end, and what restore_command said there.
+fn end_of_wal(summary: &Summary) -> Option<Value> {
+    let (Some(Stop::EndOfWal { why }) | Some(Stop::Outage { why })) = &summary.stop else { return None };
+    let refusal = summary.refusal.as_ref();
+    Some(json!({
+        "why": why,
+        "command": refusal.map(|refusal| &refusal.command),
+        "exit_code": refusal.map(|refusal| refusal.exit_code),
+        "file": refusal.map(|refusal| &refusal.file),
+    }))
 }
 
 fn print(summary: &Summary, verify: bool) {
@@ -305,6 +327,7 @@ fn print_replay(summary: &Summary, stop: &Stop, verify: bool) {
         (summary.end.0 - summary.start.0) as f64 / 1e6 / seconds,
         summary.total.as_secs_f64()
     );
+    print_fetching(summary);
     if verify {
         println!("Compared {} images with redo: {} differ.", stats.images_verified, stats.image_difference_count);
     }
@@ -319,6 +342,24 @@ fn print_replay(summary: &Summary, stop: &Stop, verify: bool) {
             "PostgreSQL will replay {:.1} MB again, from the last checkpoint on; --promote ends recovery here instead.",
             summary.again_bytes as f64 / 1e6
         );
+    }
+}
+
+/// What restore_command cost, and whether it was the limit.
+fn print_fetching(summary: &Summary) {
+    let fetch = &summary.fetch;
+    if fetch.segments == 0 {
+        return;
+    }
+    println!(
+        "restore_command fetched {} segments in {:.2} s of commands, up to {} at once; replay waited {:.2} s for it.",
+        fetch.segments,
+        fetch.commands.as_secs_f64(),
+        fetch.jobs,
+        fetch.waited.as_secs_f64()
+    );
+    if fetch.waited > summary.redo / 2 {
+        println!("Fetching was the limit, not redo: more --fetch-jobs may help, or a faster archive.");
     }
 }
 
@@ -341,6 +382,13 @@ fn complain(summary: &Summary) -> ExitCode {
                  PostgreSQL, started on the directory, replays the rest"
             );
             ExitCode::from(3)
+        }
+        Some(Stop::Outage { why }) => {
+            eprintln!(
+                "walrider: {why}. Replay stopped cleanly at {}; mend the archive, and run the same command again",
+                summary.end
+            );
+            ExitCode::from(1)
         }
         Some(Stop::Corrupt { lsn, why }) => {
             eprintln!(

@@ -7,6 +7,11 @@ use walrider_datadir::recovery_settings::TargetTimeline;
 use walrider_layout::TimelineId;
 use walrider_standby::EarlyMode;
 
+/// How many `restore_command`s run at once where nobody says.
+pub const DEFAULT_FETCH_JOBS: u16 = 8;
+/// Most of them.
+pub const MAX_FETCH_JOBS: i64 = 256;
+
 /// A time with its unit, as in `10s` or `500ms`, up to 24 days as in PostgreSQL. Zero needs no unit; anything else does:
 /// the settings that these options stand for count seconds here and milliseconds there.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {

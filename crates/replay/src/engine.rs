@@ -86,6 +86,11 @@ pub enum Stop {
         /// What was found instead of a record.
         why: String,
     },
+    /// The WAL may end here, or not: the archive is out of reach.
+    Outage {
+        /// What says so.
+        why: String,
+    },
     /// The next record has no redo here. PostgreSQL takes over.
     Unsupported {
         /// Where it is.
@@ -632,7 +637,7 @@ impl<'a> Engine<'a> {
         let (loader, source, rels) = (&mut self.loader, self.source, &self.rels);
         let (applied, loaded) = match is_small(&parts) {
             true => (pages.apply(&parts, &dropped, end), Vec::new()),
-            false => rayon::join(|| pages.apply(&parts, &dropped, end), || loader.load(missing, source, rels)),
+            false => rayon::join(|| pages.apply(&parts, &dropped, end), || loader.load_ready(missing, source, rels)),
         };
         drop(parts);
         self.queue = queue;

@@ -32,7 +32,12 @@ pub trait ReadWal: Sync {
     /// When the source fails.
     fn has_segment(&self, lsn: Lsn) -> Result<bool, ReplayError>;
 
-    /// WAL before `lsn` will not be asked for again.
+    /// Reading before this position, from `from` on, does not mean to wait for a command.
+    fn ready_up_to(&self, _from: Lsn) -> Lsn {
+        Lsn(u64::MAX)
+    }
+
+    /// WAL before `lsn` will not be asked for again, but that from there on.
     fn release_before(&self, _lsn: Lsn) {}
 
     /// Recovery would now begin at `redo`: older WAL is not needed any more.
@@ -106,6 +111,20 @@ impl Loader {
     /// Gives a stretch back for reuse.
     pub fn recycle(&mut self, planned: Planned) {
         self.spare.push(planned);
+    }
+
+    /// Loads up to `count` more stretches, but none that has to be waited for: whoever decodes has better things to do
+    /// meanwhile. The last record of a stretch may go on in the next segment.
+    pub fn load_ready(&mut self, count: usize, source: &dyn ReadWal, rels: &RelTable) -> Vec<Planned> {
+        let upto = source.ready_up_to(self.next);
+        let ready = (upto.0.saturating_sub(1) / self.window).saturating_sub(self.next.0 / self.window);
+        match count.min(usize::try_from(ready).unwrap_or(usize::MAX)) {
+            0 => {
+                source.release_before(self.next);
+                Vec::new()
+            }
+            count => self.load(count, source, rels),
+        }
     }
 
     /// Loads up to `count` more stretches. Those that come back are whole, in order, and follow one another; none, once

@@ -1,28 +1,24 @@
-//! Where WAL comes from: directories and `restore_command` (`XLogFileReadAnyTLI` in
-//! `access/transam/xlogrecovery.c`, `RestoreArchivedFile` in `access/transam/xlogarchive.c`, PostgreSQL 18).
+//! Where WAL comes from: directories and `restore_command` (`WaitForWALToBecomeAvailable` in
+//! `access/transam/xlogrecovery.c`, PostgreSQL 18).
 
-use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, IoSliceMut};
+use std::io::IoSliceMut;
 use std::ops::Range;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::Arc;
 
 use walrider_datadir::DataDirError;
 use walrider_datadir::wal_file::read_up_to;
-use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
-use walrider_layout::wal::{SegmentSize, page_of};
+use walrider_layout::history::TimelineHistory;
+use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
 
-use crate::command;
 use crate::error::ReplayError;
+use crate::fetch::Fetcher;
+use crate::find::{Finder, Found, Segment};
 use crate::load::ReadWal;
+use crate::restore::Runner;
+pub use crate::restore::{FETCH_PREFIX, FetchStats, Refusal};
 use crate::upstream::Upstream;
-
-/// Longest history file that is read: a line for each of ten thousand promotions.
-const MAX_HISTORY_BYTES: u64 = 1 << 20;
 
 /// Endings of files in WAL archives that some tool has packed.
 pub const PACKED: [&str; 7] = ["gz", "lz4", "zst", "bz2", "xz", "br", "lzo"];
@@ -32,7 +28,7 @@ pub const PACKED: [&str; 7] = ["gz", "lz4", "zst", "bz2", "xz", "br", "lzo"];
 pub enum Place {
     /// A directory of segment files: an archive, or `pg_wal`.
     Directory(PathBuf),
-    /// A `restore_command`; what it fetches goes to `into` for a while.
+    /// A `restore_command`; what it fetches lies in `pg_wal` for a while.
     RestoreCommand {
         /// The command, with `%f`, `%p`, `%r` and `%%`.
         command: String,
@@ -41,108 +37,80 @@ pub enum Place {
     },
 }
 
-/// A file that was found.
+/// What is behind the end of WAL, once that was asked for again.
 #[derive(Debug)]
-struct Segment {
-    file: File,
-    path: PathBuf,
-    timeline: TimelineId,
-    /// The timeline was left on the page that begins here: what the file holds from there on is another history.
-    limit: Option<Lsn>,
-    /// Fetched: removed when it is closed.
-    temporary: bool,
-}
-
-/// What was found of a segment; nothing yet, while one thread looks and others wait for it.
-type Lookup = Mutex<Option<Option<Arc<Segment>>>>;
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        if self.temporary {
-            // It is in our way at worst; the next fetch replaces it.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
+pub enum End {
+    /// Nothing: the WAL ends.
+    Confirmed,
+    /// More: it was not to be had a moment ago.
+    GoesOn,
+    /// Nobody knows, and why: the archive is out of reach.
+    Unknown(String),
 }
 
 /// All places, in the order in which they are tried.
 pub struct Source {
-    places: Vec<Place>,
-    size: SegmentSize,
-    history: RwLock<Arc<TimelineHistory>>,
-    /// What is known of segments, until it is released: no file is looked for, or fetched, twice.
-    open: Mutex<HashMap<u64, Arc<Lookup>>>,
-    /// The segment where the last restartpoint begins: `%r`, what the archive must keep.
-    restartpoint: AtomicU64,
-    /// Number of the next fetch, so that several can run side by side.
-    fetches: AtomicU64,
-    /// The archive is still written: a segment that is too short is not complete yet, and not an error.
-    growing: bool,
-    /// Who brings WAL into `pg_wal`, the last of the places.
-    upstream: Option<Arc<dyn Upstream>>,
+    fetcher: Fetcher,
 }
 
 impl Source {
-    /// Looks in `places`, for WAL of the timelines in `history`.
+    /// Looks in `places`, for WAL of the timelines in `history`; runs one command at a time.
     pub fn new(places: Vec<Place>, size: SegmentSize, history: TimelineHistory) -> Source {
-        Source {
-            places,
-            size,
-            history: RwLock::new(Arc::new(history)),
-            open: Mutex::default(),
-            restartpoint: AtomicU64::new(0),
-            fetches: AtomicU64::new(0),
-            growing: false,
-            upstream: None,
-        }
+        Source { fetcher: Fetcher::new(Finder::new(places, size, history)) }
+    }
+
+    /// Says how many commands may run at once.
+    pub fn with_fetch_jobs(mut self, jobs: usize) -> Source {
+        let finder = self.fetcher.finder_mut();
+        finder.runner = Runner::new(finder.size, jobs);
+        self
     }
 
     /// Says that archives are still written while we read.
     pub fn growing(mut self) -> Source {
-        self.growing = true;
+        self.fetcher.finder_mut().growing = true;
         self
     }
 
     /// Says who brings WAL into `pg_wal`, which is the last of the places.
     pub fn brought_by(mut self, upstream: Option<Arc<dyn Upstream>>) -> Source {
-        self.growing |= upstream.is_some();
-        self.upstream = upstream;
+        let finder = self.fetcher.finder_mut();
+        finder.growing |= upstream.is_some();
+        finder.upstream = upstream;
         self
     }
 
-    /// The places where segments are looked for now.
-    fn places(&self) -> &[Place] {
-        match &self.upstream {
-            Some(upstream) if !upstream.uses_archives() => &self.places[self.places.len() - 1..],
-            _ => &self.places,
-        }
+    fn finder(&self) -> &Finder {
+        self.fetcher.finder()
+    }
+
+    fn size(&self) -> SegmentSize {
+        self.finder().size
     }
 
     /// The timelines that are read.
     pub fn history(&self) -> Arc<TimelineHistory> {
-        self.history.read().expect("no panic while locked").clone()
+        self.finder().history()
     }
 
     /// Replaces the timelines that are read.
     pub fn set_history(&self, history: TimelineHistory) {
-        *self.history.write().expect("no panic while locked") = Arc::new(history);
+        self.finder().set_history(history);
         self.close_all();
     }
 
     /// Closes all files: what was not there may be there now, or be longer.
     pub fn close_all(&self) {
-        self.open.lock().expect("no panic while locked").clear();
+        self.fetcher.retain(|_, _| false);
     }
 
     /// Forgets which files were not there: they may be there now, also that of a newer timeline than was found instead.
     pub fn forget_missing(&self) {
-        let history = self.history();
-        let is_found = |segment: u64, lookup: &Arc<Lookup>| match &*lookup.lock().expect("no panic while locked") {
-            Some(Some(found)) => found.timeline == history.timeline_at(Lsn(self.size.start_of(segment + 1).0 - 1)),
+        self.fetcher.retain(|number, found| match found.map(|found| &found.segment) {
+            Some(Some(segment)) => segment.timeline == self.finder().timeline_of(number),
             Some(None) => false,
             None => true,
-        };
-        self.open.lock().expect("no panic while locked").retain(|&segment, lookup| is_found(segment, lookup));
+        });
     }
 
     /// The history of a timeline (`readTimeLineHistory`): that of its file, or it alone if there is none.
@@ -173,162 +141,11 @@ impl Source {
 
     /// Path and contents of a timeline's history file, if it has one.
     pub(crate) fn history_file(&self, timeline: TimelineId) -> Result<Option<(PathBuf, Vec<u8>)>, ReplayError> {
-        if timeline <= TimelineId(1) {
-            return Ok(None);
-        }
-        let name = history_file_name(timeline);
-        for place in &self.places {
-            let Some((file, path, temporary)) = self.find(place, &name)? else { continue };
-            let mut bytes = Vec::new();
-            io::Read::read_to_end(&mut io::Read::take(file, MAX_HISTORY_BYTES), &mut bytes)
-                .map_err(|error| DataDirError::io("read", &path, error))?;
-            if temporary {
-                let _ = fs::remove_file(&path);
-            }
-            return Ok(Some((path, bytes)));
-        }
-        Ok(None)
+        self.finder().history_file(timeline)
     }
 
-    /// Finds a file in a place; true: it is ours to remove.
-    fn find(&self, place: &Place, name: &str) -> Result<Option<(File, PathBuf, bool)>, ReplayError> {
-        match place {
-            Place::Directory(directory) => {
-                let path = directory.join(name);
-                match File::open(&path) {
-                    Ok(file) => Ok(Some((file, path, false))),
-                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-                    Err(error) => Err(DataDirError::io("open", path, error).into()),
-                }
-            }
-            Place::RestoreCommand { command, data_dir } => self.fetch(command, data_dir, name),
-        }
-    }
-
-    /// Runs `restore_command` for a file. Exit code 0 without a file, or another code, means that the archive does not
-    /// have it; a signal or a code above 125 (the shell could not run it) ends recovery.
-    fn fetch(&self, command: &str, data_dir: &Path, name: &str) -> Result<Option<(File, PathBuf, bool)>, ReplayError> {
-        let number = self.fetches.fetch_add(1, Ordering::Relaxed);
-        let relative = format!("pg_wal/{FETCH_PREFIX}{number}");
-        let path = data_dir.join(&relative);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(DataDirError::io("remove", path, error).into());
-            }
-            _ => {}
-        }
-        let restartpoint = Lsn(self.restartpoint.load(Ordering::Relaxed));
-        let oldest = self.size.file_name(self.history().timeline_at(restartpoint), self.size.segment_of(restartpoint));
-        let values = [('f', name), ('p', relative.as_str()), ('r', oldest.as_str())];
-        let line = command::expand("restore_command", command, &values).map_err(ReplayError::Refused)?;
-        let status = command::shell(data_dir, &line)
-            .status()
-            .map_err(|error| ReplayError::Refused(format!("could not run restore_command \"{line}\": {error}")))?;
-        if let Some(signal) = status.signal() {
-            return Err(ReplayError::Refused(format!("restore_command \"{line}\" was ended by signal {signal}")));
-        }
-        if status.code().is_some_and(|code| code > 125) {
-            return Err(ReplayError::Refused(format!(
-                "restore_command \"{line}\" could not be run ({status}): correct it, and start again"
-            )));
-        }
-        if !status.success() {
-            let _ = fs::remove_file(&path);
-            return Ok(None);
-        }
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(DataDirError::io("open", path, error).into()),
-        };
-        let len = file.metadata().map_err(|error| DataDirError::io("stat", &path, error))?.len();
-        let expected = self.size.bytes();
-        if self.size.parse_file_name(name).is_some() && len != expected {
-            let _ = fs::remove_file(&path);
-            if self.growing && len < expected {
-                return Ok(None);
-            }
-            return Err(ReplayError::CorruptWal(format!(
-                "restore_command gave WAL file \"{name}\" with {len} bytes instead of {expected}"
-            )));
-        }
-        Ok(Some((file, path, true)))
-    }
-
-    /// Finds the file of a segment: newest timeline first, each in all places.
-    ///
-    /// Of the timeline that others branched off from, within this segment, only the pages before that count: the branch
-    /// has the rest in a file of its own, which may be yet to come.
-    fn find_segment(&self, segment: u64) -> Result<Option<Segment>, ReplayError> {
-        let history = self.history();
-        let candidates: Vec<TimelineEntry> = history
-            .newest_first()
-            .filter(|entry| segment >= self.size.segment_of(entry.begin))
-            .filter(|entry| entry.end.is_none_or(|end| segment <= self.size.segment_of(end)))
-            .copied()
-            .collect();
-        for entry in &candidates {
-            if let Some((file, path, temporary)) = self.find_on(entry.timeline, segment)? {
-                let limit = entry.end.map(page_of);
-                return Ok(Some(Segment { file, path, timeline: entry.timeline, limit, temporary }));
-            }
-        }
-        self.refuse_packed(&candidates, segment)?;
-        Ok(None)
-    }
-
-    /// Finds the file of a segment on one timeline; a `.partial` one if there is no other, or if it has been written to
-    /// since the other, which may be the copy that we left for PostgreSQL.
-    fn find_on(&self, timeline: TimelineId, segment: u64) -> Result<Option<(File, PathBuf, bool)>, ReplayError> {
-        let name = self.size.file_name(timeline, segment);
-        let mut whole = None;
-        for place in self.places() {
-            whole = self.find(place, &name)?;
-            if whole.is_some() {
-                break;
-            }
-        }
-        if let Some((_, _, true)) = whole {
-            return Ok(whole);
-        }
-        let modified = |found: &(File, PathBuf, bool)| {
-            let (file, path, _) = found;
-            let time = file.metadata().and_then(|metadata| metadata.modified());
-            time.map_err(|error| ReplayError::from(DataDirError::io("stat", path, error)))
-        };
-        for place in self.places().iter().filter(|place| matches!(place, Place::Directory(_))) {
-            let Some(partial) = self.find(place, &format!("{name}.partial"))? else { continue };
-            match &whole {
-                Some(whole) if modified(&partial)? <= modified(whole)? => {}
-                _ => return Ok(Some(partial)),
-            }
-        }
-        Ok(whole)
-    }
-
-    fn refuse_packed(&self, timelines: &[TimelineEntry], segment: u64) -> Result<(), ReplayError> {
-        for place in &self.places {
-            let Place::Directory(directory) = place else { continue };
-            for entry in timelines {
-                let name = self.size.file_name(entry.timeline, segment);
-                if let Some(ending) = PACKED.iter().find(|ending| directory.join(format!("{name}.{ending}")).exists()) {
-                    return Err(ReplayError::Refused(format!(
-                        "\"{}/{name}.{ending}\" is compressed: use a restore_command that unpacks it",
-                        directory.display()
-                    )));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn segment(&self, segment: u64) -> Result<Option<Arc<Segment>>, ReplayError> {
-        let lookup = self.open.lock().expect("no panic while locked").entry(segment).or_default().clone();
-        let mut found = lookup.lock().expect("no panic while locked");
-        if found.is_none() {
-            *found = Some(self.find_segment(segment)?.map(Arc::new));
-        }
-        Ok(found.as_ref().expect("just looked").clone())
+    fn segment(&self, lsn: Lsn) -> Result<Option<Arc<Segment>>, ReplayError> {
+        Ok(self.fetcher.get(self.size().segment_of(lsn))?.segment)
     }
 
     /// The `.partial` file that holds `lsn`, and its timeline, if there is no other one for that segment in a directory.
@@ -336,14 +153,14 @@ impl Source {
         if self.runs_commands() {
             return Ok(None);
         }
-        let segment = self.segment(self.size.segment_of(lsn))?;
+        let segment = self.segment(lsn)?;
         let is_partial = |path: &Path| path.extension().is_some_and(|extension| extension == "partial");
         Ok(segment.filter(|segment| is_partial(&segment.path)).map(|segment| (segment.path.clone(), segment.timeline)))
     }
 
     /// Whether looking for a file means to run a command.
     pub fn runs_commands(&self) -> bool {
-        self.places.iter().any(|place| matches!(place, Place::RestoreCommand { .. }))
+        self.finder().command().is_some()
     }
 
     /// The directories among the places.
@@ -352,28 +169,93 @@ impl Source {
             Place::Directory(path) => Some(path.clone()),
             Place::RestoreCommand { .. } => None,
         };
-        self.places.iter().filter_map(directory).collect()
+        self.finder().places.iter().filter_map(directory).collect()
     }
 
-    fn known(&self, lsn: Lsn) -> Option<Arc<Segment>> {
-        let lookup = self.open.lock().expect("no panic while locked").get(&self.size.segment_of(lsn))?.clone();
-        let found = lookup.lock().expect("no panic while locked").clone();
-        found.flatten()
+    /// What fetching has cost so far.
+    pub fn fetch_stats(&self) -> FetchStats {
+        FetchStats { waited: self.fetcher.waited(), ..self.finder().runner.stats() }
+    }
+
+    /// What `restore_command` said, if it was asked for the segment that holds `lsn`, and did not deliver it.
+    pub fn refusal(&self, lsn: Lsn) -> Option<Refusal> {
+        self.fetcher.known(self.size().segment_of(lsn))?.refusal
+    }
+
+    /// Makes sure that the WAL ends where there is none at `lsn`: a command fails also when the archive is out of reach. It is
+    /// asked again for that segment, and for one that it has delivered before: only if it delivers that, it is the archive
+    /// that does not have the other. `counts`: so much depends on it that a command which delivers nothing at all, neither
+    /// now nor before, proves nothing.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn confirm_end(&self, lsn: Lsn, counts: bool) -> Result<End, ReplayError> {
+        let segment = self.size().segment_of(lsn);
+        if !self.runs_commands() || self.fetcher.get(segment)?.refusal.is_none() {
+            return Ok(End::Confirmed);
+        }
+        let (proof, again) = std::thread::scope(|scope| {
+            let proof = scope.spawn(|| self.ask_for_what_was_there());
+            self.fetcher.retain(|number, _| number != segment);
+            let again = self.fetcher.get(segment);
+            (proof.join().expect("no panic in a thread that fetches"), again)
+        });
+        if again?.refusal.is_none() {
+            self.fetcher.retain(|number, _| number <= segment);
+            return Ok(End::GoesOn);
+        }
+        let disk = || self.finder().full_disk().map_or(String::new(), |disk| format!(" ({disk})"));
+        Ok(match proof? {
+            Proof::Delivered => End::Confirmed,
+            Proof::Refused(refusal) => End::Unknown(format!(
+                "{refusal}, although it has delivered that file before{}: the archive is out of reach, which is not the end \
+                 of the WAL",
+                disk()
+            )),
+            Proof::None(_) if !counts => End::Confirmed,
+            Proof::None(refusal) => End::Unknown(format!(
+                "{refusal}, although recovery begins in that file{}: a restore_command that delivers nothing at all does not \
+                 tell where the WAL ends. If there is no archive any more, name pg_wal with --wal",
+                disk()
+            )),
+        })
+    }
+
+    /// Asks for the segment that was delivered last, or else for where recovery begins, and the one before.
+    fn ask_for_what_was_there(&self) -> Result<Proof, ReplayError> {
+        let finder = self.finder();
+        if let Some(delivered) = finder.runner.delivered() {
+            return Ok(finder.refuses(&delivered)?.map_or(Proof::Delivered, Proof::Refused));
+        }
+        let oldest = finder.oldest();
+        let Some(refusal) = finder.refuses(&oldest)? else { return Ok(Proof::Delivered) };
+        let before = finder.size.parse_file_name(&oldest).filter(|(_, number)| *number > 0);
+        if let Some((timeline, number)) = before
+            && finder.refuses(&finder.size.file_name(timeline, number - 1))?.is_none()
+        {
+            return Ok(Proof::Delivered);
+        }
+        Ok(Proof::None(refusal))
     }
 }
 
-/// Name of what `restore_command` fetches, below `pg_wal`; files of this name may be removed.
-pub const FETCH_PREFIX: &str = "walrider.fetch.";
+/// Whether an archive still delivers what it delivered before.
+enum Proof {
+    Delivered,
+    Refused(Refusal),
+    /// It has delivered nothing yet, and still does not.
+    None(Refusal),
+}
 
 impl ReadWal for Source {
     fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError> {
-        let Some(segment) = self.segment(self.size.segment_of(from))? else { return Ok(0) };
-        let offset = self.size.offset_of(from);
-        let upto = self.size.start_of(self.size.segment_of(from) + 1);
+        let Some(segment) = self.segment(from)? else { return Ok(0) };
+        let offset = self.size().offset_of(from);
+        let upto = self.size().start_of(self.size().segment_of(from) + 1);
         let upto = segment.limit.map_or(upto, |limit| limit.min(upto));
         let room = upto.0.saturating_sub(from.0) as usize;
-        let visible =
-            self.upstream.as_ref().map_or(room, |upstream| upstream.visible().0.saturating_sub(from.0) as usize);
+        let upstream = self.finder().upstream.as_ref();
+        let visible = upstream.map_or(room, |upstream| upstream.visible().0.saturating_sub(from.0) as usize);
         // The last page that is visible, whole.
         let room = room.min(visible.next_multiple_of(XLOG_BLCKSZ));
         let got = read_up_to(&segment.file, slices, offset, room)
@@ -383,34 +265,43 @@ impl ReadWal for Source {
     }
 
     fn timeline_at(&self, lsn: Lsn) -> TimelineId {
-        match self.segment(self.size.segment_of(lsn)) {
-            Ok(Some(segment)) => segment.timeline,
+        // Whoever reads there is told what is wrong.
+        match self.fetcher.look(self.size().segment_of(lsn)) {
+            Ok(Some(Found { segment: Some(segment), .. })) => segment.timeline,
             _ => self.history().timeline_at(lsn),
         }
     }
 
     fn describe(&self, lsn: Lsn) -> String {
-        let offset = self.size.offset_of(lsn);
-        let path = match self.known(lsn) {
+        let offset = self.size().offset_of(lsn);
+        let known = self.fetcher.known(self.size().segment_of(lsn));
+        let (segment, refusal) = known.map_or((None, None), |found| (found.segment, found.refusal));
+        let path = match segment {
             Some(segment) => segment.path.display().to_string(),
-            None => self.size.file_name(self.history().timeline_at(lsn), self.size.segment_of(lsn)),
+            None => self.size().file_name(self.history().timeline_at(lsn), self.size().segment_of(lsn)),
         };
-        format!("WAL file \"{path}\", LSN {lsn}, offset {offset}")
+        let refusal = refusal.map_or(String::new(), |refusal| format!(" ({refusal})"));
+        format!("WAL file \"{path}\", LSN {lsn}, offset {offset}{refusal}")
     }
 
     fn has_segment(&self, lsn: Lsn) -> Result<bool, ReplayError> {
-        Ok(self.segment(self.size.segment_of(lsn))?.is_some())
+        Ok(self.segment(lsn)?.is_some())
+    }
+
+    fn ready_up_to(&self, from: Lsn) -> Lsn {
+        match self.finder().runs_commands_now() {
+            true => self.size().start_of(self.fetcher.known_up_to(self.size().segment_of(from))),
+            false => Lsn(u64::MAX),
+        }
     }
 
     fn release_before(&self, lsn: Lsn) {
-        // The one before serves messages.
-        let oldest = self.size.segment_of(lsn).saturating_sub(1);
-        self.open.lock().expect("no panic while locked").retain(|&segment, _| segment >= oldest);
+        self.fetcher.move_to(self.size().segment_of(lsn));
     }
 
     fn note_restartpoint(&self, redo: Lsn) {
-        self.restartpoint.store(redo.0, Ordering::Relaxed);
-        if let Some(upstream) = &self.upstream {
+        self.finder().note_restartpoint(redo);
+        if let Some(upstream) = &self.finder().upstream {
             upstream.restartpoint(redo, self.history().timeline_at(redo));
         }
     }

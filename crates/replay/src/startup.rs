@@ -28,7 +28,7 @@ use crate::globals::Globals;
 use crate::load::{Ending, Loader, ReadWal, read_record};
 use crate::partition::PageSettings;
 use crate::restartpoint::{Recovery, RestartpointPolicy};
-use crate::source::{FETCH_PREFIX, Place, Source};
+use crate::source::{End, FETCH_PREFIX, FetchStats, Place, Refusal, Source};
 use crate::stats::Stats;
 use crate::target::RecoveryTarget;
 use crate::upstream::{Upstream, Wanted};
@@ -71,6 +71,8 @@ pub struct Options {
     pub promotion: Promotion,
     /// `restore_command`; without, what the configuration says.
     pub restore_command: Option<String>,
+    /// How many of these may run at once.
+    pub fetch_jobs: usize,
     /// When restartpoints are made.
     pub restartpoints: RestartpointPolicy,
     /// Who brings the WAL: the directory is a standby's. With `follow`.
@@ -107,6 +109,10 @@ pub struct Summary {
     pub promoted: Option<Promoted>,
     /// Counters and stages.
     pub stats: Stats,
+    /// What fetching with `restore_command` cost.
+    pub fetch: FetchStats,
+    /// What `restore_command` said where the WAL was found to end.
+    pub refusal: Option<Refusal>,
     /// From the first record to the last page change.
     pub redo: Duration,
     /// All of it, until everything is durable.
@@ -145,6 +151,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         data_dir.control().segment_size,
         TimelineHistory::alone(TimelineId(1)),
     )
+    .with_fetch_jobs(options.fetch_jobs)
     .brought_by(options.upstream.clone());
     if options.follow {
         source = source.growing();
@@ -202,12 +209,14 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
             let latest = archive_recovery && settings.target_timeline == TargetTimeline::Latest;
             follow(&mut engine, &source, latest, options.upstream.clone(), progress)?
         }
-        false => engine.run(progress)?,
+        false => run_to_end(&mut engine, &source, promotes || settings.target.is_some(), progress)?,
     };
     let redo = redo_started.elapsed();
     if !promotes && matches!(stop, Stop::Target) {
         engine.keep_target();
     }
+    let refusal =
+        source.refusal(engine.needed()).filter(|_| matches!(stop, Stop::EndOfWal { .. } | Stop::Outage { .. }));
     keep_partial_segments(&source, &engine)?;
     hand_over(&mut engine, &stop, settings.target.is_some())?;
     let promoted = match stop {
@@ -230,7 +239,28 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         promoted,
         settings_written,
         stats: std::mem::take(&mut engine.stats),
+        fetch: source.fetch_stats(),
+        refusal,
     })
+}
+
+/// Replays to where there is a reason to stop. The end of the WAL is one if the archive is there, and has no more. `counts`:
+/// so much depends on that end that it must be proven.
+fn run_to_end(
+    engine: &mut Engine<'_>,
+    source: &Source,
+    counts: bool,
+    progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
+) -> Result<Stop, ReplayError> {
+    loop {
+        let stop = engine.run(progress)?;
+        let Stop::EndOfWal { .. } = stop else { return Ok(stop) };
+        match source.confirm_end(engine.needed(), counts)? {
+            End::Confirmed => return Ok(stop),
+            End::GoesOn => {}
+            End::Unknown(why) => return Ok(Stop::Outage { why }),
+        }
+    }
 }
 
 /// Bytes of WAL in one stretch, and how memory is shared between pages and batches. A batch takes up to four times its WAL,
@@ -298,6 +328,8 @@ impl Summary {
             again_bytes: 0,
             promoted: None,
             stats: Stats::default(),
+            fetch: FetchStats::default(),
+            refusal: None,
             redo: Duration::ZERO,
             total: started.elapsed(),
             settings_written: Vec::new(),
@@ -484,6 +516,12 @@ impl Beginning {
             Some(label) => label.start_lsn,
             None => data_dir.control().checkpoint_copy.redo,
         };
+        // Where the checkpoint record is in the first segment, the next ones are fetched beside that.
+        let size = data_dir.control().segment_size;
+        let at = data_dir.label().map_or(data_dir.control().checkpoint, |label| label.checkpoint);
+        if size.segment_of(at) == size.segment_of(from) {
+            source.release_before(from);
+        }
         loop {
             // Asked before: what comes in until nothing more does is looked at.
             let promotes = upstream.is_some_and(|upstream| upstream.wanted() == Wanted::Promote);
@@ -537,6 +575,7 @@ impl Beginning {
             return Err(failed(format!("its redo position {} makes no sense", checkpoint.redo)));
         }
         let start = if checkpoint.redo < at { checkpoint.redo } else { span.end };
+        source.release_before(start);
         if start < at
             && let Err(ending) = read_record(source, format, start)
         {

@@ -38,6 +38,8 @@ pub struct Settings {
     pub early: EarlyMode,
     /// `restore_command`; none: there is none.
     pub restore_command: Option<String>,
+    /// How many `restore_command`s may run at once.
+    pub fetch_jobs: usize,
     /// `archive_cleanup_command`, run at restartpoints; none: there is none.
     pub archive_cleanup_command: Option<String>,
     /// A directory with WAL, in place of `restore_command`.

@@ -94,6 +94,7 @@ impl Standby {
             follow: true,
             promotion: Promotion::AsConfigured,
             restore_command: Some(settings.restore_command.clone().unwrap_or_default()),
+            fetch_jobs: settings.fetch_jobs,
             restartpoints: RestartpointPolicy {
                 interval: settings.restartpoint_interval,
                 wal_bytes: settings.restartpoint_wal_bytes,
@@ -158,6 +159,10 @@ impl Standby {
             && let Err(error) = spool.remove_early()
         {
             tracing::warn!("{error}");
+        }
+        // The archive may be gone together with the primary: whoever asks for a promotion knows that, as PostgreSQL has it.
+        if let Some(refusal) = &summary.refusal {
+            tracing::info!("the archive had no more WAL when the standby was promoted: {refusal}");
         }
         if let Some(warning) = &promoted.warning {
             tracing::warn!("{warning}");

@@ -17,7 +17,8 @@ use walrider_standby::{ConnectError, EarlyMode, Settings};
 
 use crate::logging::{LogFormat, parse_level};
 use crate::values::{
-    default_jobs, default_memory, parse_duration, parse_early, parse_memory, parse_size, parse_slot, parse_timeline,
+    DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, parse_duration, parse_early, parse_memory,
+    parse_size, parse_slot, parse_timeline,
 };
 
 /// Longest configuration file that is read, in bytes.
@@ -55,6 +56,9 @@ pub struct StandbyOptions {
     /// Shell command that fetches WAL from the archive (restore_command)
     #[arg(long, value_name = "CMD", conflicts_with = "wal")]
     pub restore_command: Option<String>,
+    /// restore_command's at once; 1 for a command that must run alone [default: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_FETCH_JOBS))]
+    pub fetch_jobs: Option<u16>,
     /// Directory with WAL segments, instead of restore_command
     #[arg(long, value_name = "SOURCE")]
     pub wal: Option<PathBuf>,
@@ -190,6 +194,7 @@ impl Resolved {
         let settings = (&self.settings, &new.settings);
         let same = [
             ("data_dir", settings.0.data_dir == settings.1.data_dir),
+            ("fetch_jobs", settings.0.fetch_jobs == settings.1.fetch_jobs),
             ("http", self.http == new.http),
             ("jobs", self.jobs == new.jobs),
             ("log_format", self.log_format == new.log_format),
@@ -264,7 +269,7 @@ impl StandbyOptions {
         }
         first! {
             data_dir config_file primary create_slot early status_interval receiver_timeout retry_interval min_apply_delay
-            wal_keep timeline restartpoint_interval restartpoint_wal http pg_ctl jobs memory log_format log_level
+            wal_keep timeline restartpoint_interval restartpoint_wal http pg_ctl jobs fetch_jobs memory log_format log_level
         }
     }
 
@@ -279,6 +284,9 @@ impl StandbyOptions {
         }
         if self.jobs == Some(0) {
             return refused("jobs must be at least 1");
+        }
+        if self.fetch_jobs.is_some_and(|jobs| !(1..=MAX_FETCH_JOBS).contains(&jobs.into())) {
+            return refused("fetch_jobs must be from 1 to 256");
         }
         Ok(())
     }
@@ -305,6 +313,7 @@ impl StandbyOptions {
             early: self.early.unwrap_or_default(),
             restore_command: some(self.restore_command),
             archive_cleanup_command: some(config.get("archive_cleanup_command").map(|setting| setting.value.clone())),
+            fetch_jobs: self.fetch_jobs.unwrap_or(DEFAULT_FETCH_JOBS).into(),
             wal: self.wal.filter(|path| !path.as_os_str().is_empty()),
             status_interval: self.status_interval.unwrap_or(seconds(10)),
             receiver_timeout: self.receiver_timeout.unwrap_or(seconds(60)),

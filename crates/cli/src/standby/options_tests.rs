@@ -91,7 +91,7 @@ fn flags_before_file_before_directory() {
     let conf = "primary_conninfo = 'host=directory'\nwal_receiver_timeout = 1s\nwal_retrieve_retry_interval = 1s\n\
                 recovery_min_apply_delay = 1s\n";
     let toml = "primary = 'host=file'\nretry_interval = '2s'\nmin_apply_delay = '2s'\ncreate_slot = true\nslot = 'f'\n\
-                timeline = 3\nlog_level = 'debug'\nmemory = 33554432\njobs = 2\n";
+                timeline = 3\nlog_level = 'debug'\nmemory = 33554432\njobs = 2\nfetch_jobs = 3\n";
     let place = Place::new(conf, toml);
     let resolved = place.load(&["--primary", "host=flag", "--min-apply-delay", "3s"]).unwrap();
     let settings = resolved.settings;
@@ -101,6 +101,7 @@ fn flags_before_file_before_directory() {
     assert_eq!(settings.min_apply_delay, Duration::from_secs(3));
     assert_eq!(settings.timeline, TargetTimeline::Number(TimelineId(3)));
     assert_eq!((settings.memory_bytes, resolved.jobs, resolved.log_level), (32 << 20, 2, LevelFilter::DEBUG));
+    assert_eq!(settings.fetch_jobs, 3);
     assert!(settings.create_slot);
     assert!(!place.load(&["--create-slot=false"]).unwrap().settings.create_slot);
 }
@@ -134,6 +135,7 @@ fn what_does_not_go_together_is_refused() {
         ("temporary_slot = true\nslot = 'b'", &[], "exclude each other"),
         ("create_slot = true", &[], "create_slot needs the name of a slot"),
         ("jobs = 0", &[], "jobs must be at least 1"),
+        ("fetch_jobs = 0", &[], "fetch_jobs must be from 1 to 256"),
         ("", &["--primary", ""], "nothing says where WAL comes from"),
         ("primary = 'host=h colour=red'", &[], "connection string of the primary is wrong: invalid connection option"),
     ] {
@@ -213,10 +215,9 @@ fn each_flag_is_documented() {
 fn what_needs_a_restart_is_told() {
     let place = Place::new(PRIMARY, "");
     let running = place.load(&[]).unwrap();
-    let toml =
-        "http = 'h:1'\njobs = 9\nmemory = '17MB'\nlog_format = 'json'\nlog_level = 'warn'\nretry_interval = '1s'";
+    let toml = "http = 'h:1'\njobs = 9\nfetch_jobs = 9\nmemory = '17MB'\nlog_format = 'json'\nlog_level = 'warn'\nretry_interval = '1s'";
     fs::write(place.dir.path().join("standby.toml"), toml).unwrap();
     let new = place.load(&[]).unwrap();
-    assert_eq!(running.fixed(&new), ["http", "jobs", "log_format", "memory"]);
+    assert_eq!(running.fixed(&new), ["fetch_jobs", "http", "jobs", "log_format", "memory"]);
     assert!(running.fixed(&running.clone()).is_empty());
 }

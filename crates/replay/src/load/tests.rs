@@ -112,3 +112,55 @@ fn loading_goes_on_when_more_has_come() {
         assert!(loaded == lsns, "{step} bytes at a time");
     }
 }
+
+/// WAL that is there up to a position; who reads behind it would have to wait.
+struct Slow {
+    wal: Memory,
+    ready: Lsn,
+}
+
+impl ReadWal for Slow {
+    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError> {
+        assert!(from < self.ready, "{from} is waited for");
+        let room = (self.ready.0 - from.0) as usize;
+        let have = self.wal.bytes.len().min((self.ready.0 - START.0) as usize);
+        assert!(slices.iter().map(|slice| slice.len()).sum::<usize>() <= room, "{from} and what is behind it");
+        Memory { bytes: self.wal.bytes[..have].to_vec(), have }.read(from, slices)
+    }
+
+    fn timeline_at(&self, lsn: Lsn) -> TimelineId {
+        self.wal.timeline_at(lsn)
+    }
+
+    fn describe(&self, lsn: Lsn) -> String {
+        lsn.to_string()
+    }
+
+    fn has_segment(&self, lsn: Lsn) -> Result<bool, ReplayError> {
+        Ok(lsn < self.ready)
+    }
+
+    fn ready_up_to(&self, _from: Lsn) -> Lsn {
+        self.ready
+    }
+}
+
+/// Records go on from one stretch in the next, which may be in a segment that is still being fetched.
+#[test]
+fn beside_redo_nothing_is_waited_for() {
+    let mut wal = WalBuilder::new(SegmentSize::new(1 << 20).unwrap(), TimelineId(1), START);
+    (0..3000).for_each(|_| drop(wal.record(noop(1000))));
+    let bytes = wal.bytes();
+    let mut slow = Slow { wal: Memory { have: bytes.len(), bytes }, ready: START };
+    let mut loader = loader(256 << 10);
+    let rels = RelTable::default();
+    let mut loaded = Vec::new();
+    for (ready, expected) in [(0, 0), (1, 3), (1, 3), (2, 7), (2, 7)] {
+        slow.ready = Lsn(START.0 + (ready << 20));
+        loaded.extend(loader.load_ready(100, &slow, &rels));
+        assert_eq!(loaded.len(), expected, "{ready} segments");
+        let stretches = (expected as u64) << 18;
+        assert!((START.0 + stretches..START.0 + stretches + 2000).contains(&loader.position().0));
+    }
+    assert!(loader.take_ending().is_none());
+}

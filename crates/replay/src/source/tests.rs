@@ -1,8 +1,11 @@
 //! Which file a segment comes from, and what `restore_command` may do.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::io::IoSliceMut;
+use std::time::{Duration, Instant};
 
-use std::time::Duration;
+use walrider_layout::history::history_file_name;
 
 use super::*;
 use crate::upstream::{News, Wanted};
@@ -140,8 +143,236 @@ fn threads_that_want_a_segment_share_one_fetch() {
             });
         }
     });
-    source.release_before(Lsn(7 * SEGMENT));
-    assert_eq!(fs::read_dir(dirs.data().join("pg_wal")).unwrap().count(), 2, "only the last two are kept");
+    assert_eq!(fs::read_dir(dirs.data().join("pg_wal")).unwrap().count(), 0, "what is open needs no name");
+}
+
+/// Waits for what threads and commands do.
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+impl Dirs {
+    /// A command that notes when it begins and ends, and waits in between until there is a file `open` in the data directory.
+    fn gated(&self, jobs: usize) -> Source {
+        let command = "echo b %f >>log; until test -e open; do sleep 0.01; done; cp ARCHIVE/%f %p 2>/dev/null; \
+                       code=$?; echo e %f >>log; exit $code";
+        self.runs_command(command).with_fetch_jobs(jobs)
+    }
+
+    fn open_gate(&self) {
+        fs::write(self.data().join("open"), "").unwrap();
+    }
+
+    /// The segments that commands began to fetch, in this order; how many ran at once at most; how many have ended.
+    fn log(&self) -> (Vec<u64>, usize, usize) {
+        let log = fs::read_to_string(self.data().join("log")).unwrap_or_default();
+        let (mut begun, mut ended, mut most) = (Vec::new(), 0, 0);
+        for line in log.lines() {
+            match line.split_once(' ').unwrap() {
+                ("b", name) => begun.push(size().parse_file_name(name).unwrap().1),
+                _ => ended += 1,
+            }
+            most = most.max(begun.len() - ended);
+        }
+        (begun, most, ended)
+    }
+
+    fn has_no_fetches(&self) -> bool {
+        fs::read_dir(self.data().join("pg_wal")).unwrap().count() == 0
+    }
+}
+
+/// Eight are fetched ahead of the one that is read, four at a time, in order, each once. How long that takes is not tried.
+#[test]
+fn segments_are_fetched_ahead_in_order_within_bounds() {
+    let dirs = Dirs::new();
+    for number in 0..20 {
+        dirs.put(1, number, "", number as u8 + 1);
+    }
+    let source = dirs.gated(4);
+    std::thread::scope(|scope| {
+        source.release_before(Lsn(0));
+        let first = scope.spawn(|| mark(&source, 0).unwrap());
+        wait_for("four run at once", || dirs.log().0.len() == 4);
+        dirs.open_gate();
+        assert_eq!(first.join().unwrap(), Some(1));
+    });
+    wait_for("a window of eight", || dirs.log().2 == 8);
+    wait_for("they are known", || source.ready_up_to(Lsn(0)) == Lsn(8 * SEGMENT));
+    assert_eq!(dirs.log().0.iter().copied().collect::<BTreeSet<_>>(), (0..8).collect());
+    for number in 0..20 {
+        source.release_before(Lsn(number * SEGMENT));
+        assert_eq!(mark(&source, number).unwrap(), Some(number as u8 + 1));
+        let furthest = dirs.log().0.into_iter().max().unwrap();
+        assert!(furthest < number + 8, "{furthest} at {number}");
+    }
+    assert_eq!(mark(&source, 20).unwrap(), None);
+    let (begun, most, _) = dirs.log();
+    assert_eq!(most, 4);
+    for (nth, number) in begun.iter().enumerate() {
+        assert!(nth.abs_diff(*number as usize) < 4, "not in order: {begun:?}");
+    }
+    let mut asked = BTreeMap::new();
+    begun.iter().for_each(|number| *asked.entry(number).or_insert(0) += 1);
+    assert!(asked.values().all(|&times| times == 1), "{begun:?}");
+    // What ran beside the one that was missing.
+    assert!(asked.len() <= 24, "{begun:?}");
+    let stats = source.fetch_stats();
+    assert_eq!((stats.jobs, stats.segments), (4, 20));
+    drop(source);
+    assert!(dirs.has_no_fetches());
+}
+
+/// Threads that read in several places at once do not change the order; before, the segment of the second came second.
+#[test]
+fn what_is_needed_next_is_fetched_first() {
+    let dirs = Dirs::new();
+    for number in 0..8 {
+        dirs.put(1, number, "", 1);
+    }
+    let source = dirs.gated(1);
+    source.release_before(Lsn(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| mark(&source, 0).unwrap());
+        wait_for("the first is fetched", || dirs.log().0.len() == 1);
+        scope.spawn(|| mark(&source, 5).unwrap());
+        wait_for("another is wanted", || source.fetcher.is_wanted(5));
+        dirs.open_gate();
+    });
+    assert_eq!(dirs.log().0, [0, 1, 2, 3, 4, 5]);
+}
+
+/// As in following: each time around, there is one command for the segment that is missing, and none for those behind it.
+#[test]
+fn an_archive_that_has_ended_is_asked_for_one_segment() {
+    let dirs = Dirs::new();
+    dirs.open_gate();
+    dirs.put(1, 0, "", 1);
+    let source = dirs.gated(4);
+    source.release_before(Lsn(0));
+    assert_eq!(mark(&source, 0).unwrap(), Some(1));
+    assert_eq!(mark(&source, 1).unwrap(), None);
+    wait_for("all that began has ended", || dirs.log().0.len() == dirs.log().2);
+    for round in 0..5 {
+        let before = dirs.log().0.len();
+        source.close_all();
+        source.release_before(Lsn(SEGMENT));
+        assert_eq!(mark(&source, 1).unwrap(), None);
+        assert_eq!(dirs.log().0[before..], [1], "round {round}");
+    }
+    for number in 1..12 {
+        dirs.put(1, number, "", 1);
+    }
+    source.close_all();
+    for number in 1..12 {
+        source.release_before(Lsn(number * SEGMENT));
+        assert_eq!(mark(&source, number).unwrap(), Some(1));
+    }
+}
+
+/// One at a time is one at a time, whoever asks, and for whatever.
+#[test]
+fn one_fetch_job_runs_one_command() {
+    let dirs = Dirs::new();
+    dirs.open_gate();
+    for number in 0..6 {
+        dirs.put(1, number, "", 1);
+    }
+    let source = dirs.gated(1);
+    source.release_before(Lsn(0));
+    std::thread::scope(|scope| {
+        for number in 0..6 {
+            let source = &source;
+            scope.spawn(move || assert_eq!(mark(source, number).unwrap(), Some(1)));
+        }
+    });
+    assert!(matches!(source.confirm_end(Lsn(6 * SEGMENT), true).unwrap(), End::Confirmed));
+    assert_eq!(dirs.log().1, 1);
+}
+
+#[test]
+fn nothing_is_left_of_a_command_that_hangs() {
+    let dirs = Dirs::new();
+    let source = dirs.runs_command("echo x >%p; echo >>started; exec sleep 600").with_fetch_jobs(3);
+    source.release_before(Lsn(0));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| mark(&source, 0));
+        wait_for("three hang", || fs::read_to_string(dirs.data().join("started")).is_ok_and(|text| text.len() == 3));
+        source.finder().runner.stop();
+        let error = waits.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains("was ended by signal 15"), "{error}");
+    });
+    drop(source);
+    assert!(dirs.has_no_fetches());
+}
+
+/// The archive fails from one moment on, comes back, and gets one segment more.
+#[test]
+fn an_outage_is_not_the_end() {
+    let dirs = Dirs::new();
+    for number in 0..3 {
+        dirs.put(1, number, "", 1);
+    }
+    let down = dirs.data().join("down");
+    let source = dirs.runs_command("test ! -e down && cp ARCHIVE/%f %p 2>/dev/null").with_fetch_jobs(2);
+    source.release_before(Lsn(0));
+    for number in 0..3 {
+        source.release_before(Lsn(number * SEGMENT));
+        assert_eq!(mark(&source, number).unwrap(), Some(1));
+    }
+    let end = Lsn(3 * SEGMENT);
+    fs::write(&down, "").unwrap();
+    assert_eq!(mark(&source, 3).unwrap(), None);
+    for counts in [true, false] {
+        let End::Unknown(why) = source.confirm_end(end, counts).unwrap() else { panic!("the archive is down") };
+        assert!(why.contains("for WAL file \"000000010000000000000002\" ended with exit code 1"), "{why}");
+    }
+    assert!(source.describe(end).contains("for WAL file \"000000010000000000000003\" ended with exit code 1)"));
+    assert_eq!(source.refusal(end).unwrap().exit_code, 1);
+    fs::remove_file(&down).unwrap();
+    assert!(matches!(source.confirm_end(end, true).unwrap(), End::Confirmed));
+    dirs.put(1, 3, "", 4);
+    assert!(matches!(source.confirm_end(end, true).unwrap(), End::GoesOn));
+    assert_eq!(mark(&source, 3).unwrap(), Some(4));
+    assert!(matches!(source.confirm_end(end, true).unwrap(), End::Confirmed), "the segment is there: it ends within");
+}
+
+/// A file of `pg_wal`, which may be an old one, does not hide that the archive did not answer.
+#[test]
+fn what_pg_wal_has_does_not_hide_an_outage() {
+    let dirs = Dirs::new();
+    dirs.put(1, 2, "", 1);
+    let pg_wal = dirs.data().join("pg_wal");
+    fs::write(pg_wal.join("000000010000000000000003"), vec![9; SEGMENT as usize]).unwrap();
+    let command = "test ! -e down && cp ARCHIVE/%f %p".replace("ARCHIVE", dirs.archive().to_str().unwrap());
+    let places = vec![Place::RestoreCommand { command, data_dir: dirs.data() }, Place::Directory(pg_wal)];
+    let source = Source::new(places, size(), TimelineHistory::alone(TimelineId(1)));
+    assert_eq!(mark(&source, 2).unwrap(), Some(1));
+    fs::write(dirs.data().join("down"), "").unwrap();
+    assert_eq!(mark(&source, 3).unwrap(), Some(9));
+    assert!(matches!(source.confirm_end(Lsn(3 * SEGMENT), false).unwrap(), End::Unknown(_)));
+    fs::remove_file(dirs.data().join("down")).unwrap();
+    assert!(matches!(source.confirm_end(Lsn(3 * SEGMENT), true).unwrap(), End::Confirmed));
+}
+
+#[test]
+fn a_command_that_never_delivers_proves_nothing() {
+    let dirs = Dirs::new();
+    let source = dirs.runs_command("exit 3");
+    source.note_restartpoint(Lsn(5 * SEGMENT));
+    assert_eq!(mark(&source, 6).unwrap(), None);
+    assert!(matches!(source.confirm_end(Lsn(6 * SEGMENT), false).unwrap(), End::Confirmed));
+    let End::Unknown(why) = source.confirm_end(Lsn(6 * SEGMENT), true).unwrap() else { panic!("nothing is proven") };
+    assert!(why.contains("\"000000010000000000000005\" ended with exit code 3"), "{why}");
+    // The segment before the one where recovery begins is enough of a proof.
+    dirs.put(1, 4, "", 1);
+    let source = dirs.runs_command("cp ARCHIVE/%f %p 2>/dev/null");
+    source.note_restartpoint(Lsn(5 * SEGMENT));
+    assert!(matches!(source.confirm_end(Lsn(6 * SEGMENT), true).unwrap(), End::Confirmed));
 }
 
 #[test]
@@ -159,6 +390,7 @@ fn restore_command_fetches_and_leaves_nothing_behind() {
     let source = dirs.runs_command("cp ARCHIVE/%f %p && echo 'noise %r 100%%' >>log");
     source.note_restartpoint(Lsn(5 * SEGMENT + 40));
     assert_eq!(mark(&source, 7).unwrap(), Some(7));
+    assert!(source.describe(Lsn(7 * SEGMENT)).starts_with("WAL file \"000000010000000000000007\", LSN 0/700000"));
     assert_eq!(mark(&source, 8).unwrap(), None, "cp fails: there is no more");
     source.close_all();
     assert_eq!(fs::read_to_string(dirs.data().join("log")).unwrap(), "noise 000000010000000000000005 100%\n");
