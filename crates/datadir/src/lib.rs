@@ -4,6 +4,7 @@
 
 pub mod backup_label;
 pub mod config;
+pub mod descriptors;
 pub mod directories;
 pub mod durable;
 mod error;

@@ -17,9 +17,8 @@ use walrider_layout::{
 };
 
 use crate::DataDirError;
+use crate::descriptors::shares;
 
-/// Open files that are kept, so that a run of pages costs one system call; far below the usual limit of 1,024.
-const OPEN_FILES: usize = 400;
 /// Pages in one system call (`IOV_MAX` is 1,024).
 pub const MAX_RUN: usize = 256;
 
@@ -51,6 +50,36 @@ pub fn database_dir(tablespace: Oid, database: Oid, version_dir: &str) -> PathBu
     }
 }
 
+/// Files that are kept open, so that a run of pages costs one system call.
+#[derive(Default)]
+struct OpenFiles {
+    /// With the time of their last use, on a clock of their own.
+    files: HashMap<SegmentFile, (Arc<File>, u64)>,
+    clock: u64,
+}
+
+impl OpenFiles {
+    fn get(&mut self, file: SegmentFile) -> Option<Arc<File>> {
+        let (open, used) = self.files.get_mut(&file)?;
+        self.clock += 1;
+        *used = self.clock;
+        Some(open.clone())
+    }
+
+    /// Keeps one more. If there are `most`, the half that was not used for longest is closed: one at a time, each would cost a
+    /// look at all of them.
+    fn keep(&mut self, file: SegmentFile, open: Arc<File>, most: usize) {
+        if self.files.len() >= most {
+            let mut times: Vec<u64> = self.files.values().map(|&(_, used)| used).collect();
+            let middle = times.len() / 2;
+            let (_, &mut median, _) = times.select_nth_unstable(middle);
+            self.files.retain(|_, &mut (_, used)| used > median);
+        }
+        self.clock += 1;
+        self.files.insert(file, (open, self.clock));
+    }
+}
+
 /// The relation files of a data directory. Shared by all threads.
 pub struct RelationFiles {
     root: PathBuf,
@@ -58,7 +87,7 @@ pub struct RelationFiles {
     /// Mode of new files: 0600, or 0640 where the group may read the directory.
     file_mode: u32,
     dir_mode: u32,
-    open: Mutex<HashMap<SegmentFile, Arc<File>>>,
+    open: Mutex<OpenFiles>,
     /// Written or made since the last [`RelationFiles::take_unsynced`].
     unsynced: Mutex<HashSet<SegmentFile>>,
 }
@@ -96,8 +125,8 @@ impl RelationFiles {
 
     /// Opens a segment file; `None` if it does not exist and is not to be created.
     fn open(&self, file: SegmentFile, create: bool) -> Result<Option<Arc<File>>, DataDirError> {
-        if let Some(open) = self.open.lock().expect("no panic while locked").get(&file) {
-            return Ok(Some(open.clone()));
+        if let Some(open) = self.open.lock().expect("no panic while locked").get(file) {
+            return Ok(Some(open));
         }
         let path = self.path(file);
         let open = || OpenOptions::new().read(true).write(true).create(create).mode(self.file_mode).open(&path);
@@ -114,11 +143,7 @@ impl RelationFiles {
             Err(error) if error.kind() == ErrorKind::NotFound && !create => return Ok(None),
             Err(error) => return Err(self.error("open", file, error)),
         };
-        let mut cache = self.open.lock().expect("no panic while locked");
-        if cache.len() >= OPEN_FILES {
-            cache.clear();
-        }
-        cache.insert(file, opened.clone());
+        self.open.lock().expect("no panic while locked").keep(file, opened.clone(), shares().relations);
         Ok(Some(opened))
     }
 
@@ -271,7 +296,7 @@ impl RelationFiles {
 
     /// Closes the files that `which` picks and forgets that they want to be synced, because they were removed.
     pub fn forget(&self, which: impl Fn(&SegmentFile) -> bool) {
-        self.open.lock().expect("no panic while locked").retain(|file, _| !which(file));
+        self.open.lock().expect("no panic while locked").files.retain(|file, _| !which(file));
         self.unsynced.lock().expect("no panic while locked").retain(|file| !which(file));
     }
 

@@ -1,16 +1,17 @@
 //! Where WAL comes from: directories and `restore_command` (`XLogFileReadAnyTLI` in
 //! `access/transam/xlogrecovery.c`, `RestoreArchivedFile` in `access/transam/xlogarchive.c`, PostgreSQL 18).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use walrider_datadir::DataDirError;
+use walrider_datadir::descriptors::shares;
 use walrider_datadir::wal_file::read_up_to;
 use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
 use walrider_layout::wal::{SegmentSize, page_of};
@@ -44,7 +45,8 @@ pub enum Place {
 /// A file that was found.
 #[derive(Debug)]
 struct Segment {
-    file: File,
+    /// `None` where too many files are open: it is opened again.
+    file: Mutex<Option<Arc<File>>>,
     path: PathBuf,
     timeline: TimelineId,
     /// The timeline was left on the page that begins here: what the file holds from there on is another history.
@@ -72,6 +74,8 @@ pub struct Source {
     history: RwLock<Arc<TimelineHistory>>,
     /// What is known of segments, until it is released: no file is looked for, or fetched, twice.
     open: Mutex<HashMap<u64, Arc<Lookup>>>,
+    /// Those of them that were opened, oldest first.
+    kept: Mutex<VecDeque<Weak<Segment>>>,
     /// The segment where the last restartpoint begins: `%r`, what the archive must keep.
     restartpoint: AtomicU64,
     /// Number of the next fetch, so that several can run side by side.
@@ -90,6 +94,7 @@ impl Source {
             size,
             history: RwLock::new(Arc::new(history)),
             open: Mutex::default(),
+            kept: Mutex::default(),
             restartpoint: AtomicU64::new(0),
             fetches: AtomicU64::new(0),
             growing: false,
@@ -265,6 +270,7 @@ impl Source {
         for entry in &candidates {
             if let Some((file, path, temporary)) = self.find_on(entry.timeline, segment)? {
                 let limit = entry.end.map(page_of);
+                let file = Mutex::new(Some(Arc::new(file)));
                 return Ok(Some(Segment { file, path, timeline: entry.timeline, limit, temporary }));
             }
         }
@@ -321,9 +327,53 @@ impl Source {
         let lookup = self.open.lock().expect("no panic while locked").entry(segment).or_default().clone();
         let mut found = lookup.lock().expect("no panic while locked");
         if found.is_none() {
-            *found = Some(self.find_segment(segment)?.map(Arc::new));
+            let looked_for = self.find_segment(segment)?.map(Arc::new);
+            if let Some(segment) = &looked_for {
+                self.keep(segment);
+            }
+            *found = Some(looked_for);
         }
         Ok(found.as_ref().expect("just looked").clone())
+    }
+
+    /// Counts a file that was opened. If there are too many, the oldest is closed: WAL is read from one end to the other.
+    fn keep(&self, segment: &Arc<Segment>) {
+        let mut kept = self.kept.lock().expect("no panic while locked");
+        kept.retain(|segment| segment.strong_count() > 0);
+        while kept.len() >= shares().wal {
+            if let Some(oldest) = kept.pop_front().and_then(|oldest| oldest.upgrade()) {
+                oldest.file.lock().expect("no panic while locked").take();
+            }
+        }
+        kept.push_back(Arc::downgrade(segment));
+    }
+
+    /// The file of a segment. One that was closed is opened again; `None`: it has got another name meanwhile.
+    fn file_of(&self, segment: &Arc<Segment>) -> Result<Option<Arc<File>>, ReplayError> {
+        let open = segment.file.lock().expect("no panic while locked").clone();
+        if open.is_some() {
+            return Ok(open);
+        }
+        let file = match File::open(&segment.path) {
+            Ok(file) => Arc::new(file),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(DataDirError::io("open", &segment.path, error).into()),
+        };
+        *segment.file.lock().expect("no panic while locked") = Some(file.clone());
+        self.keep(segment);
+        Ok(Some(file))
+    }
+
+    /// The segment that holds a position, and its file.
+    fn open_segment(&self, lsn: Lsn) -> Result<Option<(Arc<Segment>, Arc<File>)>, ReplayError> {
+        let number = self.size.segment_of(lsn);
+        loop {
+            let Some(segment) = self.segment(number)? else { return Ok(None) };
+            if let Some(file) = self.file_of(&segment)? {
+                return Ok(Some((segment, file)));
+            }
+            self.open.lock().expect("no panic while locked").remove(&number);
+        }
     }
 
     /// The `.partial` file that holds `lsn`, and its timeline, if there is no other one for that segment in a directory.
@@ -362,7 +412,7 @@ pub const FETCH_PREFIX: &str = "walrider.fetch.";
 
 impl ReadWal for Source {
     fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError> {
-        let Some(segment) = self.segment(self.size.segment_of(from))? else { return Ok(0) };
+        let Some((segment, file)) = self.open_segment(from)? else { return Ok(0) };
         let offset = self.size.offset_of(from);
         let upto = self.size.start_of(self.size.segment_of(from) + 1);
         let upto = segment.limit.map_or(upto, |limit| limit.min(upto));
@@ -371,8 +421,8 @@ impl ReadWal for Source {
             self.upstream.as_ref().map_or(room, |upstream| upstream.visible().0.saturating_sub(from.0) as usize);
         // The last page that is visible, whole.
         let room = room.min(visible.next_multiple_of(XLOG_BLCKSZ));
-        let got = read_up_to(&segment.file, slices, offset, room)
-            .map_err(|error| DataDirError::io("read", &segment.path, error))?;
+        let got =
+            read_up_to(&file, slices, offset, room).map_err(|error| DataDirError::io("read", &segment.path, error))?;
         blank(slices, visible.min(got)..got);
         Ok(got - got % XLOG_BLCKSZ)
     }
