@@ -106,7 +106,6 @@ fn reload(args: &StandbyArgs, running: &Resolved, level: &LevelSwitch, standby: 
             for name in running.fixed(&new) {
                 tracing::warn!("\"{name}\" cannot be changed without restarting walrider");
             }
-            new.settings.data_dir.clone_from(&running.settings.data_dir);
             new.settings.memory_bytes = running.settings.memory_bytes;
             level.set(new.log_level);
             standby.reload(new.settings);

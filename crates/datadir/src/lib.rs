@@ -8,6 +8,7 @@ pub mod descriptors;
 pub mod directories;
 pub mod durable;
 mod error;
+pub mod held;
 pub mod lock;
 pub mod mappings;
 pub mod open;

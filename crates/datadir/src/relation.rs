@@ -134,7 +134,7 @@ impl RelationFiles {
             // The directory of a database that a later record drops may be gone (TablespaceCreateDbspace).
             Err(error) if error.kind() == ErrorKind::NotFound && create => {
                 let dir = path.parent().expect("a file below the data directory");
-                fs::DirBuilder::new().recursive(true).mode(self.dir_mode).create(dir).and_then(|()| open())
+                self.make_directory(file.rel.tablespace, dir).and_then(|()| open())
             }
             other => other,
         };
@@ -145,6 +145,21 @@ impl RelationFiles {
         };
         self.open.lock().expect("no panic while locked").keep(file, opened.clone(), shares().relations);
         Ok(Some(opened))
+    }
+
+    /// Makes the directory of a database, and what is missing above it, but neither `base` nor `pg_tblspc`: without these
+    /// it is no data directory.
+    fn make_directory(&self, tablespace: Oid, directory: &Path) -> io::Result<()> {
+        let levels = match tablespace {
+            GLOBAL_TABLESPACE_OID => 0,
+            DEFAULT_TABLESPACE_OID => 1,
+            _ => 3,
+        };
+        let missing: Vec<&Path> = directory.ancestors().take(levels).collect();
+        missing.iter().rev().try_for_each(|path| match fs::DirBuilder::new().mode(self.dir_mode).create(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        })
     }
 
     fn mark_unsynced(&self, file: SegmentFile) {
@@ -318,5 +333,45 @@ impl RelationFiles {
     /// Absolute path of the directory that holds a file.
     pub fn directory(&self, file: SegmentFile) -> PathBuf {
         self.path(file).parent().expect("a file below the data directory").to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VERSION: &str = "PG_18_202506291";
+
+    fn locator(tablespace: Oid) -> RelFileLocator {
+        RelFileLocator { tablespace, database: 5, relation: 16384 }
+    }
+
+    #[test]
+    fn nothing_is_made_above_base_and_pg_tblspc() {
+        for (tablespace, top) in
+            [(DEFAULT_TABLESPACE_OID, "base"), (20_000, "pg_tblspc"), (GLOBAL_TABLESPACE_OID, "global")]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let files = RelationFiles::new(dir.path(), VERSION, false);
+            let error = files.create(locator(tablespace), ForkNumber::Main).unwrap_err().to_string();
+            assert!(error.starts_with("could not open") && error.contains(top), "{error}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+            fs::create_dir(dir.path().join(top)).unwrap();
+            files.create(locator(tablespace), ForkNumber::Main).unwrap();
+            let file = SegmentFile { rel: locator(tablespace), fork: ForkNumber::Main, segment: 0 };
+            assert!(dir.path().join(files.relative_path(file)).exists());
+        }
+    }
+
+    #[test]
+    fn what_was_used_last_stays_open() {
+        let file = |number| SegmentFile { rel: locator(number), fork: ForkNumber::Main, segment: 0 };
+        let mut open = OpenFiles::default();
+        let any = Arc::new(tempfile::tempfile().unwrap());
+        for number in 0..1000 {
+            open.keep(file(number), any.clone(), 8);
+            assert!(open.files.len() <= 8);
+            assert!(open.get(file(0)).is_some() && open.get(file(number)).is_some());
+        }
     }
 }

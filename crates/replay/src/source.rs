@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use walrider_datadir::DataDirError;
 use walrider_datadir::descriptors::shares;
+use walrider_datadir::held::shown;
 use walrider_datadir::wal_file::read_up_to;
 use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
 use walrider_layout::wal::{SegmentSize, page_of};
@@ -154,7 +155,7 @@ impl Source {
     pub fn read_history(&self, timeline: TimelineId) -> Result<TimelineHistory, ReplayError> {
         let Some((path, text)) = self.history_file(timeline)? else { return Ok(TimelineHistory::alone(timeline)) };
         TimelineHistory::parse(timeline, &String::from_utf8_lossy(&text))
-            .map_err(|error| ReplayError::CorruptWal(format!("file \"{}\": {error}", path.display())))
+            .map_err(|error| ReplayError::CorruptWal(format!("file \"{}\": {error}", shown(&path).display())))
     }
 
     /// Whether a timeline has a history file (`existsTimeLineHistory`).
@@ -315,7 +316,7 @@ impl Source {
                 if let Some(ending) = PACKED.iter().find(|ending| directory.join(format!("{name}.{ending}")).exists()) {
                     return Err(ReplayError::Refused(format!(
                         "\"{}/{name}.{ending}\" is compressed: use a restore_command that unpacks it",
-                        directory.display()
+                        shown(directory).display()
                     )));
                 }
             }
@@ -437,7 +438,7 @@ impl ReadWal for Source {
     fn describe(&self, lsn: Lsn) -> String {
         let offset = self.size.offset_of(lsn);
         let path = match self.known(lsn) {
-            Some(segment) => segment.path.display().to_string(),
+            Some(segment) => shown(&segment.path).display().to_string(),
             None => self.size.file_name(self.history().timeline_at(lsn), self.size.segment_of(lsn)),
         };
         format!("WAL file \"{path}\", LSN {lsn}, offset {offset}")
