@@ -51,10 +51,26 @@ static const char *control_path(char *buffer, size_t size, const char *file)
 	return control && snprintf(buffer, size, "%s/%s", control, file) < (int) size ? buffer : NULL;
 }
 
+/* A path may lead through a descriptor: /proc/self/fd/N/... */
 static int is_meant(const char *path)
 {
 	const char *wanted = getenv("SHIM_PATH");
-	return !wanted || strstr(path, wanted);
+	const char *below;
+	char link[64], name[4096];
+	ssize_t length;
+	int fd;
+
+	if (!wanted || strstr(path, wanted))
+		return 1;
+	if (sscanf(path, "/proc/self/fd/%d", &fd) != 1)
+		return 0;
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	length = readlink(link, name, sizeof name - 1);
+	below = strchr(path + strlen("/proc/self/fd/"), '/');
+	if (length < 0 || length + strlen(below ? below : "") >= sizeof name)
+		return 0;
+	strcpy(name + length, below ? below : "");
+	return strstr(name, wanted) != NULL;
 }
 
 static int fd_is_meant(int fd)

@@ -171,12 +171,17 @@ class Standby:
         """The end of the log."""
         return "\n".join(self.log_text().splitlines()[-lines:])
 
-    def spawn(self, command, env=None):
+    def spawn(self, command, env=None, open_files=None):
         """Start, with the log as output."""
+        def prepare():
+            cluster._quit_with_parent()
+            if open_files is not None:
+                walrider.limit_open_files(open_files)
+
         assert self.process is None, "already running"
         with open(self.log, "a") as log:
             self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            env=dict(os.environ, **(env or {})), preexec_fn=cluster._quit_with_parent)
+                                            env=dict(os.environ, **(env or {})), preexec_fn=prepare)
         cluster._running.add(self)
         return self
 
@@ -227,15 +232,15 @@ class Standby:
 class Walrider(Standby):
     """`walrider standby`."""
 
-    def __init__(self, data_dir, *options, disk=None):
+    def __init__(self, data_dir, *options, disk=None, open_files=None):
         super().__init__(data_dir)
-        self.options, self.disk = options, disk
+        self.options, self.disk, self.open_files = options, disk, open_files
         self.port = free_port()
 
     def start(self, timeout=60):
         """Start, and wait until it has taken the directory over."""
         self.spawn([walrider.binary(), "standby", "-D", self.data_dir, "--http", f"127.0.0.1:{self.port}", *self.options],
-                   self.disk.environment() if self.disk else None)
+                   self.disk.environment() if self.disk else None, self.open_files)
 
         def began():
             if self.process.poll() is not None:

@@ -37,18 +37,26 @@ class Result:
         return self
 
 
-def walrider(*args, env=None, file_size_limit=None, timeout=900):
+def limit_open_files(most):
+    """For this process and its children: soft and hard."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def walrider(*args, env=None, file_size_limit=None, open_files=None, timeout=900):
     """Run with `--json` where the subcommand has it, and parse what it prints."""
     command = [binary(), *map(str, args)]
     if "--json" not in command and args and args[0] in ("replay", "compare", "wal"):
         command.append("--json")
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_limit, file_size_limit))
+        if file_size_limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_limit, file_size_limit))
+        if open_files is not None:
+            limit_open_files(open_files)
 
     begun = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, errors="replace",
-                          env=dict(os.environ, **(env or {})), preexec_fn=limit if file_size_limit is not None else None)
+                          env=dict(os.environ, **(env or {})), preexec_fn=limit)
     try:
         parsed = json.loads(done.stdout)
     except ValueError:

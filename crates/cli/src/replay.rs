@@ -9,6 +9,7 @@ use std::time::{Instant, SystemTime};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+use walrider_datadir::descriptors;
 use walrider_datadir::recovery_settings::{RecoveryTarget, TargetTimeline};
 use walrider_datadir::timestamp::{TimestampTz, parse_timestamptz};
 use walrider_layout::Lsn;
@@ -104,6 +105,10 @@ fn parse_time(text: &str) -> Result<TimestampTz, String> {
 pub fn run(args: ReplayArgs) -> ExitCode {
     let json = args.json;
     let jobs = args.jobs.map_or_else(default_jobs, usize::from);
+    if let Err(error) = descriptors::share_out(jobs) {
+        eprintln!("walrider: {error}");
+        return ExitCode::from(1);
+    }
     if let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(jobs).build_global() {
         eprintln!("walrider: could not start threads: {error}");
         return ExitCode::from(1);

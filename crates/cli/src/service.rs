@@ -9,6 +9,7 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
+use walrider_datadir::descriptors::shares;
 use walrider_observe::http::{self, Handle, HttpError, Provider};
 use walrider_observe::status::{StandbyStatus, State};
 
@@ -80,7 +81,7 @@ pub fn start(
         let status = status.clone();
         thread::Builder::new().name("notify".into()).spawn(move || report(&*status, &ready))?;
     }
-    Ok(http.map(|address| http::serve(address, status)).transpose()?)
+    Ok(http.map(|address| http::serve(address, status, shares().connections)).transpose()?)
 }
 
 /// Tells systemd when it is ready, in a few words how it goes, and that it lives: the snapshot could be made.

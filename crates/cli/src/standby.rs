@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Args;
+use walrider_datadir::descriptors;
 use walrider_standby::{Outcome, Standby, StandbyError};
 
 use crate::logging::{self, LevelSwitch};
@@ -68,6 +69,8 @@ enum RunError {
     #[error("could not start threads: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
     #[error(transparent)]
+    Descriptors(#[from] walrider_datadir::DataDirError),
+    #[error(transparent)]
     Service(#[from] service::ServiceError),
     #[error(transparent)]
     Standby(#[from] StandbyError),
@@ -85,6 +88,7 @@ impl RunError {
 
 fn follow(args: StandbyArgs, resolved: Resolved, level: LevelSwitch) -> Result<Outcome, RunError> {
     note(&resolved);
+    descriptors::share_out(resolved.jobs)?;
     rayon::ThreadPoolBuilder::new().num_threads(resolved.jobs).build_global()?;
     let standby = Standby::new(resolved.settings.clone())?;
     let (told, observed) = (standby.clone(), standby.clone());
@@ -107,7 +111,6 @@ fn reload(args: &StandbyArgs, running: &Resolved, level: &LevelSwitch, standby: 
             for name in running.fixed(&new) {
                 tracing::warn!("\"{name}\" cannot be changed without restarting walrider");
             }
-            new.settings.data_dir.clone_from(&running.settings.data_dir);
             new.settings.memory_bytes = running.settings.memory_bytes;
             level.set(new.log_level);
             standby.reload(new.settings);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use walrider_datadir::config::{Unit, parse_number};
+use walrider_datadir::descriptors::most_threads;
 use walrider_datadir::recovery_settings::TargetTimeline;
 use walrider_layout::TimelineId;
 use walrider_standby::EarlyMode;
@@ -83,7 +84,7 @@ pub fn parse_slot(name: &str) -> Result<String, String> {
 
 /// Threads where the user names no number.
 pub fn default_jobs() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    std::thread::available_parallelism().map_or(1, usize::from).min(most_threads())
 }
 
 /// Memory in bytes where the user names none: a quarter of RAM; of a gigabyte where the system does not tell.

@@ -11,6 +11,7 @@ use walrider_layout::{Lsn, Oid, TimelineId};
 
 use crate::durable::{fsync_dir, read_file, rename, unlink_if_there};
 use crate::error::{DataDirError, IoContext, Result};
+use crate::held::shown;
 
 /// Longest file that is read: a tablespace's path has at most 1,024 bytes, and nobody has a thousand of them.
 const MAX_BYTES: u64 = 4 << 20;
@@ -85,7 +86,7 @@ impl BackupLabel {
         if text.lines().any(|line| line.starts_with("INCREMENTAL FROM ")) {
             return Err(DataDirError::Refused(format!(
                 "\"{}\" is an incremental backup, not a data directory: make one of it with pg_combinebackup",
-                data_dir.display()
+                shown(data_dir).display()
             )));
         }
         BackupLabel::parse(&text).map(Some).map_err(|reason| DataDirError::corrupt(path, reason))
@@ -180,7 +181,7 @@ pub(crate) fn remove_tablespace_link(link: &Path) -> Result<()> {
     } else {
         Err(DataDirError::Refused(format!(
             "\"{}\" should be the symbolic link of a tablespace, but is a file: move it away",
-            link.display()
+            shown(&link).display()
         )))
     }
 }

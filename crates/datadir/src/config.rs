@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::durable::{list_dir, read_file, write_file};
 use crate::error::{DataDirError, IoContext, Result};
+use crate::held::shown;
 
 /// Includes within includes (`CONF_FILE_MAX_DEPTH`).
 const MAX_DEPTH: u32 = 10;
@@ -183,7 +184,7 @@ impl Config {
             return Err(DataDirError::Refused(format!(
                 "configuration file \"{}\" does not exist: if the configuration of this cluster is kept elsewhere (as \
                  under /etc/postgresql), name its postgresql.conf",
-                main.display()
+                shown(&main).display()
             )));
         }
         let mut config = Config::default();
@@ -198,7 +199,7 @@ impl Config {
                 return Err(named.error(format!(
                     "parameter \"data_directory\" names \"{}\", not \"{}\": name that directory",
                     named.value,
-                    data_dir.display()
+                    shown(data_dir).display()
                 )));
             }
         }
@@ -225,7 +226,7 @@ impl Config {
             return Err(included_from.map_or_else(|| here(0, reason.clone()), |line| line.error(reason.clone())));
         }
         let Some(contents) = read_file(path, MAX_BYTES)? else {
-            let reason = format!("configuration file \"{}\" does not exist", path.display());
+            let reason = format!("configuration file \"{}\" does not exist", shown(path).display());
             return Err(included_from.map_or_else(|| here(0, reason.clone()), |line| line.error(reason.clone())));
         };
         for (number, bytes) in (1..).zip(contents.split(|&byte| byte == b'\n')) {
@@ -242,7 +243,9 @@ impl Config {
                 "include_dir" => {
                     let directory = include_path(&setting)?;
                     if !directory.is_dir() {
-                        return Err(setting.error(format!("directory \"{}\" does not exist", directory.display())));
+                        return Err(
+                            setting.error(format!("directory \"{}\" does not exist", shown(&directory).display()))
+                        );
                     }
                     for entry in list_dir(&directory)? {
                         let name = entry.file_name();
@@ -490,7 +493,7 @@ impl SignalFiles {
             return Err(DataDirError::Refused(format!(
                 "\"{}\" holds a recovery.conf, which PostgreSQL refuses since version 12: move its settings to postgresql.conf, create \
                  recovery.signal or standby.signal, and remove it",
-                data_dir.display()
+                shown(data_dir).display()
             )));
         }
         Ok(SignalFiles { recovery: there("recovery.signal")?, standby: there("standby.signal")? })

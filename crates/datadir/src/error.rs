@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 
 use walrider_layout::control::ControlError;
 
+use crate::held::shown;
+
 /// Something about the data directory that keeps us from going on.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
     /// The operating system refused.
-    #[error("could not {operation} \"{}\": {source}{}", path.display(), hint(source))]
+    #[error("could not {operation} \"{}\": {source}{}", shown(path).display(), hint(source))]
     Io {
         /// What was tried, as a verb: "read", "fsync", …
         operation: &'static str,
@@ -19,7 +21,7 @@ pub enum DataDirError {
         source: io::Error,
     },
     /// A file's contents make no sense.
-    #[error("file \"{}\" is damaged: {reason}", path.display())]
+    #[error("file \"{}\" is damaged: {reason}", shown(path).display())]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -27,7 +29,7 @@ pub enum DataDirError {
         reason: String,
     },
     /// The control file was not accepted.
-    #[error("file \"{}\": {source}", path.display())]
+    #[error("file \"{}\": {source}", shown(path).display())]
     Control {
         /// The file.
         path: PathBuf,
@@ -35,7 +37,7 @@ pub enum DataDirError {
         source: ControlError,
     },
     /// A line of a configuration file is wrong.
-    #[error("{}:{line}: {reason}", path.display())]
+    #[error("{}:{line}: {reason}", shown(path).display())]
     Config {
         /// The file.
         path: PathBuf,

@@ -4,9 +4,11 @@
 
 pub mod backup_label;
 pub mod config;
+pub mod descriptors;
 pub mod directories;
 pub mod durable;
 mod error;
+pub mod held;
 pub mod lock;
 pub mod mappings;
 pub mod open;

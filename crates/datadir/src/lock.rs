@@ -5,16 +5,19 @@
 //! it takes a file that names its parent, or the parent of pg_ctl, for a leftover. So whoever holds the lock must not
 //! start a server as its own child.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, getpid, getppid, test_kill_process};
 
 use crate::durable::{fsync_dir, list_dir, read_file, unlink_if_there};
 use crate::error::{DataDirError, IoContext, Result};
+use crate::held::shown;
 
 /// Bound of the retries against others that create the file at the same moment.
 const MAX_TRIES: u32 = 100;
@@ -23,7 +26,8 @@ const MAX_TRIES: u32 = 100;
 /// others may enter (`checkDataDir`). Sets the process's umask to what the directory's mode allows, so that
 /// new files get PostgreSQL's modes: 0600 and 0700, or 0640 and 0750.
 pub fn check_ownership(data_dir: &Path) -> Result<()> {
-    let shown = data_dir.display();
+    let shown = shown(data_dir);
+    let shown = shown.display();
     let found = fs::metadata(data_dir).context("stat data directory", data_dir)?;
     if !found.is_dir() {
         return Err(DataDirError::Refused(format!("\"{shown}\" is not a directory: name a PostgreSQL data directory")));
@@ -57,6 +61,10 @@ pub fn check_ownership(data_dir: &Path) -> Result<()> {
 #[derive(Debug)]
 pub struct DataDirLock {
     path: PathBuf,
+    /// What is in it.
+    contents: Vec<u8>,
+    /// The directory, locked for as long as this lives.
+    directory: File,
 }
 
 impl DataDirLock {
@@ -67,16 +75,18 @@ impl DataDirLock {
     /// writing it would leave, keeps everybody out until somebody removes it by hand.
     pub fn acquire(data_dir: &Path) -> Result<DataDirLock> {
         let path = data_dir.join("postmaster.pid");
+        let directory = lock_directory(data_dir, &path)?;
         let prepared = data_dir.join(format!("{PREPARED}{}", getpid().as_raw_pid()));
         for _ in 0..MAX_TRIES {
-            prepare(&prepared, data_dir)?;
+            let contents = prepare(&prepared, data_dir)?;
             let linked = fs::hard_link(&prepared, &path);
             unlink_if_there(&prepared)?;
             match linked {
                 Ok(()) => {
-                    let lock = DataDirLock { path };
+                    let lock = DataDirLock { path, contents, directory };
                     remove_prepared(data_dir)?;
                     fsync_dir(data_dir)?;
+                    lock.recheck()?;
                     return Ok(lock);
                 }
                 // The latter: somebody else has just got the lock, and cleaned up.
@@ -86,21 +96,63 @@ impl DataDirLock {
             // It may be gone by now: then try again.
             if let Some(contents) = read_file(&path, 1 << 16)? {
                 refuse_if_in_use(&path, &contents, data_dir)?;
+                #[cfg(test)]
+                tests::before_unlink();
                 unlink_if_there(&path)?;
             }
         }
         Err(DataDirError::Refused(format!(
             "lock file \"{}\" comes back each time it is removed: stop what else is being started on this directory",
-            path.display()
+            shown(&path).display()
         )))
+    }
+
+    /// Errors if the file is not ours any more (`RecheckDataDirLockFile`): then somebody else may have the directory, and
+    /// nothing more must be written.
+    pub fn recheck(&self) -> Result<()> {
+        let found = read_file(&self.path, 1 << 16)?;
+        if found.as_ref() == Some(&self.contents) {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(found.as_deref().unwrap_or_default()).into_owned();
+        let whose = match found {
+            None => "is gone".to_owned(),
+            Some(_) => format!("names process {} now", text.lines().next().unwrap_or_default().trim_start_matches('-')),
+        };
+        Err(DataDirError::Refused(format!(
+            "lock file \"{}\" {whose}: this process does not have the directory any more, and has stopped writing. If nobody \
+             else has, run the same command again",
+            shown(&self.path).display()
+        )))
+    }
+}
+
+/// Locks the directory itself against others of us: of two that find the file of a dead process, one gets on. PostgreSQL does
+/// not take part, and has the same race with itself: see [`DataDirLock::recheck`].
+fn lock_directory(data_dir: &Path, lock_file: &Path) -> Result<File> {
+    let directory = File::open(data_dir).context("open directory", data_dir)?;
+    match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(directory),
+        Err(Errno::WOULDBLOCK) => {
+            if let Some(contents) = read_file(lock_file, 1 << 16)? {
+                refuse_if_in_use(lock_file, &contents, data_dir)?;
+            }
+            Err(DataDirError::Refused(format!(
+                "another Walrider is just starting or ending on data directory \"{}\": try again",
+                shown(data_dir).display()
+            )))
+        }
+        // Some file systems lock no directories (NFS), or nothing.
+        Err(Errno::BADF | Errno::NOLCK | Errno::NOTSUP | Errno::INVAL | Errno::NOSYS) => Ok(directory),
+        Err(error) => Err(error).context("lock directory", data_dir),
     }
 }
 
 /// Name of a lock file that is being prepared, without the process id at its end.
 const PREPARED: &str = "postmaster.pid.walrider.";
 
-/// Writes a lock file under another name.
-fn prepare(path: &Path, data_dir: &Path) -> Result<()> {
+/// Writes a lock file under another name. Returns what is in it.
+fn prepare(path: &Path, data_dir: &Path) -> Result<Vec<u8>> {
     let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let full_path = fs::canonicalize(data_dir).context("resolve", data_dir)?;
     // Process id, directory, start time, port, socket directory, listen address.
@@ -109,7 +161,8 @@ fn prepare(path: &Path, data_dir: &Path) -> Result<()> {
     let mut file =
         options.write(true).create(true).truncate(true).mode(0o640).open(path).context("create lock file", path)?;
     file.write_all(lines.as_bytes()).context("write lock file", path)?;
-    file.sync_all().context("fsync lock file", path)
+    file.sync_all().context("fsync lock file", path)?;
+    Ok(lines.into_bytes())
 }
 
 /// Removes what processes that were killed while they prepared a lock file have left.
@@ -124,15 +177,19 @@ fn remove_prepared(data_dir: &Path) -> Result<()> {
 
 impl Drop for DataDirLock {
     fn drop(&mut self) {
-        // Nobody else replaces the file while we live; and there is nobody to tell about a failure: the next
-        // one to start finds a dead process.
-        let _ = fs::remove_file(&self.path);
+        // One that is not ours stays. There is nobody to tell about a failure: the next one to start finds a dead process.
+        if self.recheck().is_ok() {
+            let _ = fs::remove_file(&self.path);
+        }
+        // A child that has not called exec yet has a copy of the descriptor.
+        let _ = flock(&self.directory, FlockOperation::Unlock);
     }
 }
 
 /// Errors unless the owner of an existing lock file is dead.
 fn refuse_if_in_use(path: &Path, contents: &[u8], data_dir: &Path) -> Result<()> {
-    let shown = path.display();
+    let (data_dir, path_shown) = (&shown(data_dir), shown(path));
+    let shown = path_shown.display();
     let text = String::from_utf8_lossy(contents);
     let mut lines = text.lines();
     if contents.is_empty() {
@@ -149,7 +206,7 @@ fn refuse_if_in_use(path: &Path, contents: &[u8], data_dir: &Path) -> Result<()>
     if pid != getpid() && Some(pid) != getppid() {
         match test_kill_process(pid) {
             // No such process, or one of another user, who cannot have made a file in this directory.
-            Err(rustix::io::Errno::SRCH | rustix::io::Errno::PERM) => {}
+            Err(Errno::SRCH | Errno::PERM) => {}
             _ => {
                 return Err(DataDirError::Refused(format!(
                     "data directory \"{}\" is in use by process {pid} (lock file \"{shown}\"): stop that server \
@@ -196,7 +253,90 @@ fn segment_is_attached(line: &str, key: u64, id: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::BufRead;
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    /// Environment variable of a process that the test below starts: where it meets the others.
+    const RACE: &str = "WALRIDER_TEST_RACE";
+
+    /// In a race, waits until all who run have read the stale file.
+    pub(super) fn before_unlink() {
+        let Some(dir) = std::env::var_os(RACE).map(PathBuf::from) else { return };
+        let count = || fs::read_dir(&dir).unwrap().filter(|e| e.as_ref().unwrap().file_name() != "data").count();
+        fs::write(dir.join(format!("read.{}", std::process::id())), "").unwrap();
+        let until = Instant::now() + Duration::from_millis(300);
+        while count() < 2 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // One of them is quick, the others unlink what it has made.
+        if fs::File::create_new(dir.join("first")).is_err() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A process of the race; as a test of its own it has nothing to do.
+    #[test]
+    fn racer() {
+        let Some(dir) = std::env::var_os(RACE).map(PathBuf::from) else { return };
+        let held = DataDirLock::acquire(&dir.join("data"));
+        // All have decided before the first of them lets go.
+        println!("{}", if held.is_ok() { "HELD" } else { "REFUSED" });
+        let mut end = String::new();
+        io::stdin().read_line(&mut end).unwrap();
+    }
+
+    /// Both found the file of a dead process; the second removed that of the first, and both had the directory.
+    #[test]
+    fn of_several_starters_one_wins() {
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        for round in 0..10 {
+            let dir = tempfile::tempdir().unwrap();
+            let data = dir.path().join("data");
+            fs::create_dir(&data).unwrap();
+            fs::write(data.join("postmaster.pid"), format!("{}\n/data\n1\n5432\n/tmp\n*\n", dead.id())).unwrap();
+            let start = || {
+                std::process::Command::new(std::env::current_exe().unwrap())
+                    .args(["--exact", "lock::tests::racer", "--nocapture"])
+                    .env(RACE, dir.path())
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            };
+            let mut racers: Vec<_> = (0..2 + round % 2).map(|_| start()).collect();
+            let mut said = Vec::new();
+            for racer in &mut racers {
+                let lines = io::BufReader::new(racer.stdout.as_mut().unwrap()).lines();
+                let word =
+                    lines.map(|line| line.unwrap()).find(|line| line.ends_with("HELD") || line.ends_with("REFUSED"));
+                said.push(word.unwrap().ends_with("HELD"));
+            }
+            for mut racer in racers {
+                drop(racer.stdin.take());
+                racer.wait().unwrap();
+            }
+            assert_eq!(said.iter().filter(|&&held| held).count(), 1, "round {round}");
+            assert!(!data.join("postmaster.pid").exists());
+        }
+    }
+
+    #[test]
+    fn a_lock_that_somebody_took_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("postmaster.pid");
+        let lock = DataDirLock::acquire(dir.path()).unwrap();
+        lock.recheck().unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(lock.recheck().unwrap_err().to_string().contains("is gone"));
+        fs::write(&path, "4711\n/data\n").unwrap();
+        assert!(lock.recheck().unwrap_err().to_string().contains("names process 4711 now"));
+        drop(lock);
+        assert!(path.exists(), "it is not ours");
+    }
 
     fn acquire_with(contents: &str) -> (tempfile::TempDir, Result<DataDirLock>) {
         let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,6 @@
 //! Taking a data directory over: what is in it, and whether we may work on it (`checkDataDir`,
 //! `utils/init/miscinit.c`; `InitWalRecovery`, `access/transam/xlogrecovery.c`; PostgreSQL 18).
 
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +12,7 @@ use crate::config::SignalFiles;
 use crate::directories::{self, Directories};
 use crate::durable::{self, read_file, temporary_name, unlink_if_there, write_file};
 use crate::error::{DataDirError, IoContext, Result};
+use crate::held::{HeldDir, shown};
 use crate::lock::{self, DataDirLock};
 use crate::relation::RelationFiles;
 use crate::slots::{self, Slot};
@@ -51,14 +51,15 @@ impl SlruKind {
 /// A data directory that is ours: while this lives, neither PostgreSQL nor another of us starts on it.
 #[derive(Debug)]
 pub struct DataDir {
-    path: PathBuf,
+    /// Before `held` in the order in which they are dropped: its file is removed by way of that.
+    lock: DataDirLock,
+    held: HeldDir,
     control: ControlFile,
     label: Option<BackupLabel>,
     tablespaces: Vec<MappedTablespace>,
     signals: SignalFiles,
     slots: Vec<Slot>,
     group_access: bool,
-    _lock: DataDirLock,
 }
 
 impl DataDir {
@@ -66,7 +67,10 @@ impl DataDir {
     /// what we cannot do; nothing in the directory has changed then.
     pub fn open(path: &Path) -> Result<DataDir> {
         lock::check_ownership(path)?;
-        let path = fs::canonicalize(path).context("resolve", path)?;
+        let held = HeldDir::open(path)?;
+        // What counts is what is held. By name first: what is told has the name that was given.
+        lock::check_ownership(held.path())?;
+        let path = held.path().to_owned();
         let major = read_version(&path)?;
         let lock = DataDirLock::acquire(&path)?;
         let control = read_control(&path)?;
@@ -91,12 +95,12 @@ impl DataDir {
         // Left over if we were ended while replacing the control file.
         unlink_if_there(&temporary_name(&control_path(&path)))?;
         let group_access = path.metadata().context("stat", &path)?.mode() & 0o050 == 0o050;
-        Ok(DataDir { path, control, label, tablespaces, signals, slots, group_access, _lock: lock })
+        Ok(DataDir { held, control, label, tablespaces, signals, slots, group_access, lock })
     }
 
-    /// The absolute path.
+    /// The way to it, which stays right when it gets another name; [`shown`] has the name.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.held.path()
     }
 
     /// The control file as last read or written.
@@ -106,8 +110,12 @@ impl DataDir {
 
     /// Replaces `global/pg_control`; durable on return (`update_controlfile`, `common/controldata_utils.c`, but
     /// atomic on any disk). The caller has made durable what it vouches for, and set its time.
+    ///
+    /// # Errors
+    /// If the directory is not ours any more: then nothing is written.
     pub fn write_control(&mut self, control: ControlFile) -> Result<()> {
-        write_file(&control_path(&self.path), &control.to_bytes())?;
+        self.lock.recheck()?;
+        write_file(&control_path(self.path()), &control.to_bytes())?;
         self.control = control;
         Ok(())
     }
@@ -124,12 +132,12 @@ impl DataDir {
 
     /// Makes the links of `tablespace_map`.
     pub fn apply_tablespace_map(&self) -> Result<()> {
-        backup_label::apply_tablespace_map(&self.path, &self.tablespaces)
+        backup_label::apply_tablespace_map(self.path(), &self.tablespaces)
     }
 
     /// Moves `backup_label` and `tablespace_map` away, once the control file holds what they said.
     pub fn retire_label(&mut self) -> Result<()> {
-        backup_label::retire(&self.path)?;
+        backup_label::retire(self.path())?;
         self.label = None;
         self.tablespaces = Vec::new();
         Ok(())
@@ -157,27 +165,27 @@ impl DataDir {
 
     /// Its relation files.
     pub fn relation_files(&self) -> RelationFiles {
-        RelationFiles::new(&self.path, &self.version_dir(), self.group_access)
+        RelationFiles::new(self.path(), &self.version_dir(), self.group_access)
     }
 
     /// The directories of its databases and tablespaces.
     pub fn directories(&self) -> Directories {
-        Directories::new(&self.path, self.control.major, self.control.catalog_version)
+        Directories::new(self.path(), self.control.major, self.control.catalog_version)
     }
 
     /// One of its SLRUs, with room in memory for `capacity` pages.
     pub fn slru(&self, kind: SlruKind, capacity: usize) -> Slru {
-        Slru::new(self.path.join(kind.directory()), capacity)
+        Slru::new(self.path().join(kind.directory()), capacity)
     }
 
     /// Its files of prepared transactions.
     pub fn two_phase_files(&self) -> TwoPhaseFiles {
-        TwoPhaseFiles::new(&self.path)
+        TwoPhaseFiles::new(self.path())
     }
 
     /// Makes everything in the directory durable, as a server does that finds it not cleanly stopped.
     pub fn fsync_all(&self) -> Result<()> {
-        durable::fsync_tree(&self.path)
+        durable::fsync_tree(self.path())
     }
 }
 
@@ -191,7 +199,7 @@ pub fn read_version(data_dir: &Path) -> Result<Major> {
     let Some(contents) = read_file(&path, 64)? else {
         return Err(DataDirError::Refused(format!(
             "\"{}\" is not a PostgreSQL data directory: file PG_VERSION is missing",
-            data_dir.display()
+            shown(data_dir).display()
         )));
     };
     let text = String::from_utf8_lossy(&contents);
@@ -202,7 +210,7 @@ pub fn read_version(data_dir: &Path) -> Result<Major> {
     text.parse().ok().and_then(Major::from_number).ok_or_else(|| {
         DataDirError::Refused(format!(
             "\"{}\" is of PostgreSQL {text}; {} are supported: let PostgreSQL {text} replay it",
-            data_dir.display(),
+            shown(data_dir).display(),
             Major::SUPPORTED
         ))
     })
@@ -215,7 +223,7 @@ pub fn read_control(data_dir: &Path) -> Result<ControlFile> {
         let upgraded = path.with_extension("old").try_exists().context("stat file", &path)?;
         return Err(DataDirError::Refused(format!(
             "\"{}\" has no global/pg_control: {}",
-            data_dir.display(),
+            shown(data_dir).display(),
             if upgraded {
                 "pg_upgrade has moved its files to a new cluster; use that one, or restore this one from a backup"
             } else {

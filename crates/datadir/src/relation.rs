@@ -17,9 +17,8 @@ use walrider_layout::{
 };
 
 use crate::DataDirError;
+use crate::descriptors::shares;
 
-/// Open files that are kept, so that a run of pages costs one system call; far below the usual limit of 1,024.
-const OPEN_FILES: usize = 400;
 /// Pages in one system call (`IOV_MAX` is 1,024).
 pub const MAX_RUN: usize = 256;
 
@@ -51,6 +50,36 @@ pub fn database_dir(tablespace: Oid, database: Oid, version_dir: &str) -> PathBu
     }
 }
 
+/// Files that are kept open, so that a run of pages costs one system call.
+#[derive(Default)]
+struct OpenFiles {
+    /// With the time of their last use, on a clock of their own.
+    files: HashMap<SegmentFile, (Arc<File>, u64)>,
+    clock: u64,
+}
+
+impl OpenFiles {
+    fn get(&mut self, file: SegmentFile) -> Option<Arc<File>> {
+        let (open, used) = self.files.get_mut(&file)?;
+        self.clock += 1;
+        *used = self.clock;
+        Some(open.clone())
+    }
+
+    /// Keeps one more. If there are `most`, the half that was not used for longest is closed: one at a time, each would cost a
+    /// look at all of them.
+    fn keep(&mut self, file: SegmentFile, open: Arc<File>, most: usize) {
+        if self.files.len() >= most {
+            let mut times: Vec<u64> = self.files.values().map(|&(_, used)| used).collect();
+            let middle = times.len() / 2;
+            let (_, &mut median, _) = times.select_nth_unstable(middle);
+            self.files.retain(|_, &mut (_, used)| used > median);
+        }
+        self.clock += 1;
+        self.files.insert(file, (open, self.clock));
+    }
+}
+
 /// The relation files of a data directory. Shared by all threads.
 pub struct RelationFiles {
     root: PathBuf,
@@ -58,7 +87,7 @@ pub struct RelationFiles {
     /// Mode of new files: 0600, or 0640 where the group may read the directory.
     file_mode: u32,
     dir_mode: u32,
-    open: Mutex<HashMap<SegmentFile, Arc<File>>>,
+    open: Mutex<OpenFiles>,
     /// Written or made since the last [`RelationFiles::take_unsynced`].
     unsynced: Mutex<HashSet<SegmentFile>>,
 }
@@ -96,8 +125,8 @@ impl RelationFiles {
 
     /// Opens a segment file; `None` if it does not exist and is not to be created.
     fn open(&self, file: SegmentFile, create: bool) -> Result<Option<Arc<File>>, DataDirError> {
-        if let Some(open) = self.open.lock().expect("no panic while locked").get(&file) {
-            return Ok(Some(open.clone()));
+        if let Some(open) = self.open.lock().expect("no panic while locked").get(file) {
+            return Ok(Some(open));
         }
         let path = self.path(file);
         let open = || OpenOptions::new().read(true).write(true).create(create).mode(self.file_mode).open(&path);
@@ -105,7 +134,7 @@ impl RelationFiles {
             // The directory of a database that a later record drops may be gone (TablespaceCreateDbspace).
             Err(error) if error.kind() == ErrorKind::NotFound && create => {
                 let dir = path.parent().expect("a file below the data directory");
-                fs::DirBuilder::new().recursive(true).mode(self.dir_mode).create(dir).and_then(|()| open())
+                self.make_directory(file.rel.tablespace, dir).and_then(|()| open())
             }
             other => other,
         };
@@ -114,12 +143,23 @@ impl RelationFiles {
             Err(error) if error.kind() == ErrorKind::NotFound && !create => return Ok(None),
             Err(error) => return Err(self.error("open", file, error)),
         };
-        let mut cache = self.open.lock().expect("no panic while locked");
-        if cache.len() >= OPEN_FILES {
-            cache.clear();
-        }
-        cache.insert(file, opened.clone());
+        self.open.lock().expect("no panic while locked").keep(file, opened.clone(), shares().relations);
         Ok(Some(opened))
+    }
+
+    /// Makes the directory of a database, and what is missing above it, but neither `base` nor `pg_tblspc`: without these
+    /// it is no data directory.
+    fn make_directory(&self, tablespace: Oid, directory: &Path) -> io::Result<()> {
+        let levels = match tablespace {
+            GLOBAL_TABLESPACE_OID => 0,
+            DEFAULT_TABLESPACE_OID => 1,
+            _ => 3,
+        };
+        let missing: Vec<&Path> = directory.ancestors().take(levels).collect();
+        missing.iter().rev().try_for_each(|path| match fs::DirBuilder::new().mode(self.dir_mode).create(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        })
     }
 
     fn mark_unsynced(&self, file: SegmentFile) {
@@ -271,7 +311,7 @@ impl RelationFiles {
 
     /// Closes the files that `which` picks and forgets that they want to be synced, because they were removed.
     pub fn forget(&self, which: impl Fn(&SegmentFile) -> bool) {
-        self.open.lock().expect("no panic while locked").retain(|file, _| !which(file));
+        self.open.lock().expect("no panic while locked").files.retain(|file, _| !which(file));
         self.unsynced.lock().expect("no panic while locked").retain(|file| !which(file));
     }
 
@@ -293,5 +333,45 @@ impl RelationFiles {
     /// Absolute path of the directory that holds a file.
     pub fn directory(&self, file: SegmentFile) -> PathBuf {
         self.path(file).parent().expect("a file below the data directory").to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VERSION: &str = "PG_18_202506291";
+
+    fn locator(tablespace: Oid) -> RelFileLocator {
+        RelFileLocator { tablespace, database: 5, relation: 16384 }
+    }
+
+    #[test]
+    fn nothing_is_made_above_base_and_pg_tblspc() {
+        for (tablespace, top) in
+            [(DEFAULT_TABLESPACE_OID, "base"), (20_000, "pg_tblspc"), (GLOBAL_TABLESPACE_OID, "global")]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let files = RelationFiles::new(dir.path(), VERSION, false);
+            let error = files.create(locator(tablespace), ForkNumber::Main).unwrap_err().to_string();
+            assert!(error.starts_with("could not open") && error.contains(top), "{error}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+            fs::create_dir(dir.path().join(top)).unwrap();
+            files.create(locator(tablespace), ForkNumber::Main).unwrap();
+            let file = SegmentFile { rel: locator(tablespace), fork: ForkNumber::Main, segment: 0 };
+            assert!(dir.path().join(files.relative_path(file)).exists());
+        }
+    }
+
+    #[test]
+    fn what_was_used_last_stays_open() {
+        let file = |number| SegmentFile { rel: locator(number), fork: ForkNumber::Main, segment: 0 };
+        let mut open = OpenFiles::default();
+        let any = Arc::new(tempfile::tempfile().unwrap());
+        for number in 0..1000 {
+            open.keep(file(number), any.clone(), 8);
+            assert!(open.files.len() <= 8);
+            assert!(open.get(file(0)).is_some() && open.get(file(number)).is_some());
+        }
     }
 }

@@ -68,11 +68,11 @@ impl Drop for Handle {
     }
 }
 
-/// Listens on `address`, as in `127.0.0.1:9187`, and answers in a thread of its own.
+/// Listens on `address`, as in `127.0.0.1:9187`, and answers in a thread of its own, at most so many `connections` at a time.
 ///
 /// # Errors
 /// If it cannot listen there.
-pub fn serve(address: &str, provider: Provider) -> Result<Handle, HttpError> {
+pub fn serve(address: &str, provider: Provider, connections: usize) -> Result<Handle, HttpError> {
     let failed = |source| HttpError { address: address.to_owned(), source };
     let listener = std::net::TcpListener::bind(address).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
@@ -84,7 +84,7 @@ pub fn serve(address: &str, provider: Provider) -> Result<Handle, HttpError> {
     };
     let (stop, stopped) = oneshot::channel::<Infallible>();
     let serve = move || {
-        runtime.spawn(accept(listener, provider));
+        runtime.spawn(accept(listener, provider, connections));
         // It only ever ends by the sender's end; with the runtime go all connections.
         let _ = runtime.block_on(stopped);
     };
@@ -92,8 +92,8 @@ pub fn serve(address: &str, provider: Provider) -> Result<Handle, HttpError> {
     Ok(Handle { address: bound, stop: Some(stop), thread: Some(thread) })
 }
 
-async fn accept(listener: TcpListener, provider: Provider) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+async fn accept(listener: TcpListener, provider: Provider, connections: usize) {
+    let room = Arc::new(Semaphore::new(connections.min(MAX_CONNECTIONS)));
     loop {
         let place = room.clone().acquire_owned().await.expect("it is never closed");
         match listener.accept().await {
@@ -190,7 +190,7 @@ mod tests {
     use crate::status::tests::streaming;
 
     fn started() -> Handle {
-        serve("127.0.0.1:0", Arc::new(streaming)).unwrap()
+        serve("127.0.0.1:0", Arc::new(streaming), MAX_CONNECTIONS).unwrap()
     }
 
     /// What comes back until the server closes; and whether it closed within the time that a test has.
@@ -282,7 +282,7 @@ mod tests {
             assert!(counted.fetch_add(1, Ordering::Relaxed) != 0, "the first one fails");
             StandbyStatus { state: State::Failed, ..streaming() }
         };
-        let server = serve("127.0.0.1:0", Arc::new(provider)).unwrap();
+        let server = serve("127.0.0.1:0", Arc::new(provider), MAX_CONNECTIONS).unwrap();
         assert_eq!(send(server.address(), b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"), "");
         std::thread::scope(|scope| {
             for _ in 0..2 * MAX_CONNECTIONS {
@@ -298,7 +298,7 @@ mod tests {
         let address = server.address();
         let mut open = TcpStream::connect(address).unwrap();
         assert_eq!(get(address, "/health").0, 200);
-        let error = serve(&address.to_string(), Arc::new(streaming)).unwrap_err().to_string();
+        let error = serve(&address.to_string(), Arc::new(streaming), MAX_CONNECTIONS).unwrap_err().to_string();
         assert!(error.contains(&format!("could not listen on \"{address}\"")), "{error}");
         drop(server);
         open.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

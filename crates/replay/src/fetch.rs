@@ -9,6 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use walrider_datadir::descriptors::shares;
+
 use crate::error::ReplayError;
 use crate::find::{Finder, Found};
 
@@ -171,7 +173,7 @@ impl Fetcher {
     /// Starts the threads that run commands, once there is something for them to do.
     fn ensure_threads(&self) -> Result<(), ReplayError> {
         let mut threads = self.threads.lock().expect("no panic while locked");
-        while threads.len() < self.shared.finder.runner.jobs() {
+        while threads.len() < self.shared.finder.runner.jobs().min(shares().wal) {
             let shared = self.shared.clone();
             let thread = std::thread::Builder::new()
                 .name("fetch".to_owned())
@@ -261,9 +263,11 @@ impl Shared {
         None
     }
 
-    /// How many segments are fetched ahead: so many that each job has a next one, and not more than memory is worth.
+    /// How many segments are fetched ahead: so many that each job has a next one, and not more than memory is worth, or than
+    /// may be open.
     fn window(&self) -> u64 {
-        (2 * self.finder.runner.jobs() as u64).min(MAX_AHEAD_BYTES / self.finder.size.bytes()).max(1)
+        let most = (MAX_AHEAD_BYTES / self.finder.size.bytes()).min(shares().wal as u64);
+        (2 * self.finder.runner.jobs() as u64).min(most).max(1)
     }
 
     /// Whether the disk has room for one more ahead: half of what is free is left alone.

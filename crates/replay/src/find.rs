@@ -1,13 +1,16 @@
 //! Which file a segment or a timeline's history is in (`XLogFileReadAnyTLI` in `access/transam/xlogrecovery.c`,
 //! PostgreSQL 18).
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use walrider_datadir::DataDirError;
+use walrider_datadir::descriptors::shares;
+use walrider_datadir::held::shown;
 use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
 use walrider_layout::wal::{SegmentSize, page_of};
 use walrider_layout::{Lsn, TimelineId};
@@ -23,7 +26,8 @@ const MAX_HISTORY_BYTES: u64 = 1 << 20;
 /// A segment's file.
 #[derive(Debug)]
 pub struct Segment {
-    pub file: File,
+    /// `None` where too many files are open: it is opened again.
+    file: Mutex<Option<Arc<File>>>,
     /// Where it is; of one that was fetched, the name that the archive has for it.
     pub path: PathBuf,
     pub timeline: TimelineId,
@@ -59,6 +63,8 @@ pub struct Finder {
     /// Who brings WAL into `pg_wal`, the last of the places.
     pub upstream: Option<Arc<dyn Upstream>>,
     history: RwLock<Arc<TimelineHistory>>,
+    /// Segments in directories that were opened, oldest first.
+    kept: Mutex<VecDeque<Weak<Segment>>>,
     /// Where the last restartpoint begins: `%r`, what the archive must keep.
     restartpoint: AtomicU64,
 }
@@ -73,6 +79,7 @@ impl Finder {
             growing: false,
             upstream: None,
             history: RwLock::new(Arc::new(history)),
+            kept: Mutex::default(),
             restartpoint: AtomicU64::new(0),
         }
     }
@@ -208,11 +215,48 @@ impl Finder {
                 continue;
             };
             let limit = entry.end.map(page_of);
-            let segment = Segment { file, path, timeline: entry.timeline, limit, fetched };
-            return Ok(Found { segment: Some(Arc::new(segment)), refusal: refusal.filter(|_| !fetched) });
+            let file = Mutex::new(Some(Arc::new(file)));
+            let segment = Arc::new(Segment { file, path, timeline: entry.timeline, limit, fetched });
+            self.keep(&segment);
+            return Ok(Found { segment: Some(segment), refusal: refusal.filter(|_| !fetched) });
         }
         self.refuse_packed(&candidates, segment)?;
         Ok(Found { segment: None, refusal })
+    }
+
+    /// Counts a file that was opened. If there are too many, the oldest is closed: WAL is read from one end to the other. What was
+    /// fetched has no name to be opened by; there is no more of it than is fetched ahead.
+    fn keep(&self, segment: &Arc<Segment>) {
+        if segment.fetched {
+            return;
+        }
+        let mut kept = self.kept.lock().expect("no panic while locked");
+        kept.retain(|segment| segment.strong_count() > 0);
+        while kept.len() >= shares().wal {
+            if let Some(oldest) = kept.pop_front().and_then(|oldest| oldest.upgrade()) {
+                oldest.file.lock().expect("no panic while locked").take();
+            }
+        }
+        kept.push_back(Arc::downgrade(segment));
+    }
+
+    /// The file of a segment. One that was closed is opened again; `None`: it has got another name meanwhile.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open(&self, segment: &Arc<Segment>) -> Result<Option<Arc<File>>, ReplayError> {
+        let open = segment.file.lock().expect("no panic while locked").clone();
+        if open.is_some() {
+            return Ok(open);
+        }
+        let file = match File::open(&segment.path) {
+            Ok(file) => Arc::new(file),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(DataDirError::io("open", &segment.path, error).into()),
+        };
+        *segment.file.lock().expect("no panic while locked") = Some(file.clone());
+        self.keep(segment);
+        Ok(Some(file))
     }
 
     /// Finds the file of a segment on one timeline; a `.partial` one if there is no other, or if it has been written to
@@ -256,7 +300,7 @@ impl Finder {
                 if let Some(ending) = PACKED.iter().find(|ending| directory.join(format!("{name}.{ending}")).exists()) {
                     return Err(ReplayError::Refused(format!(
                         "\"{}/{name}.{ending}\" is compressed: use a restore_command that unpacks it",
-                        directory.display()
+                        shown(directory).display()
                     )));
                 }
             }

@@ -1,12 +1,14 @@
 //! Where WAL comes from: directories and `restore_command` (`WaitForWALToBecomeAvailable` in
 //! `access/transam/xlogrecovery.c`, PostgreSQL 18).
 
+use std::fs::File;
 use std::io::IoSliceMut;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use walrider_datadir::DataDirError;
+use walrider_datadir::held::shown;
 use walrider_datadir::wal_file::read_up_to;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::wal::SegmentSize;
@@ -120,7 +122,7 @@ impl Source {
             ReplayError::CorruptWal(format!(
                 "\"{}\" is no timeline history: {error}; remove that file: what has WAL of timeline {timeline}, the \
                      primary or an archive, has an intact one, or put that there",
-                path.display()
+                shown(&path).display()
             ))
         })
     }
@@ -146,6 +148,18 @@ impl Source {
 
     fn segment(&self, lsn: Lsn) -> Result<Option<Arc<Segment>>, ReplayError> {
         Ok(self.fetcher.get(self.size().segment_of(lsn))?.segment)
+    }
+
+    /// The segment that holds a position, and its file.
+    fn open_segment(&self, lsn: Lsn) -> Result<Option<(Arc<Segment>, Arc<File>)>, ReplayError> {
+        let number = self.size().segment_of(lsn);
+        loop {
+            let Some(segment) = self.segment(lsn)? else { return Ok(None) };
+            if let Some(file) = self.finder().open(&segment)? {
+                return Ok(Some((segment, file)));
+            }
+            self.fetcher.retain(|other, _| other != number);
+        }
     }
 
     /// The `.partial` file that holds `lsn`, and its timeline, if there is no other one for that segment in a directory.
@@ -249,7 +263,7 @@ enum Proof {
 
 impl ReadWal for Source {
     fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError> {
-        let Some(segment) = self.segment(from)? else { return Ok(0) };
+        let Some((segment, file)) = self.open_segment(from)? else { return Ok(0) };
         let offset = self.size().offset_of(from);
         let upto = self.size().start_of(self.size().segment_of(from) + 1);
         let upto = segment.limit.map_or(upto, |limit| limit.min(upto));
@@ -258,8 +272,8 @@ impl ReadWal for Source {
         let visible = upstream.map_or(room, |upstream| upstream.visible().0.saturating_sub(from.0) as usize);
         // The last page that is visible, whole.
         let room = room.min(visible.next_multiple_of(XLOG_BLCKSZ));
-        let got = read_up_to(&segment.file, slices, offset, room)
-            .map_err(|error| DataDirError::io("read", &segment.path, error))?;
+        let got =
+            read_up_to(&file, slices, offset, room).map_err(|error| DataDirError::io("read", &segment.path, error))?;
         blank(slices, visible.min(got)..got);
         Ok(got - got % XLOG_BLCKSZ)
     }
@@ -277,7 +291,7 @@ impl ReadWal for Source {
         let known = self.fetcher.known(self.size().segment_of(lsn));
         let (segment, refusal) = known.map_or((None, None), |found| (found.segment, found.refusal));
         let path = match segment {
-            Some(segment) => segment.path.display().to_string(),
+            Some(segment) => shown(&segment.path).display().to_string(),
             None => self.size().file_name(self.history().timeline_at(lsn), self.size().segment_of(lsn)),
         };
         let refusal = refusal.map_or(String::new(), |refusal| format!(" ({refusal})"));

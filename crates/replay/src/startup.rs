@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use walrider_datadir::config::{self, Config};
 use walrider_datadir::durable::list_dir;
+use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetAction, TargetTimeline};
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::{CheckPoint, ControlFile, DbState};
@@ -350,7 +351,7 @@ fn refuse_crashed_without_end(data_dir: &DataDir, archive_recovery: bool) -> Res
         return Err(ReplayError::Refused(format!(
             "\"{}\" is of a server that crashed, and has no backup_label: nothing tells where it becomes consistent. \
              Replay its own pg_wal first (no --wal, no target, no recovery.signal or standby.signal)",
-            data_dir.path().display()
+            shown(data_dir.path()).display()
         )));
     }
     Ok(())
@@ -363,7 +364,7 @@ fn refuse_what_a_standby_holds(data_dir: &DataDir) -> Result<(), ReplayError> {
         return Err(ReplayError::Refused(format!(
             "\"{}\" is of a standby that has received WAL before its primary had flushed it, which belongs to a promotion: \
              start walrider standby on it, and promote that",
-            data_dir.path().display()
+            shown(data_dir.path()).display()
         )));
     }
     Ok(())
@@ -382,7 +383,7 @@ fn override_settings(
                 "{} is set in the configuration of \"{}\", and PostgreSQL allows one recovery target only: remove it, or \
                  give the same target",
                 configured.parameter(),
-                data_dir.path().display()
+                shown(data_dir.path()).display()
             )));
         }
         settings.target = Some(goal.clone());

@@ -4,13 +4,14 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use walrider_datadir::held::shown;
 use walrider_layout::Lsn;
 
 /// Something that keeps WAL from being stored.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// The operating system refused.
-    #[error("could not {operation} \"{}\": {source}", path.display())]
+    #[error("could not {operation} \"{}\": {source}", shown(path).display())]
     Io {
         /// What was tried, as a verb: "open", "rename", …
         operation: &'static str,
@@ -21,7 +22,7 @@ pub enum SpoolError {
     },
     /// No space is left, or none is allowed (`ENOSPC`, `EDQUOT`, `EFBIG`). No position moved: the same call succeeds once
     /// there is space.
-    #[error("could not {operation} \"{}\": {source}; receiving goes on when there is space", path.display())]
+    #[error("could not {operation} \"{}\": {source}; receiving goes on when there is space", shown(path).display())]
     Full {
         /// What was tried, as a verb.
         operation: &'static str,
@@ -34,7 +35,7 @@ pub enum SpoolError {
     /// say so a second time. Every further call says this; PostgreSQL panics here (`data_sync_elevel`, `fd.c`).
     #[error(
         "could not {operation} \"{}\": {source}; what was not yet flushed may be lost: check the disk and start again",
-        path.display()
+        shown(path).display()
     )]
     Failed {
         /// What was tried, as a verb.
@@ -45,7 +46,7 @@ pub enum SpoolError {
         source: Arc<io::Error>,
     },
     /// A segment file that cannot be.
-    #[error("WAL file \"{}\" has {len} bytes, more than the {segment_size} of a segment: move it away", path.display())]
+    #[error("WAL file \"{}\" has {len} bytes, more than the {segment_size} of a segment: move it away", shown(path).display())]
     TooLong {
         /// The file.
         path: PathBuf,

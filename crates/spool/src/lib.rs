@@ -26,7 +26,7 @@ pub use error::{Result, SpoolError};
 pub use remove::Removed;
 pub use spool::{MAX_HISTORY_BYTES, Spool, SpoolOptions};
 pub use start::streaming_start;
-pub use state::MAX_UNSYNCED;
+pub use state::max_unsynced;
 pub use stats::{FSYNC_BUCKETS_MICROS, SpoolStats};
 pub use tail::Tail;
 pub use writer::Writer;

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use walrider_datadir::descriptors::shares;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 
@@ -16,8 +17,11 @@ use crate::stats::{Counters, count};
 use crate::tail::Tail;
 
 /// Most segments that are written and not yet durable; then the writer waits. It is the one wait for an fsync there is,
-/// at 4 GB (of segments of 16 MB) that the disk lags behind, so that files stay open in a bounded number.
-pub const MAX_UNSYNCED: usize = 256;
+/// at 4 GB (of segments of 16 MB) that the disk lags behind, so that files stay open in a bounded number. Less where few files
+/// may be open; the last segment stays, so they are two at least.
+pub fn max_unsynced() -> usize {
+    shares().unsynced.max(2)
+}
 
 /// A segment by timeline and number.
 pub(crate) type SegmentId = (TimelineId, u64);

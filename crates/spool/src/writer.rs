@@ -10,7 +10,7 @@ use crate::early::MAX_ENTRY;
 use crate::error::{Result, SpoolError};
 use crate::files::write_all_at;
 use crate::spool::Spool;
-use crate::state::{MAX_UNSYNCED, Preparation, Prepared, SegmentId, Unsynced};
+use crate::state::{Preparation, Prepared, SegmentId, Unsynced, max_unsynced};
 use crate::stats::count;
 use crate::tail::Tail;
 
@@ -53,7 +53,7 @@ impl Writer {
     }
 
     /// Appends `bytes` at `at`, which must be [`Writer::received`]. When it returns, they are in the operating system, and
-    /// every reader of the files sees them. It does not wait for an fsync (but see [`MAX_UNSYNCED`]); it waits for the next
+    /// every reader of the files sees them. It does not wait for an fsync (but see [`max_unsynced`]); it waits for the next
     /// segment when that is not prepared yet.
     ///
     /// # Errors
@@ -229,7 +229,7 @@ impl Writer {
     fn take_prepared(&self, id: SegmentId) -> Result<Prepared> {
         let shared = &self.spool.shared;
         let mut state = shared.lock();
-        while state.failed.is_none() && state.unsynced.len() >= MAX_UNSYNCED {
+        while state.failed.is_none() && state.unsynced.len() >= max_unsynced() {
             shared.flush_all(&mut state);
             state = shared.wait(&shared.on_flushed, state);
         }

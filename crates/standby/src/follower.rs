@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use walrider_datadir::DataDirError;
 use walrider_datadir::durable::{read_file, unlink, write_file};
+use walrider_datadir::held::HeldDir;
 use walrider_datadir::open::read_control;
 use walrider_layout::control::ControlFile;
 use walrider_layout::{Lsn, TimelineId};
@@ -100,6 +101,8 @@ pub(crate) struct Control {
 pub(crate) struct Follower {
     pub board: Arc<Board>,
     settings: Mutex<Settings>,
+    /// Keeps the data directory's path in the settings right.
+    _directory: HeldDir,
     control: Mutex<Control>,
     changed: Condvar,
     spool: OnceLock<Arc<Spool>>,
@@ -113,12 +116,13 @@ pub(crate) struct Follower {
 
 impl Follower {
     /// One that has not begun.
-    pub fn new(settings: Settings) -> Result<Arc<Follower>, StandbyError> {
+    pub fn new(settings: Settings, directory: HeldDir) -> Result<Arc<Follower>, StandbyError> {
         let board = Board::new(settings.timing())
             .map_err(|source| StandbyError::System { operation: "make an event descriptor", source })?;
         Ok(Arc::new_cyclic(|this| Follower {
             board: Arc::new(board),
             settings: Mutex::new(settings),
+            _directory: directory,
             control: Mutex::default(),
             changed: Condvar::new(),
             spool: OnceLock::new(),

@@ -20,6 +20,7 @@ use walrider_replay::upstream::{Upstream, Wanted};
 use crate::error::StandbyError;
 use crate::follower::{Follower, LinkState, PROMOTE_FILE, PROMOTING_FILE};
 use crate::settings::Settings;
+use walrider_datadir::held::{HeldDir, shown};
 
 /// How a standby ended.
 #[derive(Debug)]
@@ -53,9 +54,11 @@ impl Standby {
     /// One that has not begun.
     ///
     /// # Errors
-    /// When the system gives no event descriptor.
-    pub fn new(settings: Settings) -> Result<Standby, StandbyError> {
-        Ok(Standby(Arc::new(Inner { follower: Follower::new(settings)?, replay: Mutex::default() })))
+    /// If the directory cannot be opened, or the system gives no event descriptor.
+    pub fn new(mut settings: Settings) -> Result<Standby, StandbyError> {
+        let directory = HeldDir::open(&settings.data_dir)?;
+        settings.data_dir = directory.path().to_owned();
+        Ok(Standby(Arc::new(Inner { follower: Follower::new(settings, directory)?, replay: Mutex::default() })))
     }
 
     /// Follows the primary until it is stopped or promoted, or fails.
@@ -177,7 +180,7 @@ impl Standby {
         let mut command = Command::new(program);
         // It is ours, not the server's.
         command.env_remove("NOTIFY_SOCKET");
-        command.arg("start").arg("-w").arg("-D").arg(&settings.data_dir);
+        command.arg("start").arg("-w").arg("-D").arg(shown(&settings.data_dir));
         if let Some(file) = &settings.config_file {
             command.arg("-o").arg(format!("-c config_file='{}'", file.display()));
         }
@@ -188,8 +191,9 @@ impl Standby {
         Ok(Outcome::Promoted(summary))
     }
 
-    /// Changes what can change at once.
-    pub fn reload(&self, settings: Settings) {
+    /// Changes what can change at once. The directory stays the same.
+    pub fn reload(&self, mut settings: Settings) {
+        settings.data_dir = self.0.follower.settings().data_dir;
         self.0.follower.reload(settings);
     }
 
@@ -234,7 +238,7 @@ impl Standby {
             started_at: follower.started_at,
             state,
             paused: control.paused,
-            data_dir: settings.data_dir.clone(),
+            data_dir: shown(&settings.data_dir),
             consistent: replayed.consistent,
             system_identifier: control.system_identifier,
             timeline: spool.map_or(TimelineId(0), |spool| spool.timeline()),

@@ -9,7 +9,7 @@ use walrider_layout::Lsn;
 
 use super::{MB, ONE, name, on, options, wal, write_to};
 use crate::testing::{Call, Gate, GateGuard, Model, Random};
-use crate::{MAX_UNSYNCED, Spool, SpoolOptions, Writer};
+use crate::{Spool, SpoolOptions, Writer, max_unsynced};
 
 /// Longer than anything here takes that is not held up.
 const LONG: Duration = Duration::from_secs(60);
@@ -125,7 +125,7 @@ fn a_disk_that_lags_far_behind_stops_the_writer() {
     gate.close();
     writer.write(Lsn(MB), &[1]).unwrap();
     gate.await_someone();
-    let most = (MAX_UNSYNCED as u64 + 1) * MB;
+    let most = (max_unsynced() as u64 + 1) * MB;
     let (is_done, thread) = {
         let (done, is_done) = mpsc::channel();
         let piece = vec![1; MB as usize];
