@@ -27,6 +27,10 @@ pub struct StandbyArgs {
     /// TOML file with options: each by its name here, with underscores; options given here go before
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Create standby.signal, if it is not there and the primary says that DIR is a copy of it. Not for the unit of a service:
+    /// after a promotion it would make the new primary a standby of the old one
+    #[arg(long)]
+    make_standby: bool,
     #[command(flatten)]
     options: StandbyOptions,
 }
@@ -34,7 +38,10 @@ pub struct StandbyArgs {
 /// Runs the command.
 pub fn run(args: StandbyArgs) -> ExitCode {
     let resolved = match Resolved::load(&args.options, args.config.as_deref()) {
-        Ok(resolved) => resolved,
+        Ok(mut resolved) => {
+            resolved.settings.make_standby = args.make_standby;
+            resolved
+        }
         Err(error) => {
             eprintln!("walrider: {error}");
             return ExitCode::from(1);

@@ -109,6 +109,9 @@ pub struct Summary {
 pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Summary, ReplayError> {
     let started = Instant::now();
     let mut data_dir = DataDir::open(&options.data_dir)?;
+    if let Some(upstream) = &options.upstream {
+        upstream.admit(&data_dir)?;
+    }
     let mut settings = RecoverySettings::from_config(
         &Config::read(data_dir.path(), options.config_file.as_deref())?,
         data_dir.control().major,
@@ -344,7 +347,7 @@ fn override_settings(
     Ok(wanted)
 }
 
-/// Writes `recovery.signal` and the settings that the command line gave, unless they stand there already.
+/// Writes the signal file and the settings that the command line gave, unless they stand there already.
 fn write_settings(
     data_dir: &DataDir,
     options: &Options,
@@ -359,11 +362,10 @@ fn write_settings(
         let pairs: Vec<(&str, &str)> = missing.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         config::set_auto_conf(data_dir.path(), &pairs)?;
     }
-    if !data_dir.signals().archive_recovery() {
-        match options.upstream {
-            Some(_) => config::write_standby_signal(data_dir.path())?,
-            None => config::write_recovery_signal(data_dir.path())?,
-        }
+    match options.upstream {
+        Some(_) => config::write_standby_signal(data_dir.path())?,
+        None if !data_dir.signals().archive_recovery() => config::write_recovery_signal(data_dir.path())?,
+        None => {}
     }
     Ok(missing)
 }

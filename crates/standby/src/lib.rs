@@ -3,6 +3,7 @@
 //!
 //! This crate never reads a command line, and never interprets WAL.
 
+mod admit;
 mod error;
 mod follower;
 mod receive;

@@ -25,6 +25,8 @@ pub struct Settings {
     pub data_dir: PathBuf,
     /// `postgresql.conf`, where it is not in the data directory.
     pub config_file: Option<PathBuf>,
+    /// Make the directory a standby's if nothing says that it is one (`standby.signal`).
+    pub make_standby: bool,
     /// The primary's connection string (`primary_conninfo`); none: WAL comes from an archive only.
     pub primary: Option<String>,
     /// The replication slot (`primary_slot_name`).

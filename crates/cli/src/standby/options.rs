@@ -287,6 +287,7 @@ impl StandbyOptions {
         let settings = Settings {
             data_dir,
             config_file: self.config_file,
+            make_standby: false,
             primary: some(self.primary),
             create_slot,
             // A permanent slot goes before (`RequestXLogStreaming`, `replication/walreceiverfuncs.c`).

@@ -146,6 +146,16 @@ impl ConnectOptions {
         self.interrupt = Some(fd);
     }
 
+    /// Bounds how long [`super::Connection::open`] waits for each address, whatever `connect_timeout` allows.
+    pub fn limit_connect_timeout(&mut self, longest: Duration) {
+        self.connect_timeout = Some(self.connect_timeout.map_or(longest, |timeout| timeout.min(longest)));
+    }
+
+    /// The servers in the order in which they are tried, as messages name them: host and port, or socket.
+    pub fn peers(&self) -> Vec<String> {
+        self.hosts.iter().map(Host::peer).collect()
+    }
+
     /// What should be logged: a password file that was not used because others can read it, and the like.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
