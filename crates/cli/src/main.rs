@@ -1,10 +1,13 @@
 //! The `walrider` command.
 
 mod compare;
+mod control;
+mod failure;
 mod logging;
 mod promote;
 mod receive;
 mod replay;
+mod running;
 mod service;
 mod standby;
 mod values;
@@ -14,10 +17,14 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use failure::{Exit, Failure};
+
 /// A replication engine for PostgreSQL
 ///
-/// Exit codes: 0 done; 1 a difference or failure was found; 2 wrong usage; 3 replay stopped cleanly before a record that
-/// Walrider does not support; 4 the input is corrupt.
+/// Exit codes: 0 done; 1 something has to be set right first, the message says what; 2 wrong usage; 3 replay stopped cleanly
+/// before a record that Walrider does not support; 4 the input is damaged; 5 a difference was found.
+///
+/// Errors are lines "walrider: error: ..." on stderr. With --json there is an object with "error" on stdout as well.
 #[derive(Parser)]
 #[command(name = "walrider", version, max_term_width = 100)]
 struct Cli {
@@ -35,6 +42,9 @@ enum Command {
     /// Resume replay of a running standby
     Resume(promote::PauseArgs),
     Receive(receive::ReceiveArgs),
+    Status(control::StatusArgs),
+    Stop(control::StopArgs),
+    Reload(control::ReloadArgs),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
@@ -42,14 +52,29 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    match cli.command {
         Command::Replay(args) => replay::run(args),
         Command::Standby(args) => standby::run(args),
         Command::Promote(args) => promote::run(&args),
         Command::Pause(args) => promote::pause(&args),
         Command::Resume(args) => promote::resume(&args),
         Command::Receive(args) => receive::run(args),
+        Command::Status(args) => control::status(&args),
+        Command::Stop(args) => control::stop(&args),
+        Command::Reload(args) => control::reload(&args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),
     }
+}
+
+/// Help and version as clap prints them; what was wrong in the form of all errors, followed by the usage.
+fn usage(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    let Some(message) = text.strip_prefix("error: ").filter(|_| error.use_stderr()) else { error.exit() };
+    let json = std::env::args_os().any(|word| word == "--json");
+    Failure::new(Exit::Usage, message.trim_end()).tell(json)
 }

@@ -1,6 +1,6 @@
 //! `walrider receive`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,6 +62,18 @@ pub struct ReceiveArgs {
     /// How much is logged: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = parse_level)]
     log_level: LevelFilter,
+}
+
+impl ReceiveArgs {
+    /// Where the segments go.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Where it serves HTTP, if that was asked for.
+    pub fn http(&self) -> Option<String> {
+        self.http.clone()
+    }
 }
 
 /// Why it ended early.

@@ -19,6 +19,7 @@ use walrider_replay::restartpoint::RestartpointPolicy;
 use walrider_replay::startup::{Options, Summary, replay};
 use walrider_replay::stats::Stats;
 
+use crate::failure::{self, Exit, Failure, SCHEMA_VERSION};
 use crate::values::{default_jobs, default_memory, parse_memory, parse_timeline};
 
 /// Roll a data directory forward through WAL, and hand it to PostgreSQL
@@ -74,7 +75,7 @@ pub struct ReplayArgs {
     /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
-    /// Compare each page with the images that wal_consistency_checking leaves in the WAL; 1 if one differs
+    /// Compare each page with the images that wal_consistency_checking leaves in the WAL; exit code 5 if one differs
     #[arg(long)]
     verify_images: bool,
     /// Print the end of the last record replayed, and the time in seconds since 1970, whenever a batch is done
@@ -96,8 +97,7 @@ pub fn run(args: ReplayArgs) -> ExitCode {
     let json = args.json;
     let jobs = args.jobs.map_or_else(default_jobs, usize::from);
     if let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(jobs).build_global() {
-        eprintln!("walrider: could not start threads: {error}");
-        return ExitCode::from(1);
+        return Failure::new(Exit::Refused, format!("could not start threads: {error}")).tell(json);
     }
     let verify = args.verify_images;
     let positions = args.positions.then_some(if json { Form::Json } else { Form::Text });
@@ -117,8 +117,8 @@ pub fn run(args: ReplayArgs) -> ExitCode {
             complain(&summary)
         }
         Err(error) => {
-            eprintln!("walrider: {error}");
-            ExitCode::from(if error.is_corruption() { 4 } else { 1 })
+            let exit = if error.is_corruption() { Exit::Damaged } else { Exit::Refused };
+            Failure::new(exit, &error).at(error.lsn()).tell(json)
         }
     }
 }
@@ -232,7 +232,8 @@ fn to_json(summary: &Summary) -> Value {
         stats.stages().into_iter().map(|(name, time)| (name.to_owned(), json!(time.as_secs_f64()))).collect();
     let settings: serde_json::Map<String, Value> =
         summary.settings_written.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-    json!({
+    let mut object = json!({
+        "schema_version": SCHEMA_VERSION,
         "end_reason": end_reason(summary.stop.as_ref()),
         "start_lsn": summary.start.to_string(),
         "end_lsn": summary.end.to_string(),
@@ -259,7 +260,11 @@ fn to_json(summary: &Summary) -> Value {
         "image_differences": stats.image_difference_count,
         "peak_memory_bytes": peak_memory(),
         "settings_written": settings,
-    })
+    });
+    if let Some(failure) = why_incomplete(summary) {
+        object["error"] = failure.to_json();
+    }
+    object
 }
 
 fn print(summary: &Summary, verify: bool) {
@@ -305,34 +310,42 @@ fn print_replay(summary: &Summary, stop: &Stop, verify: bool) {
     }
 }
 
+/// What kept replay from going on, although all is well up to there.
+fn why_incomplete(summary: &Summary) -> Option<Failure> {
+    match summary.stop.as_ref()? {
+        Stop::Unsupported { lsn, record, relation } => {
+            let relation = relation.map(|rel| format!(" (relation {rel})")).unwrap_or_default();
+            let message = format!(
+                "stopped cleanly before the record at {lsn}: there is no redo for {record}{relation} yet. PostgreSQL, started \
+                 on the directory, replays the rest"
+            );
+            Some(Failure::new(Exit::Unsupported, message).at(*lsn))
+        }
+        Stop::Corrupt { lsn, why } => {
+            let message = format!(
+                "WAL is corrupt at {lsn}: {why}. Replay stopped cleanly before; get an intact copy of that file and run the \
+                 same command again"
+            );
+            Some(Failure::new(Exit::Damaged, message).at(*lsn))
+        }
+        _ => None,
+    }
+}
+
 /// Says what is not as it should be, on stderr, and gives the exit code.
 fn complain(summary: &Summary) -> ExitCode {
     for difference in &summary.stats.image_differences {
-        eprintln!(
-            "walrider: at {}: {}: redo differs from the image at {}",
+        failure::error(format_args!(
+            "at {}: {}: redo differs from the image at {}",
             difference.lsn, difference.what, difference.at
-        );
+        ));
     }
     if let Some(warning) = summary.promoted.as_ref().and_then(|promoted| promoted.warning.as_ref()) {
-        eprintln!("walrider: warning: {warning}");
+        failure::warning(warning);
     }
-    match &summary.stop {
-        Some(Stop::Unsupported { lsn, record, relation }) => {
-            let relation = relation.map(|rel| format!(" (relation {rel})")).unwrap_or_default();
-            eprintln!(
-                "walrider: stopped cleanly before the record at {lsn}: there is no redo for {record}{relation} yet. \
-                 PostgreSQL, started on the directory, replays the rest"
-            );
-            ExitCode::from(3)
-        }
-        Some(Stop::Corrupt { lsn, why }) => {
-            eprintln!(
-                "walrider: WAL is corrupt at {lsn}: {why}. Replay stopped cleanly before; get an intact copy of that file \
-                 and run the same command again"
-            );
-            ExitCode::from(4)
-        }
-        _ if summary.stats.image_difference_count > 0 => ExitCode::from(1),
-        _ => ExitCode::SUCCESS,
+    match why_incomplete(summary) {
+        Some(failure) => failure.complain(),
+        None if summary.stats.image_difference_count > 0 => Exit::Different.into(),
+        None => ExitCode::SUCCESS,
     }
 }

@@ -4,13 +4,14 @@ mod options;
 #[cfg(test)]
 mod options_tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Args;
 use walrider_standby::{Outcome, Standby, StandbyError};
 
+use crate::failure::{Exit, Failure};
 use crate::logging::{self, LevelSwitch};
 use crate::service::{self, Wish};
 use options::{Resolved, StandbyOptions};
@@ -35,6 +36,15 @@ pub struct StandbyArgs {
     options: StandbyOptions,
 }
 
+impl StandbyArgs {
+    /// Where it serves HTTP, if that was asked for. `seen`: a path of its command line as it is seen from here.
+    pub fn http(&self, seen: impl Fn(&Path) -> PathBuf) -> Option<String> {
+        let file = self.config.as_deref().and_then(|path| StandbyOptions::read(&seen(path)).ok());
+        let http = self.options.http.clone().or(file.and_then(|file| file.http));
+        http.filter(|http| !http.is_empty())
+    }
+}
+
 /// Runs the command.
 pub fn run(args: StandbyArgs) -> ExitCode {
     let resolved = match Resolved::load(&args.options, args.config.as_deref()) {
@@ -43,8 +53,7 @@ pub fn run(args: StandbyArgs) -> ExitCode {
             resolved
         }
         Err(error) => {
-            eprintln!("walrider: {error}");
-            return ExitCode::from(1);
+            return Failure::new(Exit::Refused, error).complain();
         }
     };
     let level = logging::start(resolved.log_format, resolved.log_level);

@@ -79,7 +79,7 @@ impl Upstream {
             match connect_early(options) {
                 Ok(connection) => return Ok((connection, true)),
                 Err(error) if !self.early_required && error.rules_out_early() => {
-                    tracing::info!("WAL comes once the primary has flushed it: {error}");
+                    tracing::info!("no early stream ({error}): the primary sends WAL after it has flushed it, as ever");
                 }
                 Err(error) => return Err(error),
             }
@@ -118,7 +118,9 @@ impl Opened {
             match self.connection.start_early(slot, start, timeline) {
                 Ok(started) => return Ok((started, true)),
                 Err(error @ ConnectError::Server(_)) if !upstream.early_required => {
-                    tracing::warn!("WAL comes once the primary has flushed it: {error}");
+                    tracing::warn!(
+                        "the primary refused the early stream ({error}): it sends WAL after it has flushed it, as ever"
+                    );
                 }
                 Err(error) => return Err(error.into()),
             }

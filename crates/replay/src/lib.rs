@@ -9,6 +9,7 @@ pub mod end_of_recovery;
 pub mod engine;
 pub mod error;
 mod follow;
+mod foreign_archive;
 mod frames;
 pub mod globals;
 pub mod load;

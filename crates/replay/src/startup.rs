@@ -24,6 +24,7 @@ use crate::end_of_recovery::{Promoted, end_again, end_of_recovery};
 use crate::engine::{Engine, Flow, MemoryShares, Settings, Stop};
 use crate::error::ReplayError;
 use crate::follow::follow;
+use crate::foreign_archive;
 use crate::globals::Globals;
 use crate::load::{Ending, Loader, ReadWal, read_record};
 use crate::partition::PageSettings;
@@ -124,6 +125,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         return Ok(summary);
     }
     refuse_crashed_without_end(&data_dir, archive_recovery)?;
+    options.wal.as_deref().map_or(Ok(()), foreign_archive::refuse)?;
     let wanted = override_settings(options, &data_dir, &mut settings)?;
     let mut source = Source::new(
         places(options, &data_dir, &settings, archive_recovery),

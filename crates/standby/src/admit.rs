@@ -129,7 +129,8 @@ fn check_history(opened: &mut Opened, place: &Place, own: Option<Vec<u8>>) -> Re
     if newest < timeline {
         return Err(ReceiveError::OldTimeline { primary: newest, standby: timeline }.into());
     }
-    let refused = |why: String| StandbyError::NotAStandby(format!("the directory stands at {at} on timeline {timeline}, {why}"));
+    let refused =
+        |why: String| StandbyError::NotAStandby(format!("the directory stands at {at} on timeline {timeline}, {why}"));
     if newest == timeline && flushed < at {
         return Err(refused(format!("the primary at {flushed} only: it lacks WAL that the directory has")));
     }
