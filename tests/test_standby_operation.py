@@ -215,12 +215,13 @@ def test_systemd(primary, directory, work):
 
 
 def test_log_lines_are_like_the_servers(primary, directory):
-    """Time, process, severity."""
+    """Time, process, severity; the first one says what begins."""
     with Walrider(directory).start() as follower:
         wait_streaming(primary)
         follower.stop()
         lines = follower.log_text().splitlines()
-        assert lines
+        assert 'LOG:  starting walrider standby 0.' in lines[0]
+        assert f'data directory "{directory}", primary 127.0.0.1:{primary.port} as "{standby.NAME}", no slot, early stream' in lines[0]
         for line in lines:
             if not line.startswith("\t"):
                 date, clock, zone, process, severity = line.split()[:5]

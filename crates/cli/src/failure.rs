@@ -82,6 +82,11 @@ impl Failure {
     }
 }
 
+/// What may be good to know (`pg_log_info`).
+pub fn note(message: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "walrider: {message}");
+}
+
 /// An error, as `pg_basebackup` and the others write one (`pg_log_error`, `common/logging.c`).
 pub fn error(message: impl Display) {
     say("error", &message);

@@ -3,6 +3,7 @@
 mod compare;
 mod control;
 mod failure;
+mod help;
 mod logging;
 mod promote;
 mod receive;
@@ -15,7 +16,7 @@ mod wal;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{FromArgMatches, Parser, Subcommand};
 
 use failure::{Exit, Failure};
 
@@ -49,10 +50,14 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
     Wal(wal::WalArgs),
+    Completions(help::CompletionsArgs),
+    #[command(hide = true)]
+    Man(help::ManArgs),
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = help::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
@@ -68,6 +73,8 @@ fn main() -> ExitCode {
         Command::Reload(args) => control::reload(&args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),
+        Command::Completions(args) => help::completions(&args),
+        Command::Man(args) => help::man(&args),
     }
 }
 

@@ -8,11 +8,14 @@ use std::time::Duration;
 use clap::Args;
 use tracing_subscriber::filter::LevelFilter;
 use walrider_layout::Lsn;
-use walrider_standby::{Receive, ReceiveSettings, StandbyError};
+use walrider_standby::{Receive, ReceiveSettings, StandbyError, describe_primary};
 
 use crate::logging::{self, LogFormat, parse_level};
 use crate::service::{self, ServiceError, Wish};
 use crate::values::{parse_duration, parse_slot};
+
+/// `application_name` where the connection string has none.
+const APPLICATION_NAME: &str = "walrider";
 
 /// Receive WAL into a directory and acknowledge it, without replaying it, as pg_receivewal --synchronous does
 ///
@@ -98,6 +101,13 @@ pub fn run(args: ReceiveArgs) -> ExitCode {
 }
 
 fn receive(args: ReceiveArgs) -> Result<(), RunError> {
+    tracing::info!(
+        "starting walrider receive {}: directory \"{}\", primary {}, {}",
+        env!("CARGO_PKG_VERSION"),
+        args.directory.display(),
+        describe_primary(args.dbname.as_deref().unwrap_or_default(), APPLICATION_NAME),
+        args.slot.as_ref().map_or("no slot".to_owned(), |slot| format!("slot \"{slot}\""))
+    );
     let receive = Receive::new(ReceiveSettings {
         directory: args.directory,
         primary: args.dbname,
@@ -109,7 +119,7 @@ fn receive(args: ReceiveArgs) -> Result<(), RunError> {
         status_interval: args.status_interval,
         receiver_timeout: args.receiver_timeout,
         retry_interval: args.retry_interval,
-        application_name_fallback: "walrider".to_owned(),
+        application_name_fallback: APPLICATION_NAME.to_owned(),
     })?;
     let (told, observed) = (receive.clone(), receive.clone());
     let _http = service::start(args.http.as_deref(), Arc::new(move || observed.status()), move |wish| {

@@ -102,6 +102,7 @@ pub fn run(args: ReplayArgs) -> ExitCode {
     let verify = args.verify_images;
     let positions = args.positions.then_some(if json { Form::Json } else { Form::Text });
     let options = options(args);
+    failure::note(banner(&options, jobs));
     let result = Progress::new(&options, positions).and_then(|mut progress| {
         let summary = replay(&options, &mut |stats, lsn| progress.update(stats, lsn));
         progress.bar.finish_and_clear();
@@ -146,6 +147,17 @@ fn options(args: ReplayArgs) -> Options {
         restartpoints: RestartpointPolicy::default(),
         upstream: None,
     }
+}
+
+/// What begins, in a line.
+fn banner(options: &Options, jobs: usize) -> String {
+    let wal = options.wal.as_ref().map_or("as configured".to_owned(), |wal| format!("from \"{}\"", wal.display()));
+    format!(
+        "replay {}: data directory \"{}\", WAL {wal}, {jobs} threads, {} MB of memory",
+        env!("CARGO_PKG_VERSION"),
+        options.data_dir.display(),
+        options.memory_bytes >> 20
+    )
 }
 
 /// Most memory that this process has had, in bytes.

@@ -95,6 +95,7 @@ impl RunError {
 }
 
 fn follow(args: StandbyArgs, resolved: Resolved, level: LevelSwitch) -> Result<Outcome, RunError> {
+    tracing::info!("starting walrider standby {}: {}", env!("CARGO_PKG_VERSION"), resolved.settings.describe());
     note(&resolved);
     rayon::ThreadPoolBuilder::new().num_threads(resolved.jobs).build_global()?;
     let standby = Standby::new(resolved.settings.clone())?;

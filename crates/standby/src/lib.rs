@@ -13,6 +13,6 @@ mod standby;
 
 pub use error::StandbyError;
 pub use receive::{Receive, ReceiveSettings};
-pub use settings::{EarlyMode, Settings};
+pub use settings::{EarlyMode, Settings, describe_primary};
 pub use standby::{Outcome, Standby};
 pub use walrider_replay::startup::Summary;
