@@ -105,15 +105,18 @@ fn stop_and_wait(directory: &Path, timeout: Option<Duration>) -> Result<(), Cont
     }
     // Who takes it next has a lock file of its own.
     let left_behind = std::fs::read_to_string(directory.join("postmaster.pid")).unwrap_or_default();
-    if running.kind != Kind::Receive && left_behind.lines().next() == Some(&format!("-{pid}")) {
-        say(format_args!(" failed\n"));
-        return match running.kind {
-            // It has no handler: the next run goes on.
-            Kind::Replay => Ok(()),
-            _ => Err(ControlError::NotHandedOver(name)),
-        };
+    let was_killed = running.kind != Kind::Receive && left_behind.lines().next() == Some(&format!("-{pid}"));
+    match running.kind {
+        // It has no handler without --follow: the next run takes the lock file over.
+        Kind::Replay if was_killed => {
+            say(format_args!(" done\nwalrider replay ended; the same command goes on where it was\n"));
+        }
+        _ if was_killed => {
+            say(format_args!(" failed\n"));
+            return Err(ControlError::NotHandedOver(name));
+        }
+        _ => say(format_args!(" done\nwalrider {name} stopped\n")),
     }
-    say(format_args!(" done\nwalrider {name} stopped\n"));
     Ok(())
 }
 
