@@ -7,7 +7,35 @@ import pytest
 
 from tests.harness import recovery
 from tests.harness.cluster import PgCluster
-from tests.harness.walrider import binary, compare, replay, walrider
+from tests.harness.walrider import DIFFERENT, binary, compare, replay, walrider
+
+def test_failures_have_one_form(plain, work):
+    """`walrider: error: …` on stderr, and with --json an object that has the same message and the code, of every command."""
+    empty, nothing = work / "empty", work / "nothing"
+    empty.mkdir()
+    for args, code in [(("replay", "-D", nothing), 1), (("compare", empty, plain.stock), 2), (("wal", "stats", empty), 2),
+                       (("wal", "dump", empty), 2), (("status", "-D", nothing, "--json"), 4)]:
+        result = walrider(*args).expect(code)
+        assert result.json["schema_version"] == 1, result
+        error = result.json["error"]
+        assert result.stderr.endswith(f"walrider: error: {error['message']}\n") and error["lsn"] is None, result
+        banner, *more = result.stderr.splitlines()
+        assert not more if args[0] != "replay" else banner.startswith("walrider: replay 0."), result
+        assert error["code"] == code, result
+    for args in [("promote", "-D", empty), ("stop", "-D", empty), ("reload", "-D", empty), ("standby", "-D", empty)]:
+        assert walrider(*args).expect(1).stderr.startswith("walrider: error: "), args
+
+
+def test_a_repository_is_no_archive(plain, work):
+    """--wal with a repository of pgBackRest: it says what that is and what to do, and changes nothing."""
+    ours = plain.copy(work / "ours")
+    archived = work / "archive" / "18-1" / "0000000100000000" / f"000000010000000000000001-{'ab' * 20}.gz"
+    archived.parent.mkdir(parents=True)
+    archived.touch()
+    (work / "archive" / "archive.info").touch()
+    refused(replay(ours, work / "archive"), "a repository of pgBackRest", "archive-get")
+    assert (ours / "backup_label").exists() and not (ours / "recovery.signal").exists()
+
 
 def refused(result, *words, code=1):
     """Exit code, and a message with these words."""
@@ -185,10 +213,12 @@ def test_usage(arguments):
     result = walrider(*arguments)
     assert result.code == 2
     assert result.stderr.strip()
+    if "--json" in result.command:
+        assert result.json["error"]["code"] == 2 and result.stderr.startswith("walrider: error: ")
 
 
 def test_compare_sees_a_difference(plain, work):
-    """One byte of one tuple: file, block and offset are named, exit 1."""
+    """One byte of one tuple: file, block and offset are named, exit 5."""
     ours = plain.copy(work / "ours")
     replay(ours, plain.archive).expect()
     recovery.pin_tablespaces(ours)
@@ -199,7 +229,6 @@ def test_compare_sees_a_difference(plain, work):
         byte = file.read(1)[0]
         file.seek(8192 * 3 + 8191)
         file.write(bytes([byte ^ 0x55]))
-    result = walrider("compare", ours, plain.stock)
-    assert result.code == 1
+    result = walrider("compare", ours, plain.stock).expect(DIFFERENT)
     assert result.json["differences"] >= 1
     assert victim.name in str(result.json["first"][0])

@@ -12,7 +12,9 @@ import pytest
 from tests.harness import standby
 from tests.harness.cluster import controldata
 from tests.harness.standby import LOCALLY, Walrider, start_primary, wait_for, wait_position, wait_streaming
-from tests.harness.walrider import DONE, FAILED, USAGE, walrider
+from tests.harness.walrider import DONE, FAILED, USAGE, binary, walrider
+
+NOT_RUNNING, NO_DIRECTORY = 3, 4        # of pg_ctl status
 
 
 @pytest.fixture
@@ -58,6 +60,7 @@ def test_what_it_tells(primary, directory):
         assert code == 200 and metrics['walrider_state{state="streaming"}'] == 1 and metrics["walrider_connected"] == 1
         assert metrics['walrider_position_bytes{stage="replayed"}'] >= follower_lsn(status, "replayed")
         assert metrics["walrider_spool_fsync_seconds_count"] >= status["spool"]["fsyncs"]
+        assert metrics["process_resident_memory_bytes"] > 1e6 and metrics["process_open_fds"] > 3
 
         assert follower.get("/health") == (200, "ok\n")
         assert follower.get("/health?max_lag_bytes=0&max_lag_seconds=1")[0] == 200
@@ -212,17 +215,73 @@ def test_systemd(primary, directory, work):
 
 
 def test_log_lines_are_like_the_servers(primary, directory):
-    """Time, process, severity."""
+    """Time, process, severity; the first one says what begins."""
     with Walrider(directory).start() as follower:
         wait_streaming(primary)
         follower.stop()
         lines = follower.log_text().splitlines()
-        assert lines
+        assert 'LOG:  starting walrider standby 0.' in lines[0]
+        assert f'data directory "{directory}", primary 127.0.0.1:{primary.port} as "{standby.NAME}", no slot, early stream' in lines[0]
         for line in lines:
             if not line.startswith("\t"):
                 date, clock, zone, process, severity = line.split()[:5]
                 datetime.fromisoformat(f"{date} {clock}")
                 assert (zone, process) == ("UTC", lines[0].split()[3]) and severity in ("LOG:", "WARNING:", "ERROR:"), line
+
+
+def test_status_stop_reload(primary, directory, work):
+    """What runs and how far it is, then what the directory is; SIGHUP; stopped, with the directory handed over; and what
+    pg_ctl says of the lock is not what we advise."""
+    def status(code=DONE, data_dir=directory):
+        return walrider("status", "-D", data_dir, "--json").expect(code).json
+
+    found = status(NOT_RUNNING)
+    assert (found["running"], found["process"], found["directory"]["role"]) == (False, None, "standby")
+    assert status(NO_DIRECTORY, work / "nothing")["error"] and status(NO_DIRECTORY, work)["error"]
+    with Walrider(directory).start() as follower:
+        wait_streaming(primary)
+        end = wait_position(primary)
+        found = status()
+        assert found["running"] and (found["process"]["pid"], found["process"]["command"]) == (follower.process.pid, "standby")
+        assert -1 < datetime.now().timestamp() - datetime.fromisoformat(found["process"]["since"]).timestamp() < 60
+        assert found["status"]["state"] == "streaming"
+        assert standby.parse_lsn(found["status"]["positions"]["replayed"]["lsn"]) >= standby.parse_lsn(end)
+        text = walrider("status", "-D", directory).expect().stdout
+        assert "walrider standby runs on" in text and "state: streaming" in text and "replayed: " in text, text
+        assert "walrider stop -D" in walrider("standby", "-D", directory).expect(FAILED).stderr
+        walrider("reload", "-D", directory).expect()
+        logged(follower, "received SIGHUP")
+        said = walrider("stop", "-D", directory, "-t", "60s").expect()
+        assert said.stdout.endswith(" done\nwalrider standby stopped\n"), said.stdout
+        assert follower.wait_end(0) == DONE and not (directory / "postmaster.pid").exists()
+    assert status(NOT_RUNNING)["directory"]["state"] == "shut down in recovery"
+    assert "no walrider standby, replay or receive runs" in walrider("stop", "-D", directory).expect(FAILED).stderr
+    assert "use pg_ctl" in walrider("stop", "-D", primary.data_dir).expect(FAILED).stderr
+    assert status(NOT_RUNNING, primary.data_dir)["process"]["command"] == "postgres"
+
+
+def test_stop_waits_no_longer_than_it_is_told(directory):
+    """One that cannot end, and one that was killed."""
+    with Walrider(directory).start() as follower:
+        follower.send_signal(signal.SIGSTOP)
+        said = walrider("stop", "-D", directory, "--timeout", "100ms").expect(FAILED).stderr
+        assert "did not stop within 0.1 s" in said
+        follower.kill()
+    assert (directory / "postmaster.pid").exists()
+    assert walrider("status", "-D", directory).expect(NOT_RUNNING).stdout.startswith("nothing runs on")
+
+
+def test_receive_is_found_too(primary, work):
+    """It has no lock file: by its command line."""
+    wal = work / "wal"
+    wal.mkdir()
+    with standby.Standby(wal) as receiver:
+        receiver.spawn([binary(), "receive", "-d", standby.conninfo(primary.port), "-D", wal])
+        wait_streaming(primary)
+        found = walrider("status", "-D", wal, "--json").expect().json
+        assert (found["process"]["pid"], found["process"]["command"]) == (receiver.process.pid, "receive")
+        walrider("stop", "-D", wal).expect()
+        assert receiver.wait_end(1) == DONE
 
 
 def test_who_cannot_be_told(primary, directory, work):
@@ -254,7 +313,9 @@ def test_refusals(primary, directory, work):
                      refused("-D", work / "received", "-d", bad, code=USAGE, command="receive")):
             assert why in said and "s3cret" not in said, said
     assert "could not listen on" in refused("-D", directory, "--http", f"127.0.0.1:{primary.port}")
-    assert "does not exist" in refused("-D", work / "nothing")
+    assert f'data directory "{work / "nothing"}" does not exist' in refused("-D", work / "nothing")
+    (work / "other").mkdir()
+    assert "is not a PostgreSQL data directory" in refused("-D", work / "other")
     refused("-D", directory, "--status-interval", "10", code=USAGE)
     refused("-D", directory, "--slot", "Not-a-slot", code=USAGE)
     refused("-D", directory, "--wal", "x", "--restore-command", "y", code=USAGE)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .install import ROOT
 
-DONE, FAILED, USAGE, UNSUPPORTED, CORRUPT = 0, 1, 2, 3, 4
+DONE, FAILED, USAGE, UNSUPPORTED, CORRUPT, DIFFERENT = 0, 1, 2, 3, 4, 5
 
 
 def binary():

@@ -25,6 +25,7 @@ use walrider_datadir::directories::version_dir;
 use walrider_layout::ForkNumber;
 use walrider_layout::control::{ControlError, ControlFile, DbState};
 
+use crate::failure::{Exit, Failure};
 use classes::Class;
 use relation::Rules;
 use report::Report;
@@ -37,8 +38,8 @@ const MAX_JOBS: usize = 8;
 
 /// Compares two stopped data directories, page by page.
 ///
-/// Exit code 0: equal; 1: different, or a file could not be read; 2: not two stopped data directories; 4: a damaged
-/// control file.
+/// Exit code 0: equal; 5: different; 1: a server runs on one, or a file could not be read; 2: not two data directories; 4: a
+/// damaged control file.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CompareArgs {
     /// The first data directory
@@ -70,14 +71,15 @@ enum CompareError {
 }
 
 impl CompareError {
-    fn exit_code(&self) -> ExitCode {
+    fn exit(&self) -> Exit {
         use ControlError as C;
         match self {
-            CompareError::Control { source: C::TooShort { .. } | C::Checksum { .. } | C::State { .. }, .. } => 4,
-            CompareError::NotADataDirectory { .. } | CompareError::Running { .. } | CompareError::Control { .. } => 2,
-            CompareError::Read(_) => 1,
+            CompareError::Control { source: C::TooShort { .. } | C::Checksum { .. } | C::State { .. }, .. } => {
+                Exit::Damaged
+            }
+            CompareError::NotADataDirectory { .. } | CompareError::Control { .. } => Exit::Usage,
+            CompareError::Running { .. } | CompareError::Read(_) => Exit::Refused,
         }
-        .into()
     }
 }
 
@@ -86,12 +88,9 @@ pub fn run(args: CompareArgs) -> ExitCode {
     match compare(&args) {
         Ok(report) => {
             report.print(args.json);
-            ExitCode::from(u8::from(report.tally.differences() > 0))
+            if report.tally.differences() > 0 { Exit::Different.into() } else { ExitCode::SUCCESS }
         }
-        Err(error) => {
-            eprintln!("walrider compare: {error}");
-            error.exit_code()
-        }
+        Err(error) => Failure::new(error.exit(), &error).tell(args.json),
     }
 }
 

@@ -10,11 +10,15 @@ macro_rules! eprintln {
 }
 
 mod compare;
+mod control;
+mod failure;
+mod help;
 mod logging;
 mod out;
 mod promote;
 mod receive;
 mod replay;
+mod running;
 mod service;
 mod standby;
 mod values;
@@ -24,12 +28,16 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{Parser, Subcommand};
+use clap::{FromArgMatches, Parser, Subcommand};
+
+use failure::{Exit, Failure};
 
 /// A replication engine for PostgreSQL
 ///
-/// Exit codes: 0 done; 1 a difference or failure was found; 2 wrong usage; 3 replay stopped cleanly before a record that
-/// Walrider does not support; 4 the input is corrupt.
+/// Exit codes: 0 done; 1 something has to be set right first, the message says what; 2 wrong usage; 3 replay stopped cleanly
+/// before a record that Walrider does not support; 4 the input is damaged; 5 a difference was found.
+///
+/// Errors are lines "walrider: error: ..." on stderr. With --json there is an object with "error" on stdout as well.
 #[derive(Parser)]
 #[command(name = "walrider", version, max_term_width = 100)]
 struct Cli {
@@ -47,31 +55,28 @@ enum Command {
     /// Resume replay of a running standby
     Resume(promote::PauseArgs),
     Receive(receive::ReceiveArgs),
+    Status(control::StatusArgs),
+    Stop(control::StopArgs),
+    Reload(control::ReloadArgs),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
     Wal(wal::WalArgs),
+    Completions(help::CompletionsArgs),
+    #[command(hide = true)]
+    Man(help::ManArgs),
 }
 
 fn main() -> ExitCode {
     // A file that would get longer than `ulimit -f` is an error of the write, not the end of this process.
     if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default()) {
-        eprintln!("walrider: could not handle signals: {error}");
-        return ExitCode::from(1);
+        return Failure::new(Exit::Refused, format!("could not handle signals: {error}")).complain();
     }
-    out::exit_code(match Cli::try_parse() {
+    let parsed = help::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    out::exit_code(match parsed {
         Ok(cli) => run(cli.command),
-        Err(error) => explain(&error),
+        Err(error) => usage(&error),
     })
-}
-
-/// Help, the version, or what is wrong with the command line.
-fn explain(error: &clap::Error) -> ExitCode {
-    let printed = error.print();
-    if !error.use_stderr() {
-        out::note(printed.and_then(|()| io::stdout().flush()));
-    }
-    ExitCode::from(if error.use_stderr() { 2 } else { 0 })
 }
 
 fn run(command: Command) -> ExitCode {
@@ -82,7 +87,23 @@ fn run(command: Command) -> ExitCode {
         Command::Pause(args) => promote::pause(&args),
         Command::Resume(args) => promote::resume(&args),
         Command::Receive(args) => receive::run(args),
+        Command::Status(args) => control::status(&args),
+        Command::Stop(args) => control::stop(&args),
+        Command::Reload(args) => control::reload(&args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),
+        Command::Completions(args) => help::completions(&args),
+        Command::Man(args) => help::man(&args),
     }
+}
+
+/// Help and version as clap prints them; what was wrong in the form of all errors, followed by the usage.
+fn usage(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    let Some(message) = text.strip_prefix("error: ").filter(|_| error.use_stderr()) else {
+        out::note(error.print().and_then(|()| io::stdout().flush()));
+        return ExitCode::SUCCESS;
+    };
+    let json = std::env::args_os().any(|word| word == "--json");
+    Failure::new(Exit::Usage, message.trim_end()).tell(json)
 }

@@ -3,15 +3,15 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 
+use crate::failure::{Exit, Failure};
+use crate::running::{ControlError, Kind, Running};
 use crate::values::parse_duration;
 
 /// The file that asks for promotion (`PROMOTE_SIGNAL_FILE`, `access/xlog.h`).
@@ -51,7 +51,7 @@ pub fn run(args: &PromoteArgs) -> ExitCode {
 
 /// Runs `walrider pause`.
 pub fn pause(args: &PauseArgs) -> ExitCode {
-    finish(Running::find(&args.data_dir).and_then(|standby| {
+    finish(find(&args.data_dir).and_then(|standby| {
         create(&args.data_dir.join(PAUSE_FILE))?;
         standby.signal(Signal::USR2)
     }))
@@ -59,7 +59,7 @@ pub fn pause(args: &PauseArgs) -> ExitCode {
 
 /// Runs `walrider resume`.
 pub fn resume(args: &PauseArgs) -> ExitCode {
-    finish(Running::find(&args.data_dir).and_then(|standby| {
+    finish(find(&args.data_dir).and_then(|standby| {
         remove(&args.data_dir.join(PAUSE_FILE))?;
         standby.signal(Signal::USR2)
     }))
@@ -68,40 +68,13 @@ pub fn resume(args: &PauseArgs) -> ExitCode {
 fn finish(result: Result<(), ControlError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("walrider: {error}");
-            ExitCode::from(1)
-        }
+        Err(error) => Failure::new(Exit::Refused, error).complain(),
     }
-}
-
-/// Why a standby could not be told, or did not do it.
-#[derive(Debug, thiserror::Error)]
-enum ControlError {
-    #[error("could not {operation} \"{}\": {source}", path.display())]
-    Io { operation: &'static str, path: PathBuf, source: io::Error },
-    #[error("no walrider standby runs on \"{}\"", .0.display())]
-    NotRunning(PathBuf),
-    #[error(
-        "PostgreSQL runs on \"{}\" (process {pid}), not walrider standby: use pg_ctl promote, or the functions \
-         pg_wal_replay_pause() and pg_wal_replay_resume()", data_dir.display()
-    )]
-    Postgres { data_dir: PathBuf, pid: i32 },
-    #[error("process {pid} has \"{}\", and is not walrider standby: \"{command}\"", data_dir.display())]
-    Other { data_dir: PathBuf, pid: i32, command: String },
-    #[error("lock file \"{}\" does not begin with a process id", .0.display())]
-    Lock(PathBuf),
-    #[error("could not signal process {pid}: {source}; run as the user that owns the data directory")]
-    Signal { pid: i32, source: io::Error },
-    #[error("the standby was not promoted within {} s; it goes on with that, see its log", .0.as_secs_f64())]
-    Timeout(Duration),
-    #[error("the standby ended without being promoted: {0}")]
-    NotPromoted(String),
 }
 
 /// Asks for promotion; with a timeout, waits until it is done.
 fn promote(data_dir: &Path, timeout: Option<Duration>) -> Result<(), ControlError> {
-    let standby = Running::find(data_dir)?;
+    let standby = find(data_dir)?;
     let file = data_dir.join(PROMOTE_FILE);
     create(&file)?;
     if let Err(error) = standby.signal(Signal::USR1) {
@@ -111,7 +84,7 @@ fn promote(data_dir: &Path, timeout: Option<Duration>) -> Result<(), ControlErro
     }
     let Some(timeout) = timeout else { return Ok(()) };
     if !standby.wait(timeout)? {
-        return Err(ControlError::Timeout(timeout));
+        return Err(ControlError::NotYetPromoted(timeout));
     }
     // A standby that is handed over is no standby any more, and has used up the request.
     if exists(&file)? || exists(&data_dir.join("standby.signal"))? {
@@ -123,67 +96,9 @@ fn promote(data_dir: &Path, timeout: Option<Duration>) -> Result<(), ControlErro
     Ok(())
 }
 
-/// A `walrider standby` on a directory. Holds on to the process itself: not to its number, which another may get.
-struct Running {
-    pid: Pid,
-    process: OwnedFd,
-}
-
-impl Running {
-    /// The one whose lock file stands in the directory.
-    fn find(data_dir: &Path) -> Result<Running, ControlError> {
-        let path = data_dir.join("postmaster.pid");
-        let not_running = || ControlError::NotRunning(data_dir.to_owned());
-        let text = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(not_running()),
-            other => other.map_err(|source| ControlError::Io { operation: "read", path: path.clone(), source })?,
-        };
-        let line = String::from_utf8_lossy(text.split(|&byte| byte == b'\n').next().unwrap_or_default()).into_owned();
-        let stated: i32 = line.trim().parse().map_err(|_| ControlError::Lock(path.clone()))?;
-        let pid = stated.checked_abs().and_then(Pid::from_raw).ok_or(ControlError::Lock(path))?;
-        let number = pid.as_raw_pid();
-        let process = match pidfd_open(pid, PidfdFlags::empty()) {
-            Err(rustix::io::Errno::SRCH) => return Err(not_running()),
-            other => other.map_err(|error| ControlError::Signal { pid: number, source: error.into() })?,
-        };
-        // A postmaster's is positive; ours is negative, as a stand-alone backend's.
-        if stated > 0 {
-            return Err(ControlError::Postgres { data_dir: data_dir.to_owned(), pid: number });
-        }
-        // `walrider replay` has a lock as well, and would die of the signal.
-        let command = fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
-        if !is_standby(&command) {
-            let words: Vec<_> = command.split(|&byte| byte == 0).take(2).map(String::from_utf8_lossy).collect();
-            return Err(ControlError::Other { data_dir: data_dir.to_owned(), pid: number, command: words.join(" ") });
-        }
-        Ok(Running { pid, process })
-    }
-
-    fn signal(&self, signal: Signal) -> Result<(), ControlError> {
-        pidfd_send_signal(&self.process, signal)
-            .map_err(|error| ControlError::Signal { pid: self.pid.as_raw_pid(), source: error.into() })
-    }
-
-    /// Waits for the end of the process; false if the time is over first.
-    fn wait(&self, timeout: Duration) -> Result<bool, ControlError> {
-        let until = Instant::now() + timeout;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            match poll(&mut [PollFd::new(&self.process, PollFlags::IN)], Some(&left)) {
-                Ok(ended) => return Ok(ended > 0),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(ControlError::Signal { pid: self.pid.as_raw_pid(), source: error.into() }),
-            }
-        }
-    }
-}
-
-/// Whether a command line, words ended by zeros, is that of `walrider standby`.
-fn is_standby(command: &[u8]) -> bool {
-    let mut words = command.split(|&byte| byte == 0);
-    let program = words.next().and_then(|word| word.rsplit(|&byte| byte == b'/').next()).unwrap_or_default();
-    program.starts_with(b"walrider") && words.next() == Some(b"standby")
+/// The `walrider standby` on a directory; anybody else would die of the signals.
+fn find(data_dir: &Path) -> Result<Running, ControlError> {
+    Running::expect(data_dir, &[Kind::Standby], "standby")
 }
 
 fn create(path: &Path) -> Result<(), ControlError> {
@@ -208,6 +123,7 @@ fn exists(path: &Path) -> Result<bool, ControlError> {
 mod tests {
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
+    use std::time::Instant;
 
     use super::*;
 
@@ -323,7 +239,7 @@ mod tests {
             assert!(matches!(error(&fake), ControlError::Lock(_)), "{nonsense:?}");
         }
         fs::remove_file(&lock).unwrap();
-        assert!(matches!(error(&fake), ControlError::NotRunning(_)));
+        assert!(matches!(error(&fake), ControlError::NotRunning { .. }));
     }
 
     #[test]
@@ -332,7 +248,7 @@ mod tests {
         child.wait().unwrap();
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("postmaster.pid"), format!("-{}\n", child.id())).unwrap();
-        assert!(matches!(promote(dir.path(), None), Err(ControlError::NotRunning(_))));
+        assert!(matches!(promote(dir.path(), None), Err(ControlError::NotRunning { .. })));
         assert!(!dir.path().join(PROMOTE_FILE).exists());
     }
 }

@@ -1,6 +1,6 @@
 //! `walrider receive`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +8,14 @@ use std::time::Duration;
 use clap::Args;
 use tracing_subscriber::filter::LevelFilter;
 use walrider_layout::Lsn;
-use walrider_standby::{Receive, ReceiveSettings, StandbyError};
+use walrider_standby::{Receive, ReceiveSettings, StandbyError, describe_primary};
 
 use crate::logging::{self, LogFormat, parse_level};
 use crate::service::{self, ServiceError, Wish};
 use crate::values::{parse_duration, parse_slot};
+
+/// `application_name` where the connection string has none.
+const APPLICATION_NAME: &str = "walrider";
 
 /// Receive WAL into a directory and acknowledge it, without replaying it, as pg_receivewal --synchronous does
 ///
@@ -64,6 +67,18 @@ pub struct ReceiveArgs {
     log_level: LevelFilter,
 }
 
+impl ReceiveArgs {
+    /// Where the segments go.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Where it serves HTTP, if that was asked for.
+    pub fn http(&self) -> Option<String> {
+        self.http.clone()
+    }
+}
+
 /// Why it ended early.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
@@ -87,6 +102,13 @@ pub fn run(args: ReceiveArgs) -> ExitCode {
 }
 
 fn receive(args: ReceiveArgs) -> Result<(), RunError> {
+    tracing::info!(
+        "starting walrider receive {}: directory \"{}\", primary {}, {}",
+        env!("CARGO_PKG_VERSION"),
+        args.directory.display(),
+        describe_primary(args.dbname.as_deref().unwrap_or_default(), APPLICATION_NAME),
+        args.slot.as_ref().map_or("no slot".to_owned(), |slot| format!("slot \"{slot}\""))
+    );
     let receive = Receive::new(ReceiveSettings {
         directory: args.directory,
         primary: args.dbname,
@@ -98,7 +120,7 @@ fn receive(args: ReceiveArgs) -> Result<(), RunError> {
         status_interval: args.status_interval,
         receiver_timeout: args.receiver_timeout,
         retry_interval: args.retry_interval,
-        application_name_fallback: "walrider".to_owned(),
+        application_name_fallback: APPLICATION_NAME.to_owned(),
     })?;
     let (told, observed) = (receive.clone(), receive.clone());
     let _http = service::start(args.http.as_deref(), Arc::new(move || observed.status()), move |wish| {

@@ -19,6 +19,7 @@ use walrider_replay::restartpoint::RestartpointPolicy;
 use walrider_replay::startup::{Options, Promotion, Summary, replay};
 use walrider_replay::stats::Stats;
 
+use crate::failure::{self, Exit, Failure, SCHEMA_VERSION};
 use crate::values::{DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, parse_memory, parse_timeline};
 
 /// Roll a data directory forward through WAL, and hand it to PostgreSQL
@@ -84,7 +85,7 @@ pub struct ReplayArgs {
     /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
-    /// Compare each page with the images that wal_consistency_checking leaves in the WAL; 1 if one differs
+    /// Compare each page with the images that wal_consistency_checking leaves in the WAL; exit code 5 if one differs
     #[arg(long)]
     verify_images: bool,
     /// Print the end of the last record replayed, and the time in seconds since 1970, whenever a batch is done
@@ -106,16 +107,15 @@ pub fn run(args: ReplayArgs) -> ExitCode {
     let json = args.json;
     let jobs = args.jobs.map_or_else(default_jobs, usize::from);
     if let Err(error) = descriptors::share_out(jobs) {
-        eprintln!("walrider: {error}");
-        return ExitCode::from(1);
+        return Failure::new(Exit::Refused, error).tell(json);
     }
     if let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(jobs).build_global() {
-        eprintln!("walrider: could not start threads: {error}");
-        return ExitCode::from(1);
+        return Failure::new(Exit::Refused, format!("could not start threads: {error}")).tell(json);
     }
     let verify = args.verify_images;
     let positions = args.positions.then_some(if json { Form::Json } else { Form::Text });
     let options = options(args);
+    failure::note(banner(&options, jobs));
     let result = Progress::new(&options, positions).and_then(|mut progress| {
         let summary = replay(&options, &mut |stats, lsn| progress.update(stats, lsn));
         progress.bar.finish_and_clear();
@@ -131,8 +131,8 @@ pub fn run(args: ReplayArgs) -> ExitCode {
             complain(&summary)
         }
         Err(error) => {
-            eprintln!("walrider: {error}");
-            ExitCode::from(if error.is_corruption() { 4 } else { 1 })
+            let exit = if error.is_corruption() { Exit::Damaged } else { Exit::Refused };
+            Failure::new(exit, &error).at(error.lsn()).tell(json)
         }
     }
 }
@@ -165,6 +165,17 @@ fn options(args: ReplayArgs) -> Options {
         restartpoints: RestartpointPolicy::default(),
         upstream: None,
     }
+}
+
+/// What begins, in a line.
+fn banner(options: &Options, jobs: usize) -> String {
+    let wal = options.wal.as_ref().map_or("as configured".to_owned(), |wal| format!("from \"{}\"", wal.display()));
+    format!(
+        "replay {}: data directory \"{}\", WAL {wal}, {jobs} threads, {} MB of memory",
+        env!("CARGO_PKG_VERSION"),
+        options.data_dir.display(),
+        options.memory_bytes >> 20
+    )
 }
 
 /// Most memory that this process has had, in bytes.
@@ -252,7 +263,8 @@ fn to_json(summary: &Summary) -> Value {
         stats.stages().into_iter().map(|(name, time)| (name.to_owned(), json!(time.as_secs_f64()))).collect();
     let settings: serde_json::Map<String, Value> =
         summary.settings_written.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-    json!({
+    let mut object = json!({
+        "schema_version": SCHEMA_VERSION,
         "end_reason": end_reason(summary.stop.as_ref()),
         "start_lsn": summary.start.to_string(),
         "end_lsn": summary.end.to_string(),
@@ -285,7 +297,11 @@ fn to_json(summary: &Summary) -> Value {
         "image_differences": stats.image_difference_count,
         "peak_memory_bytes": peak_memory(),
         "settings_written": settings,
-    })
+    });
+    if let Some(failure) = why_incomplete(summary) {
+        object["error"] = failure.to_json();
+    }
+    object
 }
 
 /// Why the WAL was taken to end, and what restore_command said there.
@@ -368,41 +384,49 @@ fn print_fetching(summary: &Summary) {
     }
 }
 
+/// What kept replay from going on, although all is well up to there.
+fn why_incomplete(summary: &Summary) -> Option<Failure> {
+    match summary.stop.as_ref()? {
+        Stop::Unsupported { lsn, record, relation } => {
+            let relation = relation.map(|rel| format!(" (relation {rel})")).unwrap_or_default();
+            let message = format!(
+                "stopped cleanly before the record at {lsn}: there is no redo for {record}{relation} yet. PostgreSQL, started \
+                 on the directory, replays the rest"
+            );
+            Some(Failure::new(Exit::Unsupported, message).at(*lsn))
+        }
+        Stop::Outage { why } => {
+            let message = format!(
+                "{why}. Replay stopped cleanly at {}; mend the archive, and run the same command again",
+                summary.end
+            );
+            Some(Failure::new(Exit::Refused, message).at(summary.end))
+        }
+        Stop::Corrupt { lsn, why } => {
+            let message = format!(
+                "WAL is corrupt at {lsn}: {why}. Replay stopped cleanly before; get an intact copy of that file and run the \
+                 same command again"
+            );
+            Some(Failure::new(Exit::Damaged, message).at(*lsn))
+        }
+        _ => None,
+    }
+}
+
 /// Says what is not as it should be, on stderr, and gives the exit code.
 fn complain(summary: &Summary) -> ExitCode {
     for difference in &summary.stats.image_differences {
-        eprintln!(
-            "walrider: at {}: {}: redo differs from the image at {}",
+        failure::error(format_args!(
+            "at {}: {}: redo differs from the image at {}",
             difference.lsn, difference.what, difference.at
-        );
+        ));
     }
     if let Some(warning) = summary.promoted.as_ref().and_then(|promoted| promoted.warning.as_ref()) {
-        eprintln!("walrider: warning: {warning}");
+        failure::warning(warning);
     }
-    match &summary.stop {
-        Some(Stop::Unsupported { lsn, record, relation }) => {
-            let relation = relation.map(|rel| format!(" (relation {rel})")).unwrap_or_default();
-            eprintln!(
-                "walrider: stopped cleanly before the record at {lsn}: there is no redo for {record}{relation} yet. \
-                 PostgreSQL, started on the directory, replays the rest"
-            );
-            ExitCode::from(3)
-        }
-        Some(Stop::Outage { why }) => {
-            eprintln!(
-                "walrider: {why}. Replay stopped cleanly at {}; mend the archive, and run the same command again",
-                summary.end
-            );
-            ExitCode::from(1)
-        }
-        Some(Stop::Corrupt { lsn, why }) => {
-            eprintln!(
-                "walrider: WAL is corrupt at {lsn}: {why}. Replay stopped cleanly before; get an intact copy of that file \
-                 and run the same command again"
-            );
-            ExitCode::from(4)
-        }
-        _ if summary.stats.image_difference_count > 0 => ExitCode::from(1),
-        _ => ExitCode::SUCCESS,
+    match why_incomplete(summary) {
+        Some(failure) => failure.complain(),
+        None if summary.stats.image_difference_count > 0 => Exit::Different.into(),
+        None => ExitCode::SUCCESS,
     }
 }

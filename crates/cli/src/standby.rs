@@ -4,7 +4,7 @@ mod options;
 #[cfg(test)]
 mod options_tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use clap::Args;
 use walrider_datadir::descriptors;
 use walrider_standby::{Outcome, Standby, StandbyError};
 
+use crate::failure::{Exit, Failure};
 use crate::logging::{self, LevelSwitch};
 use crate::service::{self, Wish};
 use options::{Resolved, StandbyOptions};
@@ -28,17 +29,33 @@ pub struct StandbyArgs {
     /// TOML file with options: each by its name here, with underscores; options given here go before
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Create standby.signal, if it is not there and the primary says that DIR is a copy of it. Not for the unit of a service:
+    /// after a promotion it would make the new primary a standby of the old one
+    #[arg(long)]
+    make_standby: bool,
     #[command(flatten)]
     options: StandbyOptions,
+}
+
+impl StandbyArgs {
+    /// Where it serves HTTP, if that was asked for. `seen`: a path of its command line as it is seen from here.
+    pub fn http(&self, seen: impl Fn(&Path) -> PathBuf) -> Option<String> {
+        let file = self.config.as_deref().and_then(|path| StandbyOptions::read(&seen(path)).ok());
+        let http = self.options.http.clone().or(file.and_then(|file| file.http));
+        http.filter(|http| !http.is_empty())
+    }
 }
 
 /// Runs the command.
 pub fn run(args: StandbyArgs) -> ExitCode {
     let resolved = match Resolved::load(&args.options, args.config.as_deref()) {
-        Ok(resolved) => resolved,
+        Ok(mut resolved) => {
+            resolved.settings.make_standby = args.make_standby;
+            resolved
+        }
         Err(error) => {
-            eprintln!("walrider: {error}");
-            return ExitCode::from(if error.is_usage() { 2 } else { 1 });
+            let exit = if error.is_usage() { Exit::Usage } else { Exit::Refused };
+            return Failure::new(exit, error).complain();
         }
     };
     let level = logging::start(resolved.log_format, resolved.log_level);
@@ -87,6 +104,7 @@ impl RunError {
 }
 
 fn follow(args: StandbyArgs, resolved: Resolved, level: LevelSwitch) -> Result<Outcome, RunError> {
+    tracing::info!("starting walrider standby {}: {}", env!("CARGO_PKG_VERSION"), resolved.settings.describe());
     note(&resolved);
     descriptors::share_out(resolved.jobs)?;
     rayon::ThreadPoolBuilder::new().num_threads(resolved.jobs).build_global()?;

@@ -19,6 +19,7 @@ use walrider_wal::record::{InvalidRecord, Record};
 use walrider_wal::rmgr::RmgrId;
 use walrider_wal::stats::{By, WalStats};
 
+use crate::failure::{self, Exit, Failure};
 use files::WalFiles;
 use read::{Ended, Range, each_record};
 
@@ -124,30 +125,32 @@ enum WalError {
 }
 
 impl WalError {
-    fn exit_code(&self) -> ExitCode {
-        match self {
-            WalError::Io(..) | WalError::Output(_) => 1,
-            WalError::NoSegments(_) | WalError::Packed(_) | WalError::NotASegmentName(..) => 2,
-            _ => 4,
-        }
-        .into()
+    fn failure(&self) -> Failure {
+        let (exit, lsn) = match self {
+            WalError::Io(..) | WalError::Output(_) => (Exit::Refused, None),
+            WalError::NoSegments(_) | WalError::Packed(_) | WalError::NotASegmentName(..) => (Exit::Usage, None),
+            WalError::Missing { at, .. } | WalError::Damaged { at, .. } | WalError::EndsEarly { at, .. } => {
+                (Exit::Damaged, Some(*at))
+            }
+            WalError::InvalidRecord(_, at, _) => (Exit::Damaged, Some(*at)),
+            _ => (Exit::Damaged, None),
+        };
+        Failure::new(exit, self).at(lsn)
     }
 }
 
 /// Runs the command.
 pub fn run(args: WalArgs) -> ExitCode {
-    let result = match &args.command {
-        WalCommand::Stats(args) => stats(args),
-        WalCommand::Dump(args) => dump(args),
+    // The object of `stats` has the error in it; `dump` ends with one of its own.
+    let (result, json) = match &args.command {
+        WalCommand::Stats(args) => (stats(args), false),
+        WalCommand::Dump(args) => (dump(args), args.source.json),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has seen enough.
         Err(WalError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("walrider wal: {error}");
-            error.exit_code()
-        }
+        Err(error) => error.failure().tell(json),
     }
 }
 
@@ -176,8 +179,11 @@ fn stats(args: &StatsArgs) -> Result<(), WalError> {
     let mut out = BufWriter::new(io::stdout().lock());
     let by = if args.by == StatsBy::Rmgr { By::Rmgr } else { By::Record };
     if args.source.json {
-        serde_json::to_writer(&mut out, &json::Stats::new(&stats, by)).map_err(io::Error::from)?;
-        writeln!(out)?;
+        let mut object = serde_json::to_value(json::Stats::new(&stats, by)).map_err(io::Error::from)?;
+        if let Err(error) = &result {
+            object["error"] = error.failure().to_json();
+        }
+        writeln!(out, "{object}")?;
     } else {
         write!(out, "{}", stats.table(by))?;
     }
@@ -218,6 +224,6 @@ fn note_end(ended: &Ended, json: bool) {
     if let Ended::EndOfWal { at, why } = ended
         && !json
     {
-        eprintln!("walrider wal: WAL ends at {at}: {why}");
+        failure::warning(format_args!("WAL ends at {at}: {why}"));
     }
 }

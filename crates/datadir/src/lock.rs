@@ -26,8 +26,11 @@ const MAX_TRIES: u32 = 100;
 /// others may enter (`checkDataDir`). Sets the process's umask to what the directory's mode allows, so that
 /// new files get PostgreSQL's modes: 0600 and 0700, or 0640 and 0750.
 pub fn check_ownership(data_dir: &Path) -> Result<()> {
-    let shown = shown(data_dir);
-    let shown = shown.display();
+    let name = shown(data_dir);
+    let shown = name.display();
+    if !data_dir.try_exists().context("stat data directory", data_dir)? {
+        return Err(DataDirError::Refused(format!("data directory \"{shown}\" does not exist")));
+    }
     let found = fs::metadata(data_dir).context("stat data directory", data_dir)?;
     if !found.is_dir() {
         return Err(DataDirError::Refused(format!("\"{shown}\" is not a directory: name a PostgreSQL data directory")));
@@ -208,9 +211,12 @@ fn refuse_if_in_use(path: &Path, contents: &[u8], data_dir: &Path) -> Result<()>
             // No such process, or one of another user, who cannot have made a file in this directory.
             Err(Errno::SRCH | Errno::PERM) => {}
             _ => {
+                // Of a negative one pg_ctl says only that it cannot stop it.
+                let stop = if stated < Some(0) { "walrider stop" } else { "pg_ctl stop" };
                 return Err(DataDirError::Refused(format!(
-                    "data directory \"{}\" is in use by process {pid} (lock file \"{shown}\"): stop that server \
-                     first, for instance with pg_ctl stop",
+                    "data directory \"{}\" is in use by process {pid} (lock file \"{shown}\"): stop that first, with \
+                     {stop} -D \"{}\"",
+                    data_dir.display(),
                     data_dir.display(),
                     pid = pid.as_raw_pid()
                 )));
@@ -394,6 +400,8 @@ mod tests {
             let (dir, lock) = acquire_with(&format!("{sign}{}\n", child.id()));
             let text = lock.unwrap_err().to_string();
             assert!(text.contains(&format!("process {}", child.id())), "{text}");
+            let program = if sign.is_empty() { "pg_ctl" } else { "walrider" };
+            assert!(text.contains(&format!("with {program} stop -D ")), "{text}");
             assert!(dir.path().join("postmaster.pid").exists());
         }
         child.kill().unwrap();

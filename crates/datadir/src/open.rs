@@ -196,6 +196,9 @@ fn control_path(data_dir: &Path) -> PathBuf {
 /// The version of a data directory (`ValidatePgVersion`).
 pub fn read_version(data_dir: &Path) -> Result<Major> {
     let path = data_dir.join("PG_VERSION");
+    if !data_dir.try_exists().context("stat data directory", data_dir)? {
+        return Err(DataDirError::Refused(format!("data directory \"{}\" does not exist", data_dir.display())));
+    }
     let Some(contents) = read_file(&path, 64)? else {
         return Err(DataDirError::Refused(format!(
             "\"{}\" is not a PostgreSQL data directory: file PG_VERSION is missing",

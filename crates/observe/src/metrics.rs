@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::process;
 use crate::status::{Histogram, StandbyStatus, State, unix_seconds};
 
 /// A family of samples.
@@ -141,7 +142,7 @@ fn info(status: &StandbyStatus) -> Vec<(&'static str, String)> {
 }
 
 fn states(status: &StandbyStatus) -> Vec<(&'static str, f64)> {
-    State::ALL.map(|state| (state.name(), if state == status.state { 1.0 } else { 0.0 })).into()
+    State::ALL.map(|state| (state.label(), if state == status.state { 1.0 } else { 0.0 })).into()
 }
 
 fn positions(status: &StandbyStatus) -> Vec<(&'static str, f64)> {
@@ -160,6 +161,7 @@ pub fn render(status: &StandbyStatus) -> String {
     for metric in METRICS {
         render_one(&mut text, metric, status);
     }
+    process::render(&mut text);
     text
 }
 
@@ -246,6 +248,7 @@ mod tests {
                     "histogram" => assert!(["_bucket", "_sum", "_count"].contains(&suffix), "{line}"),
                     _ => assert_eq!(suffix, "", "{line}"),
                 }
+                assert!(family.starts_with("walrider_") || family.starts_with("process_"), "{line}");
                 if let Some(labels) = series.strip_prefix(name).filter(|labels| !labels.is_empty()) {
                     read_labels(labels.strip_prefix('{').unwrap().strip_suffix('}').unwrap(), &is_name);
                 }
@@ -255,6 +258,15 @@ mod tests {
             }
         }
         samples
+    }
+
+    /// Whoever writes a rule by hand does not expect one there.
+    #[test]
+    fn states_have_no_spaces() {
+        for state in State::ALL {
+            assert!(state.label().bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{state:?}");
+            assert_eq!(state.label().replace('_', " "), state.name());
+        }
     }
 
     /// `name="value",…`, where a backslash stands before a backslash, a quote or an n.
@@ -285,7 +297,7 @@ mod tests {
         let samples = read(&text);
         for (series, value) in [
             ("walrider_state{state=\"streaming\"}", 1.0),
-            ("walrider_state{state=\"waiting for disk\"}", 0.0),
+            ("walrider_state{state=\"waiting_for_disk\"}", 0.0),
             ("walrider_early", 1.0),
             ("walrider_spool_early_writes_total", 1014.0),
             ("walrider_connections_total", 2.0),

@@ -86,6 +86,14 @@ impl State {
         State::Failed,
     ];
 
+    /// As the label of a metric: [`State::name`] without spaces.
+    pub fn label(self) -> &'static str {
+        match self {
+            State::WaitingForDisk => "waiting_for_disk",
+            state => state.name(),
+        }
+    }
+
     /// As it is shown.
     pub fn name(self) -> &'static str {
         match self {
@@ -331,6 +339,7 @@ impl StandbyStatus {
             .collect();
         let Replay { records, transactions, aborts, pages_read, pages_written, restartpoints } = self.replay;
         json!({
+            "schema_version": 1,
             "command": self.command.name(),
             "pid": self.pid,
             "version": self.version,

@@ -121,7 +121,9 @@ impl Opened {
             match self.connection.start_early(slot, start, timeline) {
                 Ok(started) => return Ok((started, true)),
                 Err(error @ ConnectError::Server(_)) if !upstream.early_required => {
-                    tracing::warn!("WAL comes once the primary has flushed it: {error}");
+                    tracing::warn!(
+                        "the primary refused the early stream ({error}): it sends WAL after it has flushed it, as ever"
+                    );
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -82,6 +82,14 @@ impl ReplayError {
         }
     }
 
+    /// Where in the WAL it happened, if it was at a record.
+    pub fn lsn(&self) -> Option<Lsn> {
+        match self {
+            ReplayError::Redo(failure) => Some(failure.lsn),
+            _ => None,
+        }
+    }
+
     /// Whether the input is corrupt (exit code 4), not the circumstances (1).
     pub fn is_corruption(&self) -> bool {
         matches!(self, ReplayError::Redo(_) | ReplayError::BadPage { .. } | ReplayError::CorruptWal(_))

@@ -11,6 +11,7 @@ pub mod error;
 mod fetch;
 mod find;
 mod follow;
+mod foreign_archive;
 mod frames;
 pub mod globals;
 pub mod load;

@@ -25,6 +25,7 @@ use crate::end_of_recovery::{Promoted, end_again, end_of_recovery};
 use crate::engine::{Engine, Flow, MemoryShares, Settings, Stop};
 use crate::error::ReplayError;
 use crate::follow::follow;
+use crate::foreign_archive;
 use crate::globals::Globals;
 use crate::load::{Ending, Loader, ReadWal, read_record};
 use crate::partition::PageSettings;
@@ -129,6 +130,9 @@ pub struct Summary {
 pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Summary, ReplayError> {
     let started = Instant::now();
     let mut data_dir = DataDir::open(&options.data_dir)?;
+    if let Some(upstream) = &options.upstream {
+        upstream.admit(&data_dir)?;
+    }
     let mut settings = RecoverySettings::from_config(
         &Config::read(data_dir.path(), options.config_file.as_deref())?,
         data_dir.control().major,
@@ -146,6 +150,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         // Left over from an earlier recovery; in crash recovery no server looks at it (recoveryStopsBefore).
         settings.target = None;
     }
+    options.wal.as_deref().map_or(Ok(()), foreign_archive::refuse)?;
     let wanted = override_settings(options, &data_dir, &mut settings)?;
     let mut source = Source::new(
         places(options, &data_dir, &settings, archive_recovery),
@@ -417,7 +422,7 @@ fn override_settings(
     Ok(wanted)
 }
 
-/// Writes `recovery.signal` and the settings that the command line gave, unless they stand there already.
+/// Writes the signal file and the settings that the command line gave, unless they stand there already.
 fn write_settings(
     data_dir: &DataDir,
     options: &Options,
@@ -432,11 +437,10 @@ fn write_settings(
         let pairs: Vec<(&str, &str)> = missing.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         config::set_auto_conf(data_dir.path(), &pairs)?;
     }
-    if !data_dir.signals().archive_recovery() {
-        match options.upstream {
-            Some(_) => config::write_standby_signal(data_dir.path())?,
-            None => config::write_recovery_signal(data_dir.path())?,
-        }
+    match options.upstream {
+        Some(_) => config::write_standby_signal(data_dir.path())?,
+        None if !data_dir.signals().archive_recovery() => config::write_recovery_signal(data_dir.path())?,
+        None => {}
     }
     Ok(missing)
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use walrider_datadir::DataDir;
 use walrider_layout::{Lsn, TimelineId};
 
 use crate::error::ReplayError;
@@ -32,6 +33,12 @@ pub enum News {
 ///
 /// `replayed` ≤ [`Upstream::visible`], and what replay changes in files of the directory is ≤ what is durable.
 pub trait Upstream: Send + Sync {
+    /// The directory is locked, and nothing has been changed in it: whether it may be.
+    ///
+    /// # Errors
+    /// When it is not a standby's, or not one of this primary.
+    fn admit(&self, data_dir: &DataDir) -> Result<(), ReplayError>;
+
     /// What replay is to do. Asked between batches.
     fn wanted(&self) -> Wanted;
 

@@ -43,6 +43,9 @@ pub enum StandbyError {
         /// Resource manager and type.
         record: String,
     },
+    /// The directory is no standby's, or not one of this primary.
+    #[error("{0}")]
+    NotAStandby(String),
     /// The server was not started.
     #[error("the directory was promoted, but \"{}\" could not start a server on it: {why}", program.display())]
     NotStarted {

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use walrider_datadir::DataDirError;
-use walrider_datadir::durable::{read_file, unlink, write_file};
+use walrider_datadir::durable::{read_file, write_file};
 use walrider_datadir::held::HeldDir;
 use walrider_datadir::open::read_control;
+use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::ControlFile;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_receive::board::Board;
@@ -23,6 +23,7 @@ use walrider_replay::error::ReplayError;
 use walrider_replay::upstream::{News, Upstream, Wanted};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions};
 
+use crate::admit::admit;
 use crate::error::StandbyError;
 use crate::receiver;
 use crate::settings::Settings;
@@ -197,17 +198,16 @@ impl Follower {
         self.notify();
     }
 
-    /// Goes on with a promotion that was interrupted; the directory's last checkpoint is on `timeline`.
-    pub fn resume_promotion(&self, timeline: TimelineId) -> Result<(), DataDirError> {
+    /// Goes on with a promotion that was interrupted, if one was; the directory's last checkpoint is on `timeline`.
+    pub fn resume_promotion(&self, timeline: TimelineId) -> Result<bool, DataDirError> {
         let path = self.settings().data_dir.join(PROMOTING_FILE);
         let left = read_file(&path, 16)?.and_then(|text| String::from_utf8(text).ok()?.trim().parse().ok());
-        match left.map(TimelineId) {
-            // It was finished.
-            Some(left) if left < timeline => drop(unlink(&path)?),
-            Some(_) => self.promote(),
-            None => {}
+        // Else it was finished.
+        let resumes = left.is_some_and(|left| TimelineId(left) >= timeline);
+        if resumes {
+            self.promote();
         }
-        Ok(())
+        Ok(resumes)
     }
 
     /// Looks for the files that tell what to do.
@@ -498,6 +498,13 @@ fn group_access(data_dir: &std::path::Path) -> bool {
 }
 
 impl Upstream for Follower {
+    fn admit(&self, data_dir: &DataDir) -> Result<(), ReplayError> {
+        admit(self, data_dir).map_err(|error| match error {
+            StandbyError::DataDir(error) => ReplayError::DataDir(error),
+            error => ReplayError::Refused(error.to_string()),
+        })
+    }
+
     fn wanted(&self) -> Wanted {
         self.look_around();
         let control = self.control();

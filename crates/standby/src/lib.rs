@@ -3,6 +3,7 @@
 //!
 //! This crate never reads a command line, and never interprets WAL.
 
+mod admit;
 mod error;
 mod follower;
 mod receive;
@@ -13,7 +14,7 @@ mod standby;
 
 pub use error::StandbyError;
 pub use receive::{Receive, ReceiveSettings};
-pub use settings::{EarlyMode, Settings};
+pub use settings::{EarlyMode, Settings, describe_primary};
 pub use standby::{Outcome, Standby};
 pub use walrider_receive::connect::ConnectError;
 pub use walrider_replay::startup::Summary;

@@ -26,6 +26,8 @@ pub struct Settings {
     pub data_dir: PathBuf,
     /// `postgresql.conf`, where it is not in the data directory.
     pub config_file: Option<PathBuf>,
+    /// Make the directory a standby's if nothing says that it is one (`standby.signal`).
+    pub make_standby: bool,
     /// The primary's connection string (`primary_conninfo`); none: WAL comes from an archive only.
     pub primary: Option<String>,
     /// The replication slot (`primary_slot_name`).
@@ -68,6 +70,26 @@ pub struct Settings {
     pub application_name_fallback: String,
 }
 
+/// The servers that a connection string names, and how we appear there, for people; without user and password. What is wrong
+/// with it is told by whoever connects.
+pub fn describe_primary(conninfo: &str, application_name_fallback: &str) -> String {
+    match ConnectOptions::resolve(conninfo, application_name_fallback) {
+        Ok(options) => format!("{} as \"{}\"", options.peers().join(", "), options.application_name()),
+        Err(_) => "that of a connection string which is wrong".to_owned(),
+    }
+}
+
+impl EarlyMode {
+    /// As the option has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            EarlyMode::Auto => "auto",
+            EarlyMode::On => "on",
+            EarlyMode::Off => "off",
+        }
+    }
+}
+
 impl Settings {
     /// Whether the connection string, with all that it refers to, can be one.
     ///
@@ -76,6 +98,29 @@ impl Settings {
     pub fn check(&self) -> Result<(), ConnectError> {
         let Some(primary) = &self.primary else { return Ok(()) };
         ConnectOptions::resolve(primary, &self.application_name_fallback).map(drop)
+    }
+
+    /// In a line: which directory follows whom, and how.
+    pub fn describe(&self) -> String {
+        let archive = match (&self.wal, &self.restore_command) {
+            (Some(wal), _) => format!("archive \"{}\"", wal.display()),
+            (None, Some(_)) => "archive behind restore_command".to_owned(),
+            (None, None) => "no archive".to_owned(),
+        };
+        let Some(primary) = &self.primary else {
+            return format!("data directory \"{}\", no primary, {archive}", self.data_dir.display());
+        };
+        let slot = match &self.slot {
+            Some(slot) => format!("slot \"{slot}\""),
+            None if self.temporary_slot => "temporary slot".to_owned(),
+            None => "no slot".to_owned(),
+        };
+        format!(
+            "data directory \"{}\", primary {}, {slot}, early stream {}, {archive}",
+            self.data_dir.display(),
+            describe_primary(primary, &self.application_name_fallback),
+            self.early.name()
+        )
     }
 
     /// When the receiver speaks without news.

@@ -82,7 +82,6 @@ impl Standby {
     fn follow(&self) -> Result<Outcome, StandbyError> {
         let settings = self.0.follower.settings();
         let control = read_control(&settings.data_dir)?;
-        self.0.follower.resume_promotion(control.checkpoint_copy.timeline)?;
         let config = Config::read(&settings.data_dir, settings.config_file.as_deref())?;
         let configured = RecoverySettings::from_config(&config, control.major)?;
         let options = Options {

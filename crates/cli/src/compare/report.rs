@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::classes::Class;
 use super::tally::{Finding, Tally};
 use crate::out;
+use crate::failure::SCHEMA_VERSION;
 
 /// How often the progress bar moves.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -29,6 +30,7 @@ pub struct Report {
 
 #[derive(Serialize)]
 struct Json<'a> {
+    schema_version: u32,
     equal: bool,
     strict: bool,
     relations: u64,
@@ -49,6 +51,7 @@ impl Report {
     pub fn json(&self) -> String {
         let found = Class::ALL.iter().filter(|&&class| self.tally.of(class) > 0);
         let object = Json {
+            schema_version: SCHEMA_VERSION,
             equal: self.tally.differences() == 0,
             strict: self.strict,
             relations: self.relations,

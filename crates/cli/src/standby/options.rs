@@ -184,6 +184,8 @@ impl Resolved {
         let Some(data_dir) = given.data_dir.clone() else {
             return Err(OptionsError::Refused("no data directory: name it with -D, data_dir or PGDATA".into()));
         };
+        // Else its configuration is what is missing.
+        read_version(&data_dir)?;
         let configuration = Config::read(&data_dir, given.config_file.as_deref())?;
         let directory = StandbyOptions::of_directory(&data_dir, &configuration)?;
         given.or(directory).resolve(data_dir, &configuration)
@@ -206,7 +208,7 @@ impl Resolved {
 
 impl StandbyOptions {
     /// Reads a TOML file.
-    fn read(path: &Path) -> Result<StandbyOptions, OptionsError> {
+    pub fn read(path: &Path) -> Result<StandbyOptions, OptionsError> {
         let mut text = String::new();
         File::open(path)
             .and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
@@ -305,6 +307,7 @@ impl StandbyOptions {
         let settings = Settings {
             data_dir,
             config_file: self.config_file,
+            make_standby: false,
             primary: some(self.primary),
             create_slot,
             // A permanent slot goes before (`RequestXLogStreaming`, `replication/walreceiverfuncs.c`).

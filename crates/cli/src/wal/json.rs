@@ -1,5 +1,6 @@
 //! What `walrider wal … --json` prints.
 
+use crate::failure::SCHEMA_VERSION;
 use serde::Serialize;
 use walrider_wal::describe::describe;
 use walrider_wal::record::{self, BKPIMAGE_COMPRESS_LZ4, BKPIMAGE_COMPRESS_PGLZ, BlockRef};
@@ -8,6 +9,7 @@ use walrider_wal::stats::{By, Counts, WalStats, fpi_bytes, type_name};
 /// `walrider wal stats`: one object.
 #[derive(Serialize)]
 pub struct Stats {
+    schema_version: u32,
     records: u64,
     /// All of them, images included.
     bytes: u64,
@@ -49,6 +51,7 @@ impl Stats {
             }
         };
         Stats {
+            schema_version: SCHEMA_VERSION,
             records: total.count,
             bytes: total.total_bytes(),
             fpi_bytes: total.fpi_bytes,
@@ -62,6 +65,7 @@ impl Stats {
 /// `walrider wal dump`: one object a line.
 #[derive(Serialize)]
 pub struct Record {
+    schema_version: u32,
     lsn: String,
     end_lsn: String,
     prev_lsn: String,
@@ -113,6 +117,7 @@ impl Record {
         let mut description = String::new();
         describe(record, &mut description);
         Record {
+            schema_version: SCHEMA_VERSION,
             lsn: record.lsn.to_string(),
             end_lsn: record.end.to_string(),
             prev_lsn: header.prev.to_string(),

@@ -160,6 +160,11 @@ impl ConnectOptions {
         self.connect_timeout.into_iter().chain(self.session_timeout).min()
     }
 
+    /// The servers in the order in which they are tried, as messages name them: host and port, or socket.
+    pub fn peers(&self) -> Vec<String> {
+        self.hosts.iter().map(Host::peer).collect()
+    }
+
     /// What should be logged: a password file that was not used because others can read it, and the like.
     pub fn warnings(&self) -> &[String] {
         &self.warnings

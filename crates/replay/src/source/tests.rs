@@ -436,6 +436,10 @@ fn the_newest_timeline_is_the_last_without_a_gap() {
 struct VisibleUpTo(Lsn);
 
 impl Upstream for VisibleUpTo {
+    fn admit(&self, _: &walrider_datadir::DataDir) -> Result<(), ReplayError> {
+        unreachable!()
+    }
+
     fn wanted(&self) -> Wanted {
         Wanted::Follow
     }

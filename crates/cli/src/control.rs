@@ -1,0 +1,271 @@
+//! `walrider status`, `stop` and `reload`: as `pg_ctl` has them, for what runs here.
+
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use walrider_datadir::backup_label::BackupLabel;
+use walrider_datadir::config::SignalFiles;
+use walrider_datadir::open::read_control;
+use walrider_layout::control::{ControlFile, DbState};
+
+use crate::Command;
+use crate::failure::{self, Exit, Failure, SCHEMA_VERSION};
+use crate::out;
+use crate::running::{ControlError, Kind, Running};
+use crate::values::parse_duration;
+
+/// Exit codes of `pg_ctl status` (`do_status`, `bin/pg_ctl/pg_ctl.c`; the Linux Standard Base has them).
+const NOT_RUNNING: u8 = 3;
+const NO_DIRECTORY: u8 = 4;
+/// How long to wait for an answer over HTTP.
+const HTTP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest answer.
+const MAX_ANSWER: u64 = 1 << 20;
+/// How often a wait shows that it goes on.
+const DOT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Tell what runs on a directory, and how far it is; without, what the directory is
+///
+/// Where the process serves HTTP (--http), it is asked how it stands. Exit codes, as of pg_ctl status: 0 walrider runs; 3 it
+/// does not; 4 there is no such directory.
+#[derive(Args)]
+pub struct StatusArgs {
+    /// The data directory, or that of walrider receive
+    #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
+    data_dir: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Stop what runs on a directory, cleanly, and wait until it has handed the directory over
+///
+/// That is walrider standby, replay or receive. A replay without --follow ends at once; nothing is lost, and the same command
+/// goes on where it was.
+#[derive(Args)]
+pub struct StopArgs {
+    /// The data directory, or that of walrider receive
+    #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
+    data_dir: PathBuf,
+    /// How long to wait
+    #[arg(short, long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    timeout: Duration,
+    /// Do not wait
+    #[arg(short = 'W', long)]
+    no_wait: bool,
+}
+
+/// Tell a running standby to read its configuration again
+#[derive(Args)]
+pub struct ReloadArgs {
+    /// The data directory
+    #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
+    data_dir: PathBuf,
+}
+
+/// Runs `walrider reload`.
+pub fn reload(args: &ReloadArgs) -> ExitCode {
+    let told = Running::expect(&args.data_dir, &[Kind::Standby], "standby");
+    finish(told.and_then(|standby| standby.signal(Signal::HUP)))
+}
+
+/// Runs `walrider stop`.
+pub fn stop(args: &StopArgs) -> ExitCode {
+    finish(stop_and_wait(&args.data_dir, (!args.no_wait).then_some(args.timeout)))
+}
+
+fn finish(result: Result<(), ControlError>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => Failure::new(Exit::Refused, error).complain(),
+    }
+}
+
+fn stop_and_wait(directory: &Path, timeout: Option<Duration>) -> Result<(), ControlError> {
+    let running =
+        Running::expect(directory, &[Kind::Standby, Kind::Replay, Kind::Receive], "standby, replay or receive")?;
+    let (name, pid) = (running.kind.name(), running.pid());
+    running.signal(Signal::TERM)?;
+    let Some(timeout) = timeout else { return Ok(()) };
+    out::say(format_args!("waiting for walrider {name} to stop "));
+    let mut left = timeout;
+    while !running.wait(left.min(DOT_INTERVAL))? {
+        left = left.saturating_sub(DOT_INTERVAL);
+        if left.is_zero() {
+            out::say(format_args!(" not yet\n"));
+            return Err(ControlError::NotYetStopped { command: name, timeout });
+        }
+        out::say(format_args!("."));
+    }
+    // Who takes it next has a lock file of its own.
+    let left_behind = std::fs::read_to_string(directory.join("postmaster.pid")).unwrap_or_default();
+    let was_killed = running.kind != Kind::Receive && left_behind.lines().next() == Some(&format!("-{pid}"));
+    match running.kind {
+        // It has no handler without --follow: the next run takes the lock file over.
+        Kind::Replay if was_killed => {
+            out::say(format_args!(" done\nwalrider replay ended; the same command goes on where it was\n"));
+        }
+        _ if was_killed => {
+            out::say(format_args!(" failed\n"));
+            return Err(ControlError::NotHandedOver(name));
+        }
+        _ => out::say(format_args!(" done\nwalrider {name} stopped\n")),
+    }
+    Ok(())
+}
+
+/// Runs `walrider status`.
+pub fn status(args: &StatusArgs) -> ExitCode {
+    let directory = &args.data_dir;
+    let fail =
+        |error: &dyn std::fmt::Display, code: u8| Failure::new(Exit::Refused, error).with_code(code).tell(args.json);
+    if !directory.is_dir() {
+        return fail(&format_args!("directory \"{}\" does not exist", directory.display()), NO_DIRECTORY);
+    }
+    let running = match Running::find(directory) {
+        Ok(running) => running,
+        Err(error) => return fail(&error, NO_DIRECTORY),
+    };
+    let receives = running.as_ref().is_some_and(|running| running.kind == Kind::Receive);
+    let control = match read_control(directory) {
+        Ok(control) => Some(control),
+        Err(_) if receives => None,
+        Err(error) => return fail(&error, NO_DIRECTORY),
+    };
+    let told = running.as_ref().and_then(ask);
+    if args.json {
+        let object = to_json(directory, running.as_ref(), told, control.as_ref());
+        println!("{object}");
+    } else {
+        let text = to_text(directory, running.as_ref(), told.as_ref(), control.as_ref());
+        out::say(format_args!("{text}"));
+    }
+    match running.map(|running| running.kind) {
+        Some(Kind::Standby | Kind::Replay | Kind::Receive) => ExitCode::SUCCESS,
+        _ => ExitCode::from(NOT_RUNNING),
+    }
+}
+
+/// What a process tells at its own /status, if it was told to serve that.
+fn ask(running: &Running) -> Option<Value> {
+    let address = match running.command()? {
+        Command::Standby(args) => args.http(|path| running.path(path))?,
+        Command::Receive(args) => args.http()?,
+        _ => return None,
+    };
+    match get_status(&address) {
+        // Somebody else's port, perhaps.
+        Ok(told) => Some(told).filter(|told| told["pid"] == running.pid()),
+        Err(error) => {
+            failure::warning(format_args!("could not ask process {} at \"{address}\": {error}", running.pid()));
+            None
+        }
+    }
+}
+
+fn get_status(address: &str) -> io::Result<Value> {
+    let address = address.to_socket_addrs()?.next().ok_or(io::ErrorKind::AddrNotAvailable)?;
+    let mut stream = TcpStream::connect_timeout(&address, HTTP_TIMEOUT)?;
+    stream.set_read_timeout(Some(HTTP_TIMEOUT))?;
+    stream.write_all(b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.take(MAX_ANSWER).read_to_string(&mut text)?;
+    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    Ok(serde_json::from_str(body)?)
+}
+
+/// What the directory is to whoever starts on it next (`readRecoverySignalFile`).
+fn role(directory: &Path, control: &ControlFile) -> &'static str {
+    let signals = SignalFiles::read(directory).unwrap_or_default();
+    let in_recovery = [DbState::InArchiveRecovery, DbState::ShutDownInRecovery].contains(&control.state);
+    match BackupLabel::read(directory) {
+        _ if signals.standby => "standby",
+        _ if signals.recovery => "recovery",
+        Ok(Some(_)) => "base backup",
+        _ if in_recovery => "recovery without signal file",
+        _ => "primary",
+    }
+}
+
+fn to_json(directory: &Path, running: Option<&Running>, told: Option<Value>, control: Option<&ControlFile>) -> Value {
+    let lsn = |lsn: walrider_layout::Lsn| lsn.is_valid().then(|| lsn.to_string());
+    json!({
+        "schema_version": SCHEMA_VERSION,
+        "data_dir": directory.display().to_string(),
+        "running": running.is_some_and(|running| ![Kind::Postgres, Kind::Other].contains(&running.kind)),
+        "process": running.map(|running| json!({
+            "pid": running.pid(),
+            "command": running.kind.name(),
+            "since": running.since.and_then(|time| jiff::Timestamp::try_from(time).ok()).map(|time| time.to_string()),
+        })),
+        "status": told,
+        "directory": control.map(|control| json!({
+            "role": role(directory, control),
+            "state": control.state.name(),
+            "system_identifier": control.system_identifier.to_string(),
+            "timeline": control.checkpoint_copy.timeline.0,
+            "checkpoint_lsn": lsn(control.checkpoint),
+            "redo_lsn": lsn(control.checkpoint_copy.redo),
+            "min_recovery_lsn": lsn(control.min_recovery_point),
+        })),
+    })
+}
+
+fn to_text(directory: &Path, running: Option<&Running>, told: Option<&Value>, control: Option<&ControlFile>) -> String {
+    let shown = directory.display();
+    let mut text = match running {
+        Some(running) => {
+            let who = match running.kind {
+                Kind::Postgres => "PostgreSQL".to_owned(),
+                Kind::Other => "neither walrider nor PostgreSQL".to_owned(),
+                kind => format!("walrider {}", kind.name()),
+            };
+            let since = running.since.and_then(|time| jiff::Timestamp::try_from(time).ok());
+            let since =
+                since.map_or(String::new(), |time| format!(", since {}", time.strftime("%Y-%m-%d %H:%M:%S UTC")));
+            format!("{who} runs on \"{shown}\" (process {}{since})\n", running.pid())
+        }
+        None => format!("nothing runs on \"{shown}\"\n"),
+    };
+    let mut line = |rest: std::fmt::Arguments<'_>| writeln!(text, "{rest}").expect("a string takes all");
+    if let Some(told) = told {
+        let word = |key: &str| told[key].as_str().unwrap_or("unknown").to_owned();
+        line(format_args!("state: {}", word("state")));
+        if told["primary"].is_string() {
+            line(format_args!("primary: {}, as {}", word("primary"), word("application_name")));
+        }
+        if let Some(stages) = told["positions"].as_object() {
+            for (stage, position) in stages {
+                let Some(lsn) = position["lsn"].as_str() else { continue };
+                let behind = position["behind_bytes"]
+                    .as_u64()
+                    .map_or(String::new(), |behind| format!(" ({behind} bytes behind)"));
+                line(format_args!("{stage}: {lsn}{behind}"));
+            }
+        }
+        if let Some(error) = told["last_error"]["message"].as_str() {
+            line(format_args!("last error: {error}"));
+        }
+    }
+    if let Some(control) = control {
+        let checkpoint = &control.checkpoint_copy;
+        line(format_args!(
+            "directory: {}, \"{}\", timeline {}",
+            role(directory, control),
+            control.state.name(),
+            checkpoint.timeline
+        ));
+        line(format_args!("recovery begins at: {}", checkpoint.redo));
+        if control.min_recovery_point.is_valid() {
+            line(format_args!("consistent from: {}", control.min_recovery_point));
+        }
+    }
+    text
+}
