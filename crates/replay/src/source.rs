@@ -59,6 +59,9 @@ struct Segment {
 /// What was found of a segment; nothing yet, while one thread looks and others wait for it.
 type Lookup = Mutex<Option<Option<Arc<Segment>>>>;
 
+/// A segment, and its file for as long as it is read.
+type Opened = (Arc<Segment>, Arc<File>);
+
 impl Drop for Segment {
     fn drop(&mut self) {
         if self.temporary {
@@ -366,7 +369,7 @@ impl Source {
     }
 
     /// The segment that holds a position, and its file.
-    fn open_segment(&self, lsn: Lsn) -> Result<Option<(Arc<Segment>, Arc<File>)>, ReplayError> {
+    fn open_segment(&self, lsn: Lsn) -> Result<Option<Opened>, ReplayError> {
         let number = self.size.segment_of(lsn);
         loop {
             let Some(segment) = self.segment(number)? else { return Ok(None) };
