@@ -103,12 +103,13 @@ impl RunError {
     }
 }
 
-fn follow(args: StandbyArgs, resolved: Resolved, level: LevelSwitch) -> Result<Outcome, RunError> {
+fn follow(args: StandbyArgs, mut resolved: Resolved, level: LevelSwitch) -> Result<Outcome, RunError> {
     tracing::info!("starting walrider standby {}: {}", env!("CARGO_PKG_VERSION"), resolved.settings.describe());
     note(&resolved);
     descriptors::share_out(resolved.jobs)?;
     rayon::ThreadPoolBuilder::new().num_threads(resolved.jobs).build_global()?;
     let standby = Standby::new(resolved.settings.clone())?;
+    resolved.settings.data_dir = standby.data_dir();
     let (told, observed) = (standby.clone(), standby.clone());
     let http = resolved.http.clone();
     let _http = service::start(http.as_deref(), Arc::new(move || observed.status()), move |wish| match wish {
@@ -122,7 +123,9 @@ fn follow(args: StandbyArgs, resolved: Resolved, level: LevelSwitch) -> Result<O
 
 /// Reads everything again. What is wrong now is said, and what was right before stays.
 fn reload(args: &StandbyArgs, running: &Resolved, level: &LevelSwitch, standby: &Standby) {
-    match Resolved::load(&args.options, args.config.as_deref()) {
+    // What it runs on, and not what has the name now.
+    let options = StandbyOptions { data_dir: Some(standby.data_dir()), ..args.options.clone() };
+    match Resolved::load(&options, args.config.as_deref()) {
         Ok(mut new) => {
             tracing::info!("received SIGHUP, reloading configuration files");
             note(&new);

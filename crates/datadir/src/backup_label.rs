@@ -181,7 +181,7 @@ pub(crate) fn remove_tablespace_link(link: &Path) -> Result<()> {
     } else {
         Err(DataDirError::Refused(format!(
             "\"{}\" should be the symbolic link of a tablespace, but is a file: move it away",
-            shown(&link).display()
+            shown(link).display()
         )))
     }
 }

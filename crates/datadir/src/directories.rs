@@ -221,8 +221,11 @@ impl Directories {
     }
 
     fn refuse_missing(&self, tablespace: Oid, path: &Path, missing: Missing) -> Result<()> {
-        if matches!(tablespace, DEFAULT_TABLESPACE_OID | GLOBAL_TABLESPACE_OID) && path == self.root.join("base") {
-            return Err(DataDirError::corrupt(path, "the directory is missing"));
+        let in_base = matches!(tablespace, DEFAULT_TABLESPACE_OID | GLOBAL_TABLESPACE_OID);
+        let top = self.root.join(if in_base { "base" } else { "pg_tblspc" });
+        // Without these it is no data directory (any more).
+        if !exists(&top)? {
+            return Err(DataDirError::corrupt(top, "the directory is missing"));
         }
         match missing {
             Missing::Create => Ok(()),
@@ -333,6 +336,18 @@ mod tests {
         assert!(directories.drop_tablespace(SPACE).unwrap());
         assert!(fs::symlink_metadata(&link).is_err() && list_dir(elsewhere.path()).unwrap().is_empty());
         assert!(directories.drop_tablespace(SPACE).unwrap());
+    }
+
+    #[test]
+    fn nothing_is_made_above_base_and_pg_tblspc() {
+        let (dir, directories) = data_dir();
+        fs::rename(dir.path().join("base"), dir.path().join("away")).unwrap();
+        fs::remove_dir(dir.path().join("pg_tblspc")).unwrap();
+        for tablespace in [DEFAULT_TABLESPACE_OID, SPACE] {
+            assert!(directories.create_database(tablespace, 7, Missing::Create).unwrap_err().is_corruption());
+            assert!(directories.copy_database((tablespace, 5), (tablespace, 7), Missing::Create).is_err());
+        }
+        assert!(!dir.path().join("base").exists() && !dir.path().join("pg_tblspc").exists());
     }
 
     #[test]

@@ -50,6 +50,9 @@ pub enum End {
     Unknown(String),
 }
 
+/// A segment, and its file for as long as it is read.
+type Opened = (Arc<Segment>, Arc<File>);
+
 /// All places, in the order in which they are tried.
 pub struct Source {
     fetcher: Fetcher,
@@ -151,7 +154,7 @@ impl Source {
     }
 
     /// The segment that holds a position, and its file.
-    fn open_segment(&self, lsn: Lsn) -> Result<Option<(Arc<Segment>, Arc<File>)>, ReplayError> {
+    fn open_segment(&self, lsn: Lsn) -> Result<Option<Opened>, ReplayError> {
         let number = self.size().segment_of(lsn);
         loop {
             let Some(segment) = self.segment(lsn)? else { return Ok(None) };

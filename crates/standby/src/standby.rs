@@ -1,6 +1,7 @@
 //! A standby, from start to its end.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -190,9 +191,14 @@ impl Standby {
         Ok(Outcome::Promoted(summary))
     }
 
+    /// The way to the directory that it runs on, whatever its name is by now.
+    pub fn data_dir(&self) -> PathBuf {
+        self.0.follower.settings().data_dir
+    }
+
     /// Changes what can change at once. The directory stays the same.
     pub fn reload(&self, mut settings: Settings) {
-        settings.data_dir = self.0.follower.settings().data_dir;
+        settings.data_dir = self.data_dir();
         self.0.follower.reload(settings);
     }
 
