@@ -6,7 +6,7 @@ threads ran; all else on the seed.  WALRIDER_POWER_KEEP names a directory that k
 """
 
 import os
-import random
+import re
 import shutil
 import tempfile
 import time
@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import recovery
-from tests.harness.cluster import PgCluster, controldata, copy_tree, run
-from tests.harness.install import program
-from tests.harness.powercut import Recorder
-from tests.harness.walrider import binary, compare, replay, walrider
+from tests.harness import early, recovery, standby
+from tests.harness.cluster import PgCluster, controldata, copy_tree, format_lsn, free_port, parse_lsn, run
+from tests.harness.early import SEGMENT
+from tests.harness.powercut import ORDERS, RENAME, Cut, Recorder
+from tests.harness.walrider import FAILED, binary, compare, replay, walrider
 
 IMAGES = int(os.environ.get("WALRIDER_POWER_IMAGES", "50"))
 SEED = os.environ.get("WALRIDER_SEED", "1")
 KEEP = os.environ.get("WALRIDER_POWER_KEEP")
 # Of all images, what each kind of run has.
-SHARES = dict(replay=12, restartpoints=12, promotion=12, spool=7, early=7)
+SHARES = dict(replay=12, restartpoints=12, promotion=12, receive=4, spool=5, early=5)
 ROOM = 1 << 30
 CONF = """
 shared_buffers = 16MB
@@ -35,6 +35,8 @@ autovacuum = off
 """
 # Recoveries of a small directory: no more memory, no more processes than it takes.
 STOCK = dict(shared_buffers="16MB", max_connections="60", restart_after_crash="off")
+# As the mixed streams want it: all WAL stays, nobody waits for the standby.
+STREAM = CONF + "synchronous_standby_names = ''\nmax_prepared_transactions = 5\n"
 SETUP = """
 CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL, filler text);
 INSERT INTO accounts SELECT n, 0, repeat('f', 80) FROM generate_series(1, 4000) n;
@@ -100,14 +102,16 @@ class Origin:
         server.psql("BEGIN; INSERT INTO made VALUES (-1); PREPARE TRANSACTION 'early'")
         server.psql("BEGIN; INSERT INTO made VALUES (-2); PREPARE TRANSACTION 'ends'")
         server.psql("CREATE DATABASE copied STRATEGY file_copy")
-        self.transactions(server, 200, "postgres")
+        self.transactions(server, 200)
         server.psql("CREATE TABLE there AS SELECT generate_series(1, 3000) AS id", "copied")
         server.psql("CREATE DATABASE gone STRATEGY file_copy")
+        server.psql("CHECKPOINT")
         server.psql("COMMIT PREPARED 'ends'; DELETE FROM accounts WHERE id % 7 = 0; VACUUM accounts")
         server.psql("CHECKPOINT")
         self.transactions(server, 300)
         server.psql("DROP DATABASE gone; SELECT nextval('counter') FROM generate_series(1, 40)")
         server.psql("BEGIN; INSERT INTO made VALUES (-3); CREATE TABLE late (id int); PREPARE TRANSACTION 'late'")
+        server.psql("CHECKPOINT")
         server.psql("CREATE TABLE newest (id int); DROP TABLE newest; TRUNCATE history")
         self.transactions(server, 100)
 
@@ -149,15 +153,6 @@ class Images:
     def __init__(self, kind, record, memory):
         self.kind, self.record, self.memory = kind, record, memory
         print(f"{kind}: a record of {len(record.calls)} calls: {record.counts()}")
-
-    def __iter__(self):
-        """Pairs of a cut, and what makes a copy of the image."""
-        for number in range(images(self.kind)):
-            cut = self.record.choose(f"{SEED}/{self.kind}/{number}")
-            try:
-                yield cut, lambda name: self.record.image(cut, self.memory / name)
-            finally:
-                pass
 
     def check(self, continue_with):
         """Each image is continued in each way; `continue_with` is their names and what does it to a directory."""
@@ -208,3 +203,234 @@ def test_replay(origin, memory):
         compare(data_dir, origin.stock)
 
     Images("replay", record, memory).check(dict(walrider=ours, stock=stock))
+
+
+def test_done_is_durable(origin, memory):
+    """Once the command has said that it is done, a power cut changes nothing; where fsyncs of relations are left out, it does."""
+    record, _ = record_replay(origin, memory, "done")
+    for order in ORDERS:
+        cut = Cut("done", len(record.calls), len(record.calls), order, 512, False)
+        compare(record.image(cut, memory / "image"), origin.stock)
+        shutil.rmtree(memory / "image")
+    record.forget_syncs("base")
+    compared = walrider("compare", record.image(cut, memory / "image"), origin.stock)
+    shutil.rmtree(memory / "image")
+    assert compared.code == FAILED and compared.json["differences"] > 10, "nobody would see that fsync is left out"
+
+
+def stand_by(origin, data_dir, wal, recorder=None):
+    """`walrider standby` on an archive, a restartpoint whenever there can be one; stopped by whoever asked for it."""
+    (data_dir / "standby.signal").touch()
+    options = "--wal", wal, "--restartpoint-interval", "1ms", "--retry-interval", "100ms"
+    return standby.Walrider(data_dir, *options, recorder=recorder).start()
+
+
+def feed(origin, follower, wal):
+    """WAL comes by and by: a restartpoint is made between two stretches of it."""
+    begin = parse_lsn(re.search(r"START WAL LOCATION: (\S+)", (origin.backup / "backup_label").read_text())[1])
+    end = parse_lsn(origin.final) + 1
+    for segment in sorted(file for file in origin.archive.iterdir() if len(file.name) == 24):
+        shutil.copy(segment, wal / "next")
+        (wal / "next").rename(wal / segment.name)
+        there = int(segment.name[16:], 16) * SEGMENT
+        # A record may go on in the next segment.
+        if there > begin:
+            follower.wait_replayed(format_lsn(min(there + SEGMENT * 7 // 8, end)))
+    follower.wait_replayed(format_lsn(end))
+
+
+def test_restartpoints(origin, memory):
+    """`walrider standby` on an archive, with a restartpoint after each segment that has a checkpoint."""
+    recorder = Recorder(memory / "restartpoints-recorder")
+    reference = origin.copy(memory / "restartpoints")
+    fed = memory / "fed"
+    fed.mkdir()
+    with stand_by(origin, reference, fed, recorder) as follower:
+        feed(origin, follower, fed)
+        follower.stop()
+    compare(reference, origin.stock)
+    record = recorder.record()
+    moves = sum(call.operation == RENAME and call.two == "pg_control" for call in record.calls)
+    assert moves >= 12, f"pg_control was written {moves} times: hardly a restartpoint"
+
+    def ours(data_dir, cut):
+        with stand_by(origin, data_dir, origin.archive) as follower:
+            follower.wait_replayed(format_lsn(parse_lsn(origin.final) + 1))
+            follower.stop()
+        compare(data_dir, origin.stock)
+
+    def stock(data_dir, cut):
+        stock_finishes(origin, data_dir)
+        compare(data_dir, origin.stock)
+
+    Images("restartpoints", record, memory).check(dict(walrider=ours, stock=stock))
+
+
+def same_but_control(data_dir, reference):
+    """Only the control file differs: when, on which timeline, and what a server wrote there since."""
+    found = walrider("compare", "--first", "1000", data_dir, reference).json
+    others = [row for row in found["first"] if row["class"] != "control"]
+    assert found["pages"] > 0 and found["differences"] == len(found["first"]) and not others, (found["classes"], others[:10])
+
+
+def test_promotion(origin, memory):
+    """`walrider replay --promote`: the directory becomes a primary's, by us or by stock."""
+    record, reference = record_replay(origin, memory, "promotion", "--promote")
+    assert controldata(reference)["Latest checkpoint's TimeLineID"] == "2"
+
+    def ours(data_dir, cut):
+        replay(data_dir, origin.archive, "--promote").expect()
+        control = controldata(data_dir)
+        assert control["Database cluster state"] == "shut down" and control["Latest checkpoint's TimeLineID"] in "23", control
+        same_but_control(data_dir, reference)
+
+    def stock(data_dir, cut):
+        server = PgCluster(data_dir)
+        if any((data_dir / name).exists() for name in ("recovery.signal", "standby.signal")):
+            server.configure(recovery.restore_settings(origin.archive, action="promote"), "postgresql.auto.conf")
+        elif controldata(data_dir)["Database cluster state"] != "shut down":
+            (data_dir / "recovery.signal").touch()
+            server.configure(recovery.restore_settings(origin.archive, action="promote"), "postgresql.auto.conf")
+        with server:
+            recovery.recover_and_promote(server, timeout=60, **STOCK)
+            assert origin.contents(server) == origin.expected
+            server.stop()
+        same_but_control(data_dir, reference)
+
+    Images("promotion", record, memory).check(dict(walrider=ours, stock=stock))
+
+
+STATUS = re.compile(rb"d\0\0\0\x26r(.{8})(.{8})(.{8})", re.DOTALL)
+
+
+def acknowledged(record, cut):
+    """How far the primary was told, before the cut, that WAL is durable."""
+    return max((int.from_bytes(flush, "big") for sent in record.sent(cut) for _, flush, _ in STATUS.findall(sent)), default=0)
+
+
+def has_wal(data_dir, primary_wal, start, end):
+    """WAL that was acknowledged is there, in a segment, `.partial` or not."""
+    while start < end:
+        upto = min(end, start // SEGMENT * SEGMENT + SEGMENT)
+        name = early.segment_name(start)
+        files = [data_dir / f"{name}{suffix}" for suffix in ("", ".partial") if (data_dir / f"{name}{suffix}").exists()]
+        part = slice(start % SEGMENT, (upto - 1) % SEGMENT + 1)
+        theirs = (primary_wal / name).read_bytes()[part]
+        assert any(file.read_bytes()[part] == theirs for file in files), \
+            f"acknowledged up to {format_lsn(end)}: {format_lsn(start)} to {format_lsn(upto)} is not in {[file.name for file in files]}"
+        start = upto
+
+
+class Stream:
+    """A primary whose WAL is received while it works, then stopped, and started again without a change."""
+
+    def __init__(self, directory, template):
+        self.directory, self.reference = directory, directory / "reference"
+        directory.mkdir()
+        self.server = early.make_primary(template, directory / "primary", STREAM)
+        self.server.psql(SETUP)
+        (directory / "transaction").write_text(TRANSACTION)
+
+    def load(self):
+        """A little of everything, over some segments."""
+        transactions = "-n", "-f", self.directory / "transaction", "-c", "2"
+        self.server.pgbench(*transactions, "-t", "150")
+        self.server.psql("CREATE TABLE made AS SELECT generate_series(1, 3000) AS id; DROP TABLE dropped; TRUNCATE cut_off")
+        self.server.psql("SELECT pg_switch_wal()")
+        self.server.pgbench(*transactions, "-t", "100")
+        self.server.psql("BEGIN; INSERT INTO made VALUES (-1); PREPARE TRANSACTION 'prepared'")
+        self.server.psql("CHECKPOINT")
+        self.server.pgbench(*transactions, "-t", "150")
+
+    def end(self):
+        """It stops, is copied, and goes on: whoever follows it has its pages then."""
+        self.server.stop()
+        self.final = parse_lsn(self.server.controldata()["Latest checkpoint location"])
+        copy_tree(self.server.data_dir, self.reference)
+        standby.start_primary(self.server)
+
+    def caught_up(self, follower, data_dir, cut=None):
+        """A standby that has replayed all of it is stopped, and is the same."""
+        standby.wait_position(self.server, format_lsn(self.final + 1))
+        follower.stop()
+        early.same_pages(data_dir, self.reference)
+
+
+@pytest.fixture
+def stream(memory, primary_template):
+    """A primary to receive from."""
+    made = Stream(memory / "stream", primary_template)
+    with made.server:
+        yield made
+    shutil.rmtree(made.directory)
+
+
+def test_receive(stream, memory):
+    """`walrider receive`: what it had acknowledged is there, and the same command completes the rest.
+
+    pg_receivewal does not continue from every image: docs/spool.md, step 9.
+    """
+    directory = stream.directory / "received"
+    directory.mkdir()
+    recorder = Recorder(memory / "receive-recorder")
+    command = binary(), "receive", "-d", standby.conninfo(stream.server.port), "-D", directory
+    start = early.flushed(stream.server) // SEGMENT * SEGMENT
+    with standby.Standby(directory).spawn(recorder.command(directory, *command)) as receiver:
+        standby.wait_streaming(stream.server)
+        stream.load()
+        stream.server.stop()
+        receiver.stop()
+    record = recorder.record()
+    end = parse_lsn(stream.server.controldata()["Latest checkpoint location"])
+    standby.start_primary(stream.server)
+    wal = stream.server.data_dir / "pg_wal"
+
+    def ours(data_dir, cut):
+        has_wal(data_dir, wal, start, acknowledged(record, cut))
+        walrider(*command[1:-1], data_dir, "--endpos", format_lsn(end), "--no-loop").expect()
+        has_wal(data_dir, wal, start, end)
+
+    Images("receive", record, memory).check(dict(walrider=ours))
+
+
+@pytest.mark.parametrize("kind", ["spool", "early"])
+def test_standby(stream, memory, kind):
+    """`walrider standby`: what it had acknowledged is there, and it follows the primary again, as stock does.
+
+    Of the early log, that a promotion makes WAL of it: the primary is not there any more.
+    """
+    recorder = Recorder(memory / f"{kind}-recorder")
+    ours = standby.clone(stream.server, stream.directory / "ours")
+    options = "--early", dict(spool="off", early="on")[kind], "--retry-interval", "100ms", "--restartpoint-wal", "1MB"
+    start = early.flushed(stream.server)
+    with standby.Walrider(ours, *options, recorder=recorder).start() as follower:
+        standby.wait_streaming(stream.server)
+        stream.server.disk.fsync_takes(dict(spool=0, early=5)[kind])
+        stream.load()
+        stream.server.disk.fsync_takes(0)
+        stream.end()
+        stream.caught_up(follower, ours)
+    record = recorder.record()
+    records = early.valid_records(stream.reference, start, memory)
+
+    def follow(data_dir, cut):
+        if kind == "spool":
+            has_wal(data_dir / "pg_wal", stream.reference / "pg_wal", start, acknowledged(record, cut))
+        with standby.Walrider(data_dir, *options).start() as follower:
+            stream.caught_up(follower, data_dir)
+
+    def stock(data_dir, cut):
+        with standby.Stock(data_dir, **STOCK).start() as follower:
+            stream.caught_up(follower, data_dir)
+
+    def promote(data_dir, cut):
+        promised = acknowledged(record, cut)
+        standby.point(data_dir, free_port())
+        with standby.Walrider(data_dir, *options).start() as follower:
+            follower.promote()
+        history = (data_dir / "pg_wal" / "00000002.history").read_text()
+        end = parse_lsn(history.split("\t")[1])
+        assert end >= max((record_end for _, record_end in records if record_end <= promised), default=0), \
+            f"acknowledged up to {format_lsn(promised)}, promoted at {format_lsn(end)}"
+
+    Images(kind, record, memory).check(dict(walrider=follow, stock=stock, **(dict(promotion=promote) if kind == "early" else {})))

@@ -362,16 +362,23 @@ class Record:
         whole.play(Call(SYNC, "", "", 0, 0, 0, 0, b""))
         differ = differences(whole.root, read_tree(end))
         assert not differ, f"the record of {len(self.calls)} calls does not give what is there at the end: {differ[:20]}"
-        self.turns = [number for number, call in enumerate(self.calls) if call.operation not in (WRITE, TRUNCATE, ALLOCATE, SEND)]
+        self.turns = self._where(FSYNC, SYNC, CREATE, UNLINK, MKDIR, SYMLINK)
+        self.marks = self._where(RENAME, LINK)
 
     def counts(self):
         """How many of each there are."""
         return {name: sum(call.operation == number for call in self.calls) for number, name in enumerate(NAMES, 1)}
 
+    def _where(self, *operations):
+        return [number for number, call in enumerate(self.calls) if call.operation in operations] or [0]
+
     def choose(self, seed):
-        """A moment and choices.  Half of the moments are between calls that order what is durable: data is most of the record."""
+        """A moment and choices.  A third of the moments are anywhere, a third by calls that make or order what is durable, and a third
+        close to a rename, which decides something: most of a record is data."""
         rng = random.Random(seed)
-        step = rng.choice(self.turns) + rng.choice([0, 1]) if rng.random() < 0.5 else rng.randrange(len(self.calls) + 1)
+        near = rng.choice([range(len(self.calls) + 1), self.turns, self.marks])
+        step = rng.choice(near) + (rng.randint(-12, 2) if near is self.marks else rng.choice([0, 1]))
+        step = min(max(step, 0), len(self.calls))
         return Cut(seed, step, len(self.calls), rng.choice(ORDERS), rng.choice(PIECES), rng.random() < 0.5)
 
     def image(self, cut, path):
@@ -382,6 +389,16 @@ class Record:
         left.cut(random.Random(f"{cut.seed} {cut.step}"), cut.piece)
         write_tree(left.root, path)
         return Path(path)
+
+    def forget_syncs(self, name):
+        """Leave out what synced the files below an entry of the start, to see that it is missed."""
+        whole, below = Simulation(self.start), set()
+        top = whole.root.now[name]
+        for call in self.calls:
+            whole.play(call)
+        numbers = {id(what): number for number, what in whole.numbers.items()}
+        below = {numbers.get(id(file)) for file in whole._files(top)}
+        self.calls = [call for call in self.calls if call.operation != FSYNC or call.a not in below]
 
     def sent(self, cut):
         """What went out over sockets before the cut."""

@@ -327,6 +327,19 @@ static void put_sent(const struct call *call, uint64_t at, uint64_t length)
 	free(data);
 }
 
+/* From several parts. */
+static void put_gathered(const struct call *call, uint64_t parts, uint64_t count)
+{
+	struct iovec part;
+
+	for (uint64_t i = 0; i < count; i++)
+	{
+		if (peek(call->thread, parts + i * sizeof part, &part, sizeof part) != sizeof part)
+			die("what was sent");
+		put_sent(call, (uint64_t) (uintptr_t) part.iov_base, part.iov_len);
+	}
+}
+
 static void put_opened(const struct call *call, uint64_t fd)
 {
 	struct stat found;
@@ -429,6 +442,8 @@ static void finish(const struct call *call, int64_t result)
 	}
 	if (!stat_fd(call->thread, args[0], &found))
 		die("a file that was written to");
+	if (S_ISSOCK(found.st_mode) && call->number == __NR_writev)
+		return put_gathered(call, args[1], args[2]);
 	if (S_ISSOCK(found.st_mode))
 		return call->number == __NR_write ? put_sent(call, args[1], (uint64_t) result) : unknown(call);
 	switch (call->number)
