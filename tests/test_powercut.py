@@ -5,9 +5,11 @@ model.  Each image is continued twice, and each result compared with the referen
 threads ran; all else on the seed.  WALRIDER_POWER_KEEP names a directory that keeps the record and the image of a failure.
 """
 
+import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +31,7 @@ ROOM = 1 << 30
 KEPT_OUT = "walrider_was_interrupted"
 CONF = """
 shared_buffers = 16MB
+wal_compression = pglz
 max_wal_size = 256MB
 checkpoint_timeout = 1h
 wal_keep_size = 256MB
@@ -46,6 +49,7 @@ CREATE TABLE cut_off AS SELECT generate_series(1, 5000) AS id;
 CREATE TABLE dropped (id int PRIMARY KEY, note text);
 INSERT INTO dropped SELECT n, repeat('d', 100) FROM generate_series(1, 1000) n;
 CREATE SEQUENCE counter;
+CREATE TABLE wide AS SELECT n AS id, 0 AS changes, repeat('w', 800) AS filler FROM generate_series(1, 8000) n;
 CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY);
 CREATE TABLE indexed (id int, words int[], at point, span int4range);
 CREATE INDEX ON indexed USING gin (words);
@@ -53,6 +57,8 @@ CREATE INDEX ON indexed USING gist (at);
 CREATE INDEX ON indexed USING spgist (span);
 CREATE INDEX ON indexed USING brin (id);
 """
+# More pages than fit into little memory, in little WAL.
+WIDE = "UPDATE wide SET changes = changes + 1 WHERE id % 30 < 2"
 INDEXED = "INSERT INTO indexed SELECT n, ARRAY[n % 7, n % 100], point(n % 50, n), int4range(n, n + 9) FROM generate_series(1, 600) n"
 
 TRANSACTION = """
@@ -106,7 +112,7 @@ class Origin:
     def load(self, server):
         """Restartpoints may be made at three checkpoints, two of them because a database was copied as files."""
         self.transactions(server, 400)
-        server.psql(INDEXED)
+        server.psql(f"{INDEXED}; {WIDE}")
         server.psql("CREATE TABLE made (id int PRIMARY KEY); INSERT INTO made SELECT generate_series(1, 2000)")
         server.psql("TRUNCATE cut_off; INSERT INTO cut_off VALUES (1); DROP TABLE dropped")
         server.psql("BEGIN; INSERT INTO made VALUES (-1); PREPARE TRANSACTION 'early'")
@@ -123,6 +129,7 @@ class Origin:
         server.psql("DROP DATABASE gone; SELECT nextval('counter') FROM generate_series(1, 40)")
         server.psql("BEGIN; INSERT INTO made VALUES (-3); CREATE TABLE late (id int); PREPARE TRANSACTION 'late'")
         server.psql("CHECKPOINT")
+        server.psql(WIDE)
         server.psql("CREATE TABLE newest (id int); DROP TABLE newest; TRUNCATE history")
         self.transactions(server, 100)
 
@@ -220,12 +227,70 @@ class Images:
             (target / "calls").write_text("\n".join(map(str, self.record.calls[:cut.step + 20])))
 
 
+# Every call that changes files and that Python has, from several threads; the file `synced` is safe, the others are not.
+CALLS = """
+import os, threading
+def write(name, data, flags=os.O_CREAT | os.O_RDWR, sync=False):
+    file = os.open(name, flags, 0o600)
+    os.write(file, data)
+    if sync:
+        os.fsync(file)
+    os.close(file)
+write("synced", b"s" * 9000, sync=True)
+os.mkdir("below"); os.rmdir("below"); os.mkdir("there")
+directory = os.open(".", os.O_RDONLY)
+os.fsync(directory)
+write("old", b"o" * 9000, os.O_RDWR)
+write("appended", b"a" * 100, os.O_RDWR | os.O_APPEND)
+write("new.tmp", b"n" * 9000, sync=True)
+os.rename("new.tmp", "renamed")
+file = os.open("calls", os.O_CREAT | os.O_RDWR, 0o600)
+os.pwritev(file, [b"x" * 5000, b"y" * 5000], 3000); os.writev(file, [b"z", b"zz"]); os.pwrite(file, b"p", 20000)
+os.posix_fallocate(file, 0, 50000); os.ftruncate(file, 30000);
+source = os.open("synced", os.O_RDONLY)
+os.copy_file_range(source, file, 500); os.sendfile(file, source, 10, 300)
+os.link("calls", "there/linked"); os.symlink("calls", "leads"); os.unlink("removed")
+os.replace("there/linked", "there/again", src_dir_fd=directory)
+os.fdatasync(file)
+def many(number):
+    for at in range(50):
+        os.pwrite(file, bytes([number]) * 700, at * 500)
+threads = [threading.Thread(target=many, args=(number,)) for number in range(4)]
+[thread.start() for thread in threads]; [thread.join() for thread in threads]
+"""
+
+
+def test_the_recorder(tmp_path):
+    """What it records is all there is, for each kind of call; what was synced is in every image, and what was not is in some,
+    not in others, and torn."""
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    for name in ("old", "appended", "removed"):
+        (data_dir / name).write_bytes(b"0" * 9000)
+    recorder = Recorder(tmp_path / "recorder")
+    run(recorder.command(data_dir, sys.executable, "-c", CALLS), cwd=data_dir)
+    record = recorder.record()
+    olds, renamed = set(), set()
+    for number in range(100):
+        cut = record.choose(f"recorder/{number}")
+        cut.step = len(record.calls)
+        image = record.image(cut, tmp_path / "image")
+        assert (image / "synced").read_bytes() == b"s" * 9000 and (image / "there").is_dir() and not (image / "below").exists()
+        olds.add((image / "old").read_bytes())
+        renamed.add((image / "renamed").read_bytes() if (image / "renamed").exists() else None)
+        shutil.rmtree(image)
+    assert {b"o" * 9000, b"0" * 9000} < olds and all(len(old) == 9000 for old in olds)
+    assert renamed == {None, b"n" * 9000}
+
+
 def record_replay(origin, memory, name, *options):
     """A replay that nobody disturbs."""
     recorder = Recorder(memory / f"{name}-recorder")
     data_dir = origin.copy(memory / name)
-    run(recorder.command(data_dir, binary(), "replay", "-D", data_dir, "--wal", origin.archive, *options))
-    return recorder.record(), data_dir
+    done = run(recorder.command(data_dir, binary(), "replay", "--json", "-D", data_dir, "--wal", origin.archive, *options))
+    record = recorder.record()
+    record.said = json.loads(done.stdout)
+    return record, data_dir
 
 
 def test_replay(origin, memory):
@@ -233,6 +298,7 @@ def test_replay(origin, memory):
     little = "--memory", "16MB"
     record, reference = record_replay(origin, memory, "replay", *little)
     compare(reference, origin.stock)
+    assert record.said["pages_evicted"] > 500 and record.said["restartpoints"] >= 3, record.said
 
     def ours(data_dir, cut):
         replay(data_dir, origin.archive, *little).expect()

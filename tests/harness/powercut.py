@@ -15,7 +15,7 @@ seed makes:
   and whatever is synced makes all earlier calls durable (ext4 and xfs); `directory`, in order within each directory; `name`, each
   for itself, in order only where it is about the same name.  In the last two an fsync of a file may make durable that it was
   created, or not.
-- A file is as it was created, with its mode; nobody's else is made.  What was removed while it was open is gone.
+- A file has the mode that it was created with.  At the start each has one name.
 
 Not modelled: media that fail, writes that reach other places than they should, an fsync that fails or lies.
 """
@@ -141,7 +141,7 @@ def read_tree(path):
         return Link(os.readlink(path))
     if stat.S_ISDIR(status.st_mode):
         return Directory(mode, {name: read_tree(os.path.join(path, name)) for name in sorted(os.listdir(path))}, status.st_ino)
-    assert stat.S_ISREG(status.st_mode) and status.st_nlink == 1, f"{path} is not a file with one name"
+    assert stat.S_ISREG(status.st_mode), f"{path} is neither a file nor a directory nor a link"
     with open(path, "rb") as file:
         return File(mode, file.read(), status.st_ino)
 
@@ -158,15 +158,19 @@ def copy(tree, numbers):
     return made
 
 
-def write_tree(tree, path):
-    """Make what is durable of a tree."""
+def write_tree(tree, path, made=None):
+    """Make what is durable of a tree; `made` are the files that have a name already."""
+    made = {} if made is None else made
     if isinstance(tree, Link):
         os.symlink(tree.target, path)
     elif isinstance(tree, Directory):
         os.mkdir(path, tree.mode)
         for name, what in tree.durable.items():
-            write_tree(what, os.path.join(path, name))
+            write_tree(what, os.path.join(path, name), made)
+    elif id(tree) in made:
+        os.link(made[id(tree)], path)
     else:
+        made[id(tree)] = path
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, tree.mode)
         try:
             view = memoryview(tree.durable)
