@@ -28,6 +28,8 @@ KEEP = os.environ.get("WALRIDER_POWER_KEEP")
 # Of all images, what each kind of run has.
 SHARES = dict(replay=12, restartpoints=12, promotion=12, receive=4, spool=5, early=5)
 ROOM = 1 << 30
+# More than Linux ever gives (PID_MAX_LIMIT).
+NO_PROCESS = (1 << 22) + 1
 KEPT_OUT = "walrider_was_interrupted"
 CONF = """
 shared_buffers = 16MB
@@ -193,6 +195,13 @@ def stock_finishes(origin, data_dir, again):
     compare(data_dir, origin.stock)
 
 
+def bury(data_dir):
+    """Whoever had the directory is dead: its number in postmaster.pid is one that no process has, or some day another one would."""
+    lock_file = data_dir / "postmaster.pid"
+    if lock_file.exists():
+        lock_file.write_text(re.sub(r"^-\d+", f"-{NO_PROCESS}", lock_file.read_text()))
+
+
 class Images:
     """The images of one record, and what becomes of each."""
 
@@ -208,6 +217,7 @@ class Images:
             cut = self.record.choose(f"{SEED}/{self.kind}/{number}")
             for name, proceed in continue_with.items():
                 directory = self.record.image(cut, self.memory / f"{self.kind}-{name}")
+                bury(directory)
                 try:
                     proceed(directory, cut)
                 except Exception as error:
