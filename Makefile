@@ -12,7 +12,7 @@ SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py te
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build extension \
-        fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress soak-standby soak-early clean
+        fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress soak-standby soak-early soak-power clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -113,6 +113,11 @@ soak-standby: build fetch
 # A thousand times: the primary dies with WAL that the standby had from it early; promotion, and following it again.
 soak-early: build fetch extension
 	WALRIDER_EARLY_ROUNDS=$${WALRIDER_EARLY_ROUNDS:-1000} $(E2E) tests/test_early_crash.py -s $(PYTEST_ARGS)
+
+# The power goes two thousand times: at any moment of a replay, a promotion, a standby; both we and PostgreSQL go on.
+soak-power: build fetch extension
+	WALRIDER_SEED=$${WALRIDER_SEED:-$$(date +%s)} WALRIDER_POWER_IMAGES=$${WALRIDER_POWER_IMAGES:-2000} \
+	    $(E2E) tests/test_powercut.py -s $(PYTEST_ARGS)
 
 clean:
 	cargo clean

@@ -230,16 +230,17 @@ class Standby:
 
 
 class Walrider(Standby):
-    """`walrider standby`."""
+    """`walrider standby`; a `recorder` records what it does to the directory."""
 
-    def __init__(self, data_dir, *options, disk=None, open_files=None):
+    def __init__(self, data_dir, *options, disk=None, open_files=None, recorder=None):
         super().__init__(data_dir)
-        self.options, self.disk, self.open_files = options, disk, open_files
+        self.options, self.disk, self.open_files, self.recorder = options, disk, open_files, recorder
         self.port = free_port()
 
     def start(self, timeout=60):
         """Start, and wait until it has taken the directory over."""
-        self.spawn([walrider.binary(), "standby", "-D", self.data_dir, "--http", f"127.0.0.1:{self.port}", *self.options],
+        command = [walrider.binary(), "standby", "-D", self.data_dir, "--http", f"127.0.0.1:{self.port}", *self.options]
+        self.spawn(self.recorder.command(self.data_dir, *command) if self.recorder else command,
                    self.disk.environment() if self.disk else None, self.open_files)
 
         def began():

@@ -205,8 +205,8 @@ fn refuse_if_in_use(path: &Path, contents: &[u8], data_dir: &Path) -> Result<()>
     let Some(pid) = stated.and_then(i32::checked_abs).and_then(Pid::from_raw) else {
         return Err(DataDirError::corrupt(path, "its first line is not a process id; if no server runs, remove it"));
     };
-    // Our own id, or that of the shell that started us, can only be an accident after a reboot.
-    if pid != getpid() && Some(pid) != getppid() {
+    // Our own id, or that of the shell that started us, can only be an accident after a reboot; so can one of our threads'.
+    if pid != getpid() && Some(pid) != getppid() && !is_our_thread(pid) {
         match test_kill_process(pid) {
             // No such process, or one of another user, who cannot have made a file in this directory.
             Err(Errno::SRCH | Errno::PERM) => {}
@@ -233,6 +233,11 @@ fn refuse_if_in_use(path: &Path, contents: &[u8], data_dir: &Path) -> Result<()>
         )));
     }
     Ok(())
+}
+
+/// `kill` finds threads as well, by numbers that the machine has given to processes before.
+fn is_our_thread(pid: Pid) -> bool {
+    Path::new("/proc/self/task").join(pid.as_raw_pid().to_string()).exists()
 }
 
 fn shared_memory_id(line: &str) -> Option<(u64, u64)> {
@@ -406,6 +411,20 @@ mod tests {
         }
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    /// After a reboot, the number of the process that died can be that of a thread of ours, as in a small container.
+    #[test]
+    fn a_thread_of_ours_is_no_other_process() {
+        std::thread::spawn(|| {
+            let thread = fs::read_link("/proc/thread-self").unwrap();
+            let thread = thread.file_name().unwrap().to_str().unwrap();
+            assert_ne!(thread, std::process::id().to_string());
+            let (_dir, lock) = acquire_with(&format!("-{thread}\n/data\n1\n0\n\n\n"));
+            lock.unwrap();
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]
