@@ -51,7 +51,7 @@ def main():
     if not chosen:
         sys.exit(f"error: no fuzz targets in {FUZZ}")
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        # `cargo test` has tried the same decoders with bytes from a random seed; libFuzzer itself is C++.
+        # `cargo test` has tried the same decoders with random bytes; libFuzzer itself is C++.
         sys.exit("error: libFuzzer needs a C++ compiler")
     programs = build()
     failed = []

@@ -23,6 +23,7 @@ SUITES = {"17": "trixie", "18": "sid"}      # of Debian
 KNOWN = {
     "postgresql-18_18.6.orig.tar.bz2": "555610c24d53e4316da5b7d3fc25c279d96856d5e0e23ee308c328c5fa881d9f",
     "postgresql-server-dev-17_17.12-0+deb13u1_amd64.deb": "d524d6d8169ce6c5733ab6b91caacfcf1d750123628cc43122baf8a8459a0f61",
+    "postgresql-server-dev-17_17.12-0+deb13u1_arm64.deb": "bbf515ea63f11c1b57a7ec26cb3027cdedfee7c8d3854921c933ea9686317ac8",
 }
 # What would ask for the headers of other libraries; with it goes the end of struct Port (libpq-be.h), nothing else.
 FOREIGN = r"^#define (ENABLE_GSS|USE_OPENSSL) 1$"
