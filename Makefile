@@ -5,6 +5,11 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
+# Tests side by side; none with PYTEST_WORKERS=0.
+PYTEST_WORKERS ?= 2
+PARALLEL = -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+# Random choices are the same every time, but in the soaks.
+SOAK = WALRIDER_SEED=$${WALRIDER_SEED:-random}
 SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py tests/test_standby_tls.py tests/test_promote.py::test_as_stock_promotes \
         $(addprefix tests/test_early_sender.py::,test_bytes test_before_flush test_synchronous test_regression) \
         $(addprefix tests/test_early_sender_end.py::,test_stop test_crash) \
@@ -12,7 +17,8 @@ SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py te
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build extension \
-        fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-crash soak-stress soak-standby soak-early soak-power clean
+        fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress soak-standby soak-early \
+        soak-power clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -45,26 +51,26 @@ bench-early: build fetch-18 extension
 test: test-rust fuzz-smoke test-datadir test-e2e test-17-smoke
 
 test-rust:
-	cargo test --workspace --quiet
-	cargo test --workspace --quiet --bench '*'
+	cargo test --locked --workspace --quiet
+	cargo test --locked --workspace --quiet --bench '*'
 
 test-datadir: fetch
 	$(PYTHON) -m tests.real_server
 
 test-e2e: build fetch fetch-suites extension
-	$(E2E) tests $(PYTEST_ARGS)
+	$(E2E) $(PARALLEL) tests $(PYTEST_ARGS)
 
 # All of test-datadir and test-e2e on PostgreSQL 17, and the part of it that `make test` runs.
 test-17: build fetch fetch-suites-17 extension
 	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.real_server
-	WALRIDER_TEST_MAJOR=17 $(E2E) tests $(PYTEST_ARGS)
+	WALRIDER_TEST_MAJOR=17 $(E2E) $(PARALLEL) tests $(PYTEST_ARGS)
 
 test-17-smoke: build fetch extension
 	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.real_server
-	WALRIDER_TEST_MAJOR=17 $(E2E) $(SMOKE) $(PYTEST_ARGS)
+	WALRIDER_TEST_MAJOR=17 $(E2E) $(PARALLEL) $(SMOKE) $(PYTEST_ARGS)
 
 build:
-	cargo build --release
+	cargo build --locked --release
 
 fetch: fetch-17 fetch-18
 
@@ -82,11 +88,11 @@ lint:
 
 # Any bytes are an error, never a crash: a short look in `make test`, a long one on request.
 fuzz-smoke:
-	@if command -v c++ >/dev/null; then $(PYTHON) -m tests.fuzz --seconds 20; \
+	@if command -v c++ >/dev/null; then $(PYTHON) -m tests.fuzz --runs 40000; \
 	else echo 'fuzz: no C++ compiler for libFuzzer; the random inputs of cargo test stand alone'; fi
 
 fuzz-long:
-	$(PYTHON) -m tests.fuzz --seconds 3600
+	$(SOAK) $(PYTHON) -m tests.fuzz --seconds 3600
 
 # PostgreSQL's own suites, in every variant or in those named: SUITES="default contrib"; docs/testing.md.
 # SUITES_ARGS="--save bench/runs/FILE" keeps the result.
@@ -99,25 +105,29 @@ fetch-suites: fetch
 fetch-suites-17: fetch
 	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.suites.source
 
+# The unit part so often, with new seeds, beside a load that keeps every core busy; it ends with the first failure.
+SOAK_UNIT_ROUNDS ?= 20
+soak-unit:
+	$(PYTHON) -m tests.soak_unit $(SOAK_UNIT_ROUNDS)
+
 soak-crash: build fetch
-	WALRIDER_CRASH_ROUNDS=200 $(E2E) tests/test_crash.py -s $(PYTEST_ARGS)
+	$(SOAK) WALRIDER_CRASH_ROUNDS=$${WALRIDER_CRASH_ROUNDS:-200} $(E2E) tests/test_crash.py -s $(PYTEST_ARGS)
 
 # Random work on every kind of index, for an hour unless WALRIDER_STRESS_SECONDS says otherwise.
 soak-stress: build fetch
-	WALRIDER_STRESS_SECONDS=$${WALRIDER_STRESS_SECONDS:-3600} $(E2E) tests/test_stress.py -s $(PYTEST_ARGS)
+	$(SOAK) WALRIDER_STRESS_SECONDS=$${WALRIDER_STRESS_SECONDS:-3600} $(E2E) tests/test_stress.py -s $(PYTEST_ARGS)
 
 # A thousand times: the primary dies under load, its standby takes over, the bank is audited.
 soak-standby: build fetch
-	WALRIDER_STANDBY_ROUNDS=$${WALRIDER_STANDBY_ROUNDS:-1000} $(E2E) tests/test_standby_bank.py -s $(PYTEST_ARGS)
+	$(SOAK) WALRIDER_STANDBY_ROUNDS=$${WALRIDER_STANDBY_ROUNDS:-1000} $(E2E) tests/test_standby_bank.py -s $(PYTEST_ARGS)
 
 # A thousand times: the primary dies with WAL that the standby had from it early; promotion, and following it again.
 soak-early: build fetch extension
-	WALRIDER_EARLY_ROUNDS=$${WALRIDER_EARLY_ROUNDS:-1000} $(E2E) tests/test_early_crash.py -s $(PYTEST_ARGS)
+	$(SOAK) WALRIDER_EARLY_ROUNDS=$${WALRIDER_EARLY_ROUNDS:-1000} $(E2E) tests/test_early_crash.py -s $(PYTEST_ARGS)
 
 # The power goes two thousand times: at any moment of a replay, a promotion, a standby; both we and PostgreSQL go on.
 soak-power: build fetch extension
-	WALRIDER_SEED=$${WALRIDER_SEED:-$$(date +%s)} WALRIDER_POWER_IMAGES=$${WALRIDER_POWER_IMAGES:-2000} \
-	    $(E2E) tests/test_powercut.py -s $(PYTEST_ARGS)
+	$(SOAK) WALRIDER_POWER_IMAGES=$${WALRIDER_POWER_IMAGES:-2000} $(E2E) tests/test_powercut.py -s $(PYTEST_ARGS)
 
 clean:
 	cargo clean

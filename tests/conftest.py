@@ -1,10 +1,11 @@
-"""Fixtures shared by the end-to-end tests: loads, and the stock recovery that is their reference."""
+"""Fixtures shared by the end-to-end tests: loads, and the stock recovery that is their reference; and which tests run beside which."""
 
+import fcntl
 import json
 import os
 import random
 import shutil
-import time
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,16 @@ import pytest
 
 from tests.harness import install, load, load_server, recovery, standby
 from tests.harness.cluster import PgCluster, copy_tree
+from tests.harness.seed import seed
 from tests.harness.walrider import binary
 
-SEED = int(os.environ.get("WALRIDER_SEED") or time.time_ns() % 1_000_000)
+SEED = seed()
 NEEDS_TLS = "test_standby_tls.py"
+# With pytest-xdist, tests that share one of these go to the same worker, which makes it once.
+SHARED = ("plain", "mixed", "mixed_small", "origin", "clusters")
+# What takes longest begins first, so that no worker waits long for the last.
+FIRST = ("test_suites.py", "test_early_crash.py", "test_standby_bank.py", "test_stress.py", "plain", "mixed", "mixed_small")
+TURNS = "WALRIDER_TURNS"
 
 
 @dataclass
@@ -64,11 +71,46 @@ def leaves_tls_out():
     return install.major() != "17" and not install.has_tls()
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: no other test runs meanwhile; it looks at how soon or how often something happens")
+    if TURNS not in os.environ:     # else of a worker, as of the process that started it
+        handle, os.environ[TURNS] = tempfile.mkstemp(prefix="turns-")
+        os.close(handle)
+
+
+def group(item):
+    """The tests that go to one worker, by name; None: alone is as good."""
+    if item.get_closest_marker("alone"):
+        return "alone"
+    wanted = {item.callspec.params.get("variant")} if hasattr(item, "callspec") else set()
+    return next((name for name in SHARED if name in wanted.union(item.fixturenames)), None)
+
+
+def order(item):
+    """Where a test comes: what is long first, at last those that want to be alone."""
+    name = item_group if (item_group := group(item)) in FIRST else item.path.name
+    return item_group == "alone", FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     if leaves_tls_out():
         left_out = [item for item in items if item.path.name == NEEDS_TLS]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if name := group(item):
+                item.add_marker(pytest.mark.xdist_group(name))
+        if os.environ.get("PYTEST_XDIST_WORKER"):
+            items.sort(key=order)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    with open(os.environ[TURNS]) as turns:
+        fcntl.flock(turns, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
 
 
 def pytest_sessionstart(session):
@@ -76,10 +118,10 @@ def pytest_sessionstart(session):
         pytest.exit(f"{binary()} does not exist: run `make build`", returncode=2)
 
 
-@pytest.fixture(scope="session")
-def rng():
-    """One source of random choices."""
-    return random.Random(SEED)
+@pytest.fixture
+def rng(request):
+    """A test's random choices: the same for the same seed, whichever tests ran before."""
+    return random.Random(f"{SEED}/{request.node.name}")
 
 
 @pytest.fixture(scope="session")

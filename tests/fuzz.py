@@ -1,6 +1,7 @@
-"""Run every libFuzzer target of `fuzz/` for a share of some seconds, with a stable toolchain.
+"""Run every libFuzzer target of `fuzz/`, with a stable toolchain.
 
-    python3 -m tests.fuzz --seconds N [TARGET]...
+    python3 -m tests.fuzz --runs N [TARGET]...           each so often, from nothing: the same inputs for the same seed
+    python3 -m tests.fuzz --seconds N [TARGET]...        each for a share of the time, from all that earlier runs have found
 
 cargo-fuzz would want a nightly compiler for its sanitizers; safe Rust needs only the coverage
 counters, which these flags give.  A crash leaves its input under fuzz/artifacts/TARGET.
@@ -11,8 +12,10 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
+
+from tests.harness.seed import seed
 
 FUZZ = Path(__file__).resolve().parents[1] / "fuzz"
 COVERAGE = ["-Cpasses=sancov-module", "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -30,7 +33,7 @@ def build():
     host = next(line.split()[1] for line in subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True)
                 .stdout.splitlines() if line.startswith("host:"))
     env = dict(os.environ, RUSTFLAGS=" ".join(["--cfg", "fuzzing", *COVERAGE]))
-    subprocess.run(["cargo", "build", "--release", "--quiet", "--bins", "--manifest-path", str(FUZZ / "Cargo.toml"),
+    subprocess.run(["cargo", "build", "--locked", "--release", "--quiet", "--bins", "--manifest-path", str(FUZZ / "Cargo.toml"),
                     "--target", host, "--target-dir", str(FUZZ / "target")], env=env, check=True)
     return FUZZ / "target" / host / "release"
 
@@ -39,27 +42,30 @@ def main():
     """The command line."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.fuzz", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, required=True, help="for all targets together")
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--runs", type=int, help="of each target")
+    length.add_argument("--seconds", type=int, help="for all targets together")
     parser.add_argument("target", nargs="*")
     args = parser.parse_args()
     chosen = args.target or targets()
     if not chosen:
         sys.exit(f"error: no fuzz targets in {FUZZ}")
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        # `cargo test` has tried the same decoders with bytes from a random seed; libFuzzer itself is C++.
+        # `cargo test` has tried the same decoders with random bytes; libFuzzer itself is C++.
         sys.exit("error: libFuzzer needs a C++ compiler")
     programs = build()
-    seed = int(os.environ.get("WALRIDER_SEED") or time.time_ns() % 1_000_000 + 1)
     failed = []
     for name in chosen:
-        share = max(1, args.seconds // len(chosen))
         for part in ("corpus", "artifacts"):
             (FUZZ / part / name).mkdir(parents=True, exist_ok=True)
-        done = subprocess.run([str(programs / name), str(FUZZ / "corpus" / name), f"-max_total_time={share}",
-                               f"-seed={seed}", "-timeout=20", "-rss_limit_mb=2048", "-verbosity=0",
-                               f"-artifact_prefix={FUZZ / 'artifacts' / name}/"], capture_output=True, text=True,
-                              errors="replace")
-        print(f"fuzz {name}: {'ok' if done.returncode == 0 else 'FAILED'}, {share} s, seed {seed}", flush=True)
+        length = f"-runs={args.runs}" if args.runs else f"-max_total_time={max(1, args.seconds // len(chosen))}"
+        with tempfile.TemporaryDirectory() as nothing:
+            corpus = nothing if args.runs else FUZZ / "corpus" / name
+            done = subprocess.run([str(programs / name), str(corpus), length, f"-seed={seed()}", "-timeout=60",
+                                   "-rss_limit_mb=2048", "-verbosity=0",
+                                   f"-artifact_prefix={FUZZ / 'artifacts' / name}/"], capture_output=True, text=True,
+                                  errors="replace")
+        print(f"fuzz {name}: {'ok' if done.returncode == 0 else 'FAILED'}, {length[1:]}, seed {seed()}", flush=True)
         if done.returncode != 0:
             print(done.stderr[-3000:], file=sys.stderr)
             failed.append(name)

@@ -17,7 +17,7 @@ CRATES, NAME = ("walrider-datadir", "walrider-receive"), "real_server"
 
 def build(crate):
     """Build a crate's test program, and return where it is."""
-    made = subprocess.run(["cargo", "test", "--quiet", "-p", crate, "--test", NAME, "--no-run",
+    made = subprocess.run(["cargo", "test", "--locked", "--quiet", "-p", crate, "--test", NAME, "--no-run",
                            "--message-format=json"], cwd=as_user.ROOT, stdout=subprocess.PIPE, text=True, check=True)
     messages = [json.loads(line) for line in made.stdout.splitlines()]
     return next(message["executable"] for message in messages

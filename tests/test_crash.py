@@ -7,7 +7,7 @@ from tests.harness import recovery
 from tests.harness.cluster import PgCluster, controldata
 from tests.harness.walrider import compare, replay, start
 
-ROUNDS = int(os.environ.get("WALRIDER_CRASH_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("WALRIDER_CRASH_ROUNDS", "8"))
 
 
 def kill_after(fixture, data_dir, seconds, options=()):

@@ -30,7 +30,7 @@ from tests.harness.recovery import discard
 from tests.harness.shim import Disk
 from tests.harness.standby import LOCALLY, Walrider, wait_for, wait_streaming
 
-ROUNDS = int(os.environ.get("WALRIDER_EARLY_ROUNDS", "100"))
+ROUNDS = int(os.environ.get("WALRIDER_EARLY_ROUNDS", "40"))
 # Of the rounds, at least so many leave the standby with WAL that the primary does not have when it is back.
 TAILS = 0.2
 ROOM = 2 << 30

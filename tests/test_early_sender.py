@@ -132,6 +132,7 @@ def test_max_ahead(make_server, disk):
         check_bytes(server, follower.wait_flushed(end), end)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("quick, interval_us, once", [(True, 500, True), (False, 500, False), (False, 10000, True)],
                          ids=["quick", "slow", "often"])
 def test_pace(make_server, disk, work, quick, interval_us, once):
@@ -152,6 +153,7 @@ def test_pace(make_server, disk, work, quick, interval_us, once):
         assert (len(messages) < 1.3 * flushes) if once else (len(messages) > 1.6 * flushes), (len(messages), flushes)
 
 
+@pytest.mark.alone
 def test_the_clock_is_set_back(make_server, disk, work, preload):
     """By an hour, in the midst of commits: flushes are told as before, WAL still comes before them, and no lag is negative.
     Just behind the last commit: an idle sender still ceases to look for WAL."""
@@ -190,6 +192,7 @@ def came(server, follower, start):
     return next(message["at"] for message in wal if message["start"] + message["length"] > record)
 
 
+@pytest.mark.alone
 def test_wakes_for_a_commit(make_server, disk, preload):
     """A commit out of the blue: preloaded it is sent before its flush, otherwise when that is done."""
     server = make_server(preload, disk)
@@ -198,20 +201,21 @@ def test_wakes_for_a_commit(make_server, disk, preload):
         stat(server, "polls")       # whoever looks first at catalogs writes WAL: hints
         time.sleep(3)
         before, = stat(server, "polls")
-        disk.fsync_takes(300)
+        disk.fsync_takes(1000)
         start, begun = inserted(server), time.monotonic()
         one.run("INSERT INTO t VALUES (1)")
         disk.fsync_takes(0)
         took = came(server, follower, start) - begun
-        assert (took < 0.2) if preload else (took >= 0.2), took
+        assert (took < 0.8) if preload else (took >= 0.8), took
         assert (int(stat(server, "commit_wakeups")[0]) > 0) == bool(preload)
         # Idle, it looks for nothing.
         time.sleep(2)
         polls, = stat(server, "polls")
         time.sleep(1)
-        assert stat(server, "polls") == [polls] and int(polls) - int(before) < 5000
+        assert stat(server, "polls") == [polls] and int(polls) - int(before) < 10_000
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_wakes_for_a_prepared_transaction(make_server, disk, end):
     """As for a commit."""
@@ -220,12 +224,12 @@ def test_wakes_for_a_prepared_transaction(make_server, disk, end):
     with Follower(server, flushed(server)) as follower, server.session() as one:
         one.run("SELECT 1")
         time.sleep(0.5)
-        disk.fsync_takes(300)
+        disk.fsync_takes(1000)
         start, begun = inserted(server), time.monotonic()
         one.run(f"{end} PREPARED 'first'")
         disk.fsync_takes(0)
         took = came(server, follower, start) - begun
-        assert took < 0.2, took
+        assert took < 0.8, took
 
 
 def test_several(make_server, preload):
@@ -321,7 +325,7 @@ def test_synchronous(make_server, preload, level):
         begun = time.monotonic()
         for number in range(2, 52):
             one.run(f"INSERT INTO t VALUES ({number})")
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 30
 
 
 def test_synchronous_waits_for_the_local_flush(make_server, disk):

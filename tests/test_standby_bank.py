@@ -21,7 +21,7 @@ from tests.harness.bank import Bank, connect
 from tests.harness.proxy import Proxy
 from tests.harness.recovery import discard
 
-ROUNDS = int(os.environ.get("WALRIDER_STANDBY_ROUNDS", "50"))
+ROUNDS = int(os.environ.get("WALRIDER_STANDBY_ROUNDS", "20"))
 
 
 class Round:

@@ -237,6 +237,7 @@ def median(primary, level, commits):
     return sorted(times)[commits // 2]
 
 
+@pytest.mark.alone
 def test_who_has_news_tells_them(primary, work):
     """A flush is told by the flusher while the receiver sleeps: that wakes for what comes, once for a commit, and not for the flush."""
     disk = Disk(work / "shim", "pg_wal/")
@@ -253,6 +254,7 @@ def test_who_has_news_tells_them(primary, work):
         assert 100 <= slept < 150
 
 
+@pytest.mark.alone
 def test_a_slow_fsync_does_not_delay_remote_write(primary, work):
     """With 50 ms for each fsync of the standby's WAL, `on` takes them and the median of `remote_write` does not move.
 
@@ -267,7 +269,7 @@ def test_a_slow_fsync_does_not_delay_remote_write(primary, work):
         after = {level: median(primary, level, 100 if level == "remote_write" else 20) for level in ("remote_write", "on")}
         print(f"medians in ms: {before}, with 50 ms more for each fsync {after}")
         assert after["on"] > 50, "the shim works"
-        assert after["remote_write"] < before["remote_write"] + 5
+        assert after["remote_write"] < before["remote_write"] + 25
         assert after["on"] < before["on"] + 150, "at most the fsync that is under way and its own"
         # By order, not by time: while a commit waits for its flush, later ones are acknowledged as written.
         disk.hold_fsync()

@@ -7,8 +7,11 @@ checkout, with TMPDIR set to a new directory of its own that is removed afterwar
 `python3` means an interpreter which that user can run.
 """
 
+import atexit
+import functools
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -58,7 +61,7 @@ def _succeeds(user, argv, cwd="/"):
 def find_python(user):
     """An interpreter that `user` can run: this one, or the system's."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        if _succeeds(user, [python, "-c", "import encodings, subprocess, sys; assert sys.version_info >= (3, 9)"]):
+        if _succeeds(user, [python, "-c", "import encodings, subprocess, sys; assert sys.version_info >= (3, 10)"]):
             return python
     raise SystemExit(f"error: no python3 that user {user.pw_name} can run; install the system's python3")
 
@@ -80,12 +83,66 @@ def stage(user, scratch):
     return copy
 
 
+@functools.cache
+def scratch_directory():
+    """A directory of the tests' user, removed when this process ends."""
+    user = find_user() if os.geteuid() == 0 else None
+    scratch = Path(tempfile.mkdtemp(prefix="walrider-", dir=scratch_parent(user)))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    if user:
+        scratch.chmod(0o755)
+        give(scratch)
+    return scratch
+
+
+def give(path):
+    """Make a directory and what is in it that user's, where root calls."""
+    if os.geteuid() == 0:
+        user = find_user()
+        subprocess.run(["chown", "-R", f"{user.pw_uid}:{user.pw_gid}", str(path)], check=True)
+
+
+@functools.cache
+def within_reach(path):
+    """A directory, or a copy where the tests' user cannot read it."""
+    if os.geteuid() != 0 or not path.exists() or _succeeds(find_user(), ["test", "-r", str(path)]):
+        return path
+    copy = scratch_directory() / path.name
+    shutil.copytree(path, copy, symlinks=True)
+    give(copy)
+    return copy
+
+
+def run_fetched(argv, check=False, **options):
+    """Run what was fetched under `.pg/`, or what that decides about: never as root. The output is captured, and names the
+    directories as `argv` does."""
+    parent = ROOT / ".pg"
+    known = {}
+
+    def reached(found):
+        copy = known[found[0]] = str(within_reach(Path(found[0])))
+        return copy
+    argv = [re.sub(rf"{re.escape(str(parent))}/[^/\s]+", reached, str(part)) for part in argv]
+    credentials = {}
+    if os.geteuid() == 0:
+        user = find_user()
+        credentials = dict(user=user.pw_uid, group=user.pw_gid, extra_groups=[], cwd=options.pop("cwd", "/"))
+    env = dict(os.environ, TMPDIR=str(scratch_directory()))
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, **credentials, **options)
+    for name, copy in known.items():
+        done.stdout = done.stdout.replace(copy, name)
+    if check and done.returncode != 0:
+        sys.stderr.write(done.stdout + done.stderr)
+        done.check_returncode()
+    return done
+
+
 def environment(base, scratch, cwd):
     """The child's environment: nothing of the caller's PostgreSQL settings, its own TMPDIR."""
     env = {key: value for key, value in base.items() if not key.startswith("PG") or key == "PG_CONFIG"}
     python_path = [str(cwd), str(cwd / ".pg" / "python"), str(cwd / ".pg" / "driver")]
     env.update(TMPDIR=str(scratch), PYTHONDONTWRITEBYTECODE="1", PYTHONPATH=":".join(python_path),
-               LC_ALL="C.UTF-8", TZ="UTC")
+               PYTHONHASHSEED="0", LC_ALL="C.UTF-8", TZ="UTC")
     return env
 
 

@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from .install import major, program
 PR_SET_PDEATHSIG = 1
 IPC_RMID = 0
 _running = set()
+_reserved = deque(maxlen=300)      # sockets; a test that began so many servers ago is over
 
 
 class ServerError(RuntimeError):
@@ -67,10 +70,25 @@ def _dynamic_shared_memory(pid):
 
 
 def free_port():
-    """A TCP port nobody listens on; it also names the socket file."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port that nobody listens on, ours for long; it also names the socket file.
+
+    It is below those that the system gives to connections, and a socket in the abstract namespace reserves it: tests run side
+    by side, and a server that is started again wants its port back.
+    """
+    for port in random.sample(range(15_000, 32_000), 1000):
+        reserved, probe = socket.socket(socket.AF_UNIX), socket.socket()
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            reserved.bind(f"\0walrider-test-port-{port}")
+        except OSError:
+            reserved.close()
+            continue
+        finally:
+            probe.close()
+        _reserved.append(reserved)
+        return port
+    raise ServerError("no free port between 15000 and 32000")
 
 
 def socket_directory():

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from . import headers, install
+from .as_user import give, run_fetched, scratch_directory
 
 SOURCE = install.ROOT / "extension"
 
@@ -34,8 +35,7 @@ def stamp(major):
 
 def pg_config(major, what):
     """A directory of the server's."""
-    return Path(subprocess.run([str(install.bindir(major) / "pg_config"), what], capture_output=True, text=True,
-                               check=True).stdout.strip())
+    return Path(run_fetched([install.bindir(major) / "pg_config", what], check=True).stdout.strip())
 
 
 def library(major):
@@ -43,31 +43,43 @@ def library(major):
     return pg_config(major, "--pkglibdir") / "walrider.so"
 
 
-def make(major, directory, *targets, cflags=None):
-    """`make` in a copy of the sources, with the server's own PGXS, or PostgreSQL 18's where it came without."""
+def make(major, directory, cflags=None):
+    """`make` in a copy of the sources, with the server's own PGXS, or PostgreSQL 18's where it came without. PGXS was fetched:
+    root has the tests' user build, and installs itself."""
     include = headers.directory(major)
     pgxs_of = major if pg_config(major, "--pgxs").exists() else install.DEFAULT
-    argv = ["make", "-s", "-C", str(directory), f"PG_CONFIG={install.bindir(pgxs_of) / 'pg_config'}",
-            f"includedir_server={include}", f"pkglibdir={pg_config(major, '--pkglibdir')}",
-            f"datadir={pg_config(major, '--sharedir')}", "with_llvm=no", "INSTALL=install -c"]
+    argv = ["make", "-s", "-C", directory, f"PG_CONFIG={install.bindir(pgxs_of) / 'pg_config'}",
+            f"includedir_server={include}", f"pkglibdir={pg_config(major, '--pkglibdir')}", "with_llvm=no"]
     if cflags:
         argv.append(f"COPT={cflags}")
-    subprocess.run([*argv, *targets], check=True)
+    run_fetched(argv, check=True)
 
 
 def build(major, cflags=None, into=None):
     """Build; install into the server, or only copy the library to `into`."""
-    with tempfile.TemporaryDirectory(prefix="extension-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="extension-", dir=scratch_directory()) as scratch:
         scratch = Path(scratch)
         for path in sources():
             target = scratch / path.relative_to(SOURCE)
             target.parent.mkdir(exist_ok=True)
             shutil.copy2(path, target)
-        make(major, scratch, "all", cflags=cflags)
+        give(scratch)
+        make(major, scratch, cflags)
+        built = scratch / "walrider.so"
         if into:
-            shutil.copy2(scratch / "walrider.so", into)
-        else:
-            make(major, scratch, "install", cflags=cflags)
+            shutil.copyfile(built, into)
+            return
+        _install(built, library(major), 0o755)
+        for path in (SOURCE / "walrider.control", *SOURCE.glob("walrider--*.sql")):
+            _install(path, pg_config(major, "--sharedir") / "extension" / path.name, 0o644)
+
+
+def _install(source, target, mode):
+    """Put a file in its place, in one step."""
+    scratch = target.with_name(f".{target.name}.new")
+    shutil.copyfile(source, scratch)
+    scratch.chmod(mode)
+    scratch.rename(target)
 
 
 def install_into(major):
@@ -85,7 +97,7 @@ def install_into(major):
 
 if __name__ == "__main__":
     try:
-        for wanted in sys.argv[1:] or install.SERVER_WHEELS:
+        for wanted in sys.argv[1:] or install.MAJORS:
             install_into(wanted)
     except (install.MissingServer, headers.MissingSource, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")

@@ -5,6 +5,7 @@
 
 import fcntl
 import glob
+import hashlib
 import os
 import re
 import shutil
@@ -14,8 +15,16 @@ import tempfile
 from pathlib import Path
 
 from . import install
+from .as_user import run_fetched
 
 SUITES = {"17": "trixie", "18": "sid"}      # of Debian
+# sha256 of the files as they were when this was written. Debian keeps no older ones beside a newer, so that one which is not
+# named here is taken all the same, on the word of apt, which verifies the archive's signature, and said.
+KNOWN = {
+    "postgresql-18_18.6.orig.tar.bz2": "555610c24d53e4316da5b7d3fc25c279d96856d5e0e23ee308c328c5fa881d9f",
+    "postgresql-server-dev-17_17.12-0+deb13u1_amd64.deb": "d524d6d8169ce6c5733ab6b91caacfcf1d750123628cc43122baf8a8459a0f61",
+    "postgresql-server-dev-17_17.12-0+deb13u1_arm64.deb": "bbf515ea63f11c1b57a7ec26cb3027cdedfee7c8d3854921c933ea9686317ac8",
+}
 # What would ask for the headers of other libraries; with it goes the end of struct Port (libpq-be.h), nothing else.
 FOREIGN = r"^#define (ENABLE_GSS|USE_OPENSSL) 1$"
 
@@ -62,14 +71,21 @@ class Apt:
             raise MissingSource(f"apt-get {' '.join(command)}: {done.stderr.strip()[-1000:]}")
 
     def one(self, pattern):
-        """The file that came."""
-        return next(self.directory.glob(pattern))
+        """The file that came; refused if it is not what it was."""
+        file = next(self.directory.glob(pattern))
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        if file.name not in KNOWN:
+            print(f"{file.name}: Debian has moved on, and vouches for it alone (sha256 {digest})", file=sys.stderr)
+        elif KNOWN[file.name] != digest:
+            raise MissingSource(f"{file.name} has the sha256 {digest}, {KNOWN[file.name]} is expected: it is another file under "
+                                "the same name; clear the cache of the mirror or proxy that it came from, and do not use it")
+        return file
 
 
 def directory(major):
     """The server's headers: its own, or Debian's of the same major, fetched once. A build makes some of them, so that the
     source alone does not do."""
-    own = subprocess.run([str(install.bindir(major) / "pg_config"), "--includedir-server"], capture_output=True, text=True)
+    own = run_fetched([install.bindir(major) / "pg_config", "--includedir-server"])
     if own.returncode == 0 and (Path(own.stdout.strip()) / "postgres.h").exists():
         return Path(own.stdout.strip())
     target = install.PG_DIR / f"headers-{major}"
@@ -99,7 +115,7 @@ def fetch(major, target):
 
 if __name__ == "__main__":
     try:
-        for wanted in sys.argv[1:] or install.SERVER_WHEELS:
+        for wanted in sys.argv[1:] or install.MAJORS:
             print(f"headers of PostgreSQL {wanted} in {directory(wanted)}")
     except (MissingSource, install.MissingServer, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")

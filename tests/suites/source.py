@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from tests.harness import headers, install
+from tests.harness.as_user import run_fetched, scratch_directory
 from tests.harness.headers import Apt, MissingSource
 
 PARTS = ("src/test/regress", "src/test/isolation", "contrib", "configure")
@@ -71,8 +72,12 @@ def download(major, scratch):
 def compile_library(source, include, target):
     """regress.so: the C functions of the regression tests."""
     compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-O2", "-fPIC", "-shared", "-w", f"-I{include}", source / "src/test/regress/regress.c",
-                    "-o", target], check=True)
+    scratch = scratch_directory()
+    shutil.copyfile(source / "src/test/regress/regress.c", scratch / "regress.c")
+    run_fetched([compiler, "-O2", "-fPIC", "-shared", "-w", f"-I{include}", scratch / "regress.c", "-o", scratch / "regress.so"],
+                check=True)
+    shutil.copyfile(scratch / "regress.so", target)
+    target.chmod(0o755)
 
 
 def unpack(major, target):
@@ -89,7 +94,7 @@ def unpack(major, target):
             (made / file).write_text(re.sub(pattern, "", (made / file).read_text(), flags=re.M))
         (made / "lib").mkdir()
         compile_library(source, headers.directory(major), made / "lib" / "regress.so")
-        packaged = subprocess.run([install.program("pg_config"), "--pkglibdir"], capture_output=True, text=True)
+        packaged = run_fetched([install.program("pg_config"), "--pkglibdir"])
         for name in LIBRARIES:
             library = Path(packaged.stdout.strip()) / f"{name}.so"
             if library.exists():

@@ -12,12 +12,9 @@ use crate::files::{Directory, SegmentFile, Stat};
 pub struct Random(pub u64);
 
 impl Random {
-    /// From `WALRIDER_SPOOL_SEED`, or of this moment; printed.
+    /// From the seed of all tests, which is printed.
     pub fn printed() -> Random {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-        let seed = std::env::var("WALRIDER_SPOOL_SEED").map_or(now, |seed| seed.parse().unwrap());
-        println!("WALRIDER_SPOOL_SEED={seed}");
-        Random(seed)
+        Random(walrider_seed::seed())
     }
 
     pub fn next(&mut self) -> u64 {

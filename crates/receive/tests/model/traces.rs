@@ -177,16 +177,12 @@ fn the_traces_that_matter() {
     }
 }
 
-/// Numbers that look random, from `WALRIDER_MODEL_SEED` or of this moment; printed.
+/// Numbers that look random, and are the same for the same seed, which is printed.
 struct Random(u64);
 
 impl Random {
     fn printed() -> Random {
-        let seed = std::env::var("WALRIDER_MODEL_SEED").ok().and_then(|seed| seed.parse().ok());
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
-        let seed = seed.unwrap_or(now.as_nanos() as u64);
-        println!("WALRIDER_MODEL_SEED={seed}");
-        Random(seed)
+        Random(walrider_seed::seed())
     }
 
     fn below(&mut self, bound: usize) -> usize {

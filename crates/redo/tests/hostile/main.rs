@@ -1,7 +1,7 @@
 //! Records and pages that make no sense, or nearly do: redo answers with an error or goes through, but never
 //! panics, reads or writes out of bounds, or runs on for ever.
 //!
-//! Each test prints its seed; `WALRIDER_FUZZ_SEED` sets it, `WALRIDER_FUZZ_SECONDS` how long all of them run.
+//! Each test prints its seed; `WALRIDER_SEED` sets it, `WALRIDER_FUZZ_SECONDS` how long each of them runs.
 //! The same inputs, driven by coverage, are under `fuzz/`.
 
 mod drive;
@@ -12,9 +12,10 @@ mod valid_gist;
 mod valid_hash;
 mod valid_spgist;
 
-use std::time::{Duration, Instant, SystemTime};
-
 use drive::Case;
+
+/// A second or two of each test.
+const ROUNDS: u64 = 5_000;
 
 /// Numbers that look random, and are the same for the same seed (SplitMix64).
 struct Random(u64);
@@ -36,43 +37,14 @@ impl Random {
     }
 }
 
-/// Tells which round a panic came from.
-struct Round(u64);
-
-impl Drop for Round {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("failed: set WALRIDER_FUZZ_SEED={} to see it at once", self.0);
-        }
-    }
-}
-
-fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
-}
-
-/// Runs rounds, each from a seed of its own, for a third of the time (there are three tests).
-fn rounds(mut round: impl FnMut(&mut Random)) {
-    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    let first = variable("WALRIDER_FUZZ_SEED").unwrap_or_else(now);
-    let time = Duration::from_secs(variable("WALRIDER_FUZZ_SECONDS").unwrap_or(5)) / 3;
-    println!("seed {first}");
-    let begin = Instant::now();
-    let mut seed = first;
-    while seed == first || begin.elapsed() < time {
-        let told = Round(seed);
-        let started = Instant::now();
-        round(&mut Random(seed));
-        assert!(started.elapsed() < Duration::from_secs(20), "one round took {:?}", started.elapsed());
-        drop(told);
-        seed = seed.wrapping_add(1);
-    }
-    println!("{} rounds", seed.wrapping_sub(first));
+/// Runs so many rounds, each from a seed of its own.
+fn rounds(count: u64, mut round: impl FnMut(&mut Random)) {
+    walrider_seed::rounds(count, |seed| round(&mut Random(seed)));
 }
 
 #[test]
 fn structured_noise() {
-    rounds(|random| {
+    rounds(ROUNDS, |random| {
         let len = 40 + random.below(600);
         drive::redo(&random.bytes(len));
     });
@@ -80,7 +52,7 @@ fn structured_noise() {
 
 #[test]
 fn bytes_that_are_no_record() {
-    rounds(|random| {
+    rounds(ROUNDS, |random| {
         let len = random.below(300);
         let mut bytes = random.bytes(len);
         // Past the total length, which everything else hangs on.
@@ -113,7 +85,7 @@ fn valid_records_with_some_bytes_changed() {
             assert!(result.is_ok(), "{} block {id}: {result:?}", case.name);
         }
     }
-    rounds(|random| {
+    rounds(ROUNDS, |random| {
         let mut case = cases[random.below(cases.len())].clone();
         for _ in 0..=random.below(3) {
             mutate(&mut case, random);

@@ -334,15 +334,21 @@ struct Truth {
 
 /// A primary that crashes, links that fail, a standby that is killed or loses power, and at any moment: nothing in segments
 /// that the primary had not flushed; nothing missing that was promised.
+///
+/// What is done, and in which order, the seed decides. How far the flusher's thread has got at each moment, and with it what a
+/// power loss leaves and where the standby goes on, is up to timing: the second run of a seed may not fail where the first did.
 #[test]
 fn crashes_of_everybody() {
     let mut random = Random::printed();
     for _ in 0..4 {
-        round(&mut random);
+        round(Random(random.next()));
     }
 }
 
-fn round(random: &mut Random) {
+/// Chance has two sources. What `random` decides is the same for a seed; a power loss draws for each block that is not
+/// synced, and how many these are is up to timing, so that it has `disk` to itself.
+fn round(mut random: Random) {
+    let mut disk = Random(random.next());
     let len = 12 * MB;
     let mut model = Model::default();
     let mut spool = on(&model, early_options());
@@ -353,9 +359,10 @@ fn round(random: &mut Random) {
         for _ in 0..random.below(60) {
             let most = [0, 300, 9_000, 300_000, 1_500_000][random.below(5) as usize];
             let to = (at + random.below(most + 1)).min(len);
-            // The primary flushes something, perhaps more than it has sent.
+            // The primary flushes something, perhaps more than it has sent, but not more than it has.
             if random.one_in(2) {
-                truth.horizon += random.below(to.saturating_sub(truth.horizon) + 5_000);
+                let more = random.below(to.saturating_sub(truth.horizon) + 5_000);
+                truth.horizon = (truth.horizon + more).min(len);
             }
             let piece = &truth.bytes[at as usize..to as usize];
             writer.write_ahead(Lsn(START + at), piece, Lsn(START + truth.horizon)).unwrap();
@@ -363,7 +370,7 @@ fn round(random: &mut Random) {
             truth.received = truth.received.max(at);
             truth.durable = truth.durable.max(spool.durable().0 - START);
             match random.below(30) {
-                0 => check(&model.after_power_loss(random), truth.durable, &truth),
+                0 => check(&model.after_power_loss(&mut disk), truth.durable, &truth),
                 1 => check(&model.after_kill(), truth.received, &truth),
                 2 => spool.wait_flushed(spool.written()).unwrap(),
                 _ => {}
@@ -371,12 +378,13 @@ fn round(random: &mut Random) {
         }
         drop(writer);
         at = spool.written().0 - START;
-        match random.below(4) {
+        let (what, lost) = (random.below(4), random.next());
+        match what {
             // The link is lost.
             0 => {}
             // The primary crashes: other WAL from somewhere behind its last flush.
             1 => {
-                let lost = truth.horizon + random.below(truth.received.saturating_sub(truth.horizon) + 1);
+                let lost = truth.horizon + lost % (truth.received.saturating_sub(truth.horizon) + 1);
                 for byte in &mut truth.bytes[lost as usize..] {
                     *byte = byte.wrapping_add(2) | 1;
                 }
@@ -384,9 +392,9 @@ fn round(random: &mut Random) {
                 truth.durable = truth.durable.min(truth.horizon);
                 truth.received = truth.received.min(truth.horizon);
             }
-            what => {
+            _ => {
                 let killed = what == 2;
-                model = if killed { model.after_kill() } else { model.after_power_loss(random) };
+                model = if killed { model.after_kill() } else { model.after_power_loss(&mut disk) };
                 let promised = if killed { truth.received } else { truth.durable };
                 check(&model.after_kill(), promised, &truth);
                 drop(spool);

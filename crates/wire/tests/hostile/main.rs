@@ -1,15 +1,16 @@
 //! Bytes that make no sense, or nearly do: every parser answers with an error or goes through.
 //!
-//! The test prints its seed; `WALRIDER_FUZZ_SEED` sets it, `WALRIDER_FUZZ_SECONDS` how long it runs. The same inputs,
+//! The test prints its seed; `WALRIDER_SEED` sets it, `WALRIDER_FUZZ_SECONDS` how long it runs. The same inputs,
 //! driven by coverage, are under `fuzz/`.
 
 mod drive;
 
-use std::time::{Duration, Instant, SystemTime};
-
 use walrider_layout::Lsn;
 use walrider_wire::frontend;
 use walrider_wire::stream::{HotStandbyFeedback, StatusUpdate, Streamed};
+
+/// A second or two.
+const ROUNDS: u64 = 20_000;
 
 /// Numbers that look random, and are the same for the same seed (SplitMix64).
 struct Random(u64);
@@ -24,17 +25,6 @@ impl Random {
 
     fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
-    }
-}
-
-/// Tells which round a panic came from.
-struct Round(u64);
-
-impl Drop for Round {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("failed: set WALRIDER_FUZZ_SEED={} to see it at once", self.0);
-        }
     }
 }
 
@@ -70,17 +60,9 @@ fn valid() -> Vec<Vec<u8>> {
 
 #[test]
 fn messages_and_strings_with_some_bytes_changed() {
-    let variable = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
-    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    let first = variable("WALRIDER_FUZZ_SEED").unwrap_or_else(now);
-    let time = Duration::from_secs(variable("WALRIDER_FUZZ_SECONDS").unwrap_or(2));
-    println!("seed {first}");
     let cases = valid();
     cases.iter().for_each(|case| drive::everything(case));
-    let begin = Instant::now();
-    let mut seed = first;
-    while seed == first || begin.elapsed() < time {
-        let told = Round(seed);
+    walrider_seed::rounds(ROUNDS, |seed| {
         let random = &mut Random(seed);
         let mut bytes = cases[random.below(cases.len())].clone();
         for _ in 0..=random.below(4) {
@@ -96,8 +78,5 @@ fn messages_and_strings_with_some_bytes_changed() {
             }
         }
         drive::everything(&bytes);
-        drop(told);
-        seed = seed.wrapping_add(1);
-    }
-    println!("{} rounds", seed.wrapping_sub(first));
+    });
 }
