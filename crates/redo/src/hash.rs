@@ -79,8 +79,7 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// Whether the block is the first page of a bucket of which another page is changed.
 #[inline]
 pub(crate) fn names_bucket(record: &Record<'_>, block: &BlockRef<'_>) -> bool {
-    block.id == 0
-        && matches!(record.info(), XLOG_HASH_MOVE_PAGE_CONTENTS | XLOG_HASH_SQUEEZE_PAGE | XLOG_HASH_DELETE)
+    block.id == 0 && matches!(record.info(), XLOG_HASH_MOVE_PAGE_CONTENTS | XLOG_HASH_SQUEEZE_PAGE | XLOG_HASH_DELETE)
 }
 
 /// Begins a page anew (`XLogInitBufferForRedo`, `_hash_initbuf`).

@@ -58,8 +58,5 @@ pub fn redo_fn(rmgr: RmgrId) -> Option<RedoFn> {
 /// looks at the page.
 #[inline]
 pub fn only_locks(record: &Record<'_>, block: &BlockRef<'_>) -> bool {
-    record.header.rmgr == RmgrId::HASH
-        && block.image.is_none()
-        && !block.will_init
-        && hash::names_bucket(record, block)
+    record.header.rmgr == RmgrId::HASH && block.image.is_none() && !block.will_init && hash::names_bucket(record, block)
 }
