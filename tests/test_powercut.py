@@ -20,10 +20,11 @@ from tests.harness import early, recovery, standby
 from tests.harness.cluster import PgCluster, controldata, copy_tree, format_lsn, free_port, parse_lsn, run
 from tests.harness.early import SEGMENT
 from tests.harness.powercut import FSYNC, ORDERS, RENAME, Cut, Recorder
+from tests.harness.seed import seed
 from tests.harness.walrider import FAILED, binary, compare, replay, walrider
 
 IMAGES = int(os.environ.get("WALRIDER_POWER_IMAGES", "50"))
-SEED = os.environ.get("WALRIDER_SEED", "1")
+SEED = seed()
 KEEP = os.environ.get("WALRIDER_POWER_KEEP")
 # Of all images, what each kind of run has.
 SHARES = dict(replay=12, restartpoints=12, promotion=12, receive=4, spool=5, early=5)

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use walrider_layout::{DEFAULT_TABLESPACE_OID, GLOBAL_TABLESPACE_OID, Major, Oid};
 
 use crate::backup_label::remove_tablespace_link;
-use crate::durable::{fsync_dir, fsync_file, fsync_parent, list_dir, unlink_if_there, write_file};
+use crate::durable::{fsync_dir, fsync_parent, list_dir, unlink_if_there, write_file};
 use crate::error::{DataDirError, IoContext, Result};
 use crate::relation::database_dir;
 
@@ -72,8 +72,9 @@ impl Directories {
     }
 
     /// `XLOG_DBASE_CREATE_FILE_COPY`: the target is the source's files, whatever it was before; directories in the
-    /// source are not copied. A source that is not there counts as empty.
-    pub fn copy_database(&self, from: (Oid, Oid), to: (Oid, Oid), missing: Missing) -> Result<()> {
+    /// source are not copied. A source that is not there counts as empty. Returns the new files: once they are durable,
+    /// [`Directories::copied_database`] is to follow.
+    pub fn copy_database(&self, from: (Oid, Oid), to: (Oid, Oid), missing: Missing) -> Result<Vec<PathBuf>> {
         let (source, target) = (self.database(from.0, from.1), self.database(to.0, to.1));
         if source == target || to.0 == GLOBAL_TABLESPACE_OID {
             return Err(DataDirError::corrupt(&target, "a record copies a database to where it must not be"));
@@ -85,16 +86,20 @@ impl Directories {
             make_dirs(&source)?;
         }
         make_dir(&target)?;
+        let mut copies = Vec::new();
         for entry in list_dir(&source)? {
             if entry.file_type().context("stat", &entry.path())?.is_file() {
                 let copy = target.join(entry.file_name());
                 fs::copy(entry.path(), &copy).context("copy to file", &copy)?;
+                copies.push(copy);
             }
         }
-        // After all of them are written, so that the disk gets them in one go.
-        for entry in list_dir(&target)? {
-            fsync_file(&entry.path())?;
-        }
+        Ok(copies)
+    }
+
+    /// Makes the entries of a database's new directory durable, and its own.
+    pub fn copied_database(&self, to: (Oid, Oid)) -> Result<()> {
+        let target = self.database(to.0, to.1);
         fsync_dir(&target)?;
         fsync_parent(&target)
     }

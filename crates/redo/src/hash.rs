@@ -3,12 +3,13 @@
 //! PostgreSQL redoes all pages of a record in one go. Nothing that it does to one of them depends on what another one
 //! holds: links are block numbers and buckets, which the record has, and the metapage's counts follow from the record
 //! and the metapage alone. So each page is redone alone here. Block 0 of MOVE_PAGE_CONTENTS, SQUEEZE_PAGE and DELETE,
-//! the bucket's first page, is in the record only to be locked, and stays as it is.
+//! the bucket's first page, is in the record only to be locked, and stays as it is: see [`crate::only_locks`].
 
 mod page;
 
 use walrider_layout::bytes::Reader;
 use walrider_layout::{OffsetNumber, maxalign};
+use walrider_wal::record::{BlockRef, Record};
 use walrider_wal::records::hash::*;
 use walrider_wal::records::parts::Items;
 
@@ -51,7 +52,7 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
             let flag = if id == 0 { split.old_bucket_flag } else { split.new_bucket_flag };
             change_bucket(redo, |opaque| opaque.flag = flag)
         }
-        (XLOG_HASH_MOVE_PAGE_CONTENTS | XLOG_HASH_SQUEEZE_PAGE | XLOG_HASH_DELETE, 0) => redo.needs_redo().map(drop),
+        (_, 0) if names_bucket(redo.record, redo.block) => redo.needs_redo().map(drop),
         (XLOG_HASH_MOVE_PAGE_CONTENTS, 1) => move_to_page(redo),
         (XLOG_HASH_MOVE_PAGE_CONTENTS, 2) => delete_tuples(redo, false),
         (XLOG_HASH_SQUEEZE_PAGE, id @ 1..=6) => squeeze_page(redo, id),
@@ -73,6 +74,12 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         (info, id) if identify(info).is_some() => Err(RedoError::BlockReference(id)),
         (info, _) => Err(RedoError::UnknownType(info)),
     }
+}
+
+/// Whether the block is the first page of a bucket of which another page is changed.
+#[inline]
+pub(crate) fn names_bucket(record: &Record<'_>, block: &BlockRef<'_>) -> bool {
+    block.id == 0 && matches!(record.info(), XLOG_HASH_MOVE_PAGE_CONTENTS | XLOG_HASH_SQUEEZE_PAGE | XLOG_HASH_DELETE)
 }
 
 /// Begins a page anew (`XLogInitBufferForRedo`, `_hash_initbuf`).

@@ -25,6 +25,7 @@ pub mod xlog;
 
 pub use block::{BlockRedo, Effects, Env, FreeSpace, Outcome, RedoError, Target, redo_block};
 
+use walrider_wal::record::{BlockRef, Record};
 use walrider_wal::rmgr::RmgrId;
 
 /// Redoes one block of a record, once the outcome of the page is known.
@@ -46,4 +47,16 @@ pub fn redo_fn(rmgr: RmgrId) -> Option<RedoFn> {
         RmgrId::GENERIC => Some(generic::redo),
         _ => None,
     }
+}
+
+/// Whether a record names a page only to lock it: redo neither changes it nor looks at what it holds, and it comes without an
+/// image.
+///
+/// These are the pages that PostgreSQL registers with `REGBUF_NO_IMAGE` and `REGBUF_NO_CHANGE`: block 0 of three hash records
+/// (`access/hash/hash.c`, `hashovfl.c`, PostgreSQL 18; the same in 17). No other record does that with page checksums; without
+/// them, nobody verifies the heap page of `XLOG_HEAP2_VISIBLE`. An image may be there for `wal_consistency_checking`, which
+/// looks at the page.
+#[inline]
+pub fn only_locks(record: &Record<'_>, block: &BlockRef<'_>) -> bool {
+    record.header.rmgr == RmgrId::HASH && block.image.is_none() && !block.will_init && hash::names_bucket(record, block)
 }

@@ -1,9 +1,9 @@
 //! File actions: what records do to files as a whole. Done between batches, when all earlier page operations are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use walrider_datadir::directories::{Directories, Missing};
-use walrider_datadir::relmap;
+use walrider_datadir::{durable, relmap};
 use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 use walrider_redo::{Target, fsm, vm};
 
@@ -12,6 +12,7 @@ use crate::globals::{Action, DatabaseDir};
 use crate::partition::{Partition, Shared, known_blocks};
 use crate::plan::partition_of;
 use crate::rels::{PageKey, RelFork};
+use crate::restartpoint::sync_side_by_side;
 
 /// `SMGR_TRUNCATE_HEAP` (`catalog/storage_xlog.h`).
 const TRUNCATE_HEAP: u32 = 1;
@@ -75,7 +76,7 @@ impl Context<'_> {
     }
 
     /// Forgets all pages of relations that are about to be dropped.
-    pub fn discard_relations(&mut self, rels: &[RelFileLocator]) {
+    pub fn discard_relations(&mut self, rels: &HashSet<RelFileLocator>) {
         if !rels.is_empty() {
             self.forget(|fork| rels.contains(&fork.rel));
         }
@@ -199,7 +200,9 @@ impl Context<'_> {
         }
         self.forget(|fork| fork.rel.database == to.database && fork.rel.tablespace == to.tablespace);
         let (from, to) = ((from.tablespace, from.database), (to.tablespace, to.database));
-        Ok(self.directories.copy_database(from, to, self.missing)?)
+        let copies = self.directories.copy_database(from, to, self.missing)?;
+        sync_side_by_side(&copies, |copy| Ok(durable::fsync_file(copy)?))?;
+        Ok(self.directories.copied_database(to)?)
     }
 }
 

@@ -21,6 +21,7 @@ use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
 
 use crate::actions;
+use crate::batch::{Batch, loaded_end};
 use crate::error::{ReplayError, page_name, type_name};
 use crate::globals::{Action, GlobalError, Globals};
 use crate::load::{Ending, Loader, ReadWal};
@@ -155,21 +156,6 @@ pub struct Engine<'a> {
     pub stats: Stats,
 }
 
-/// The records of one batch.
-#[derive(Default)]
-struct Batch {
-    /// For stretches from the front of the queue on: first record behind the batch.
-    upto: Vec<u32>,
-    /// Relations dropped in it.
-    drops: Vec<RelFileLocator>,
-    /// Done after its pages, in order.
-    actions: Vec<Action>,
-    /// The last plain commit of the stretch that is being sequenced.
-    last_commit: Option<u32>,
-    /// Replay stops behind it.
-    stop: Option<Stop>,
-}
-
 impl<'a> Engine<'a> {
     /// Begins with the record at `start`.
     pub fn new(
@@ -288,13 +274,13 @@ impl<'a> Engine<'a> {
             if self.is_short && !was_short {
                 self.empty_partitions()?;
             }
+            self.queue.extend(loaded);
             self.finish(&mut batch)?;
             if batch.upto.len() == stretches {
                 self.size_batches();
             }
             self.retire(&batch.upto);
             self.globals.passed(self.replayed);
-            self.queue.extend(loaded);
             self.check_invalid()?;
             self.stats.consistent = self.is_consistent();
             let flow = progress(&self.stats, self.replayed);
@@ -584,8 +570,7 @@ impl<'a> Engine<'a> {
                 Ok(true)
             }
             Action::DropRelations(rels) => {
-                batch.drops.extend(&rels);
-                batch.actions.push(Action::DropRelations(rels));
+                batch.drop_relations(rels);
                 Ok(false)
             }
             // A new relation of the same number: its pages must not be taken for those that were dropped.
@@ -622,7 +607,7 @@ impl<'a> Engine<'a> {
             }
         }
         let budget = ((self.shares().page_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES);
-        let end = self.batch_end(batch, &queue);
+        let end = batch.end(&queue).unwrap_or(self.replayed);
         // Both sides are borrowed apart, so that they can run side by side.
         let mut pages = Pages {
             partitions: &mut self.partitions,
@@ -645,10 +630,9 @@ impl<'a> Engine<'a> {
         Ok(loaded)
     }
 
-    /// Where the last record of the batch ends.
-    fn batch_end(&self, batch: &Batch, queue: &VecDeque<Planned>) -> Lsn {
-        let ends = queue.iter().zip(&batch.upto).filter(|(_, upto)| **upto > 0);
-        ends.map(|(planned, &upto)| planned.end_of(upto - 1)).max().unwrap_or(self.replayed)
+    /// Whether nothing is known that could stop replay before the end of WAL.
+    fn goes_on(&self) -> bool {
+        self.settings.target.goal.is_none() && self.commits_until.is_none()
     }
 
     /// Does the batch's file actions. They cannot be taken back, so `minRecoveryPoint` covers them first.
@@ -657,7 +641,9 @@ impl<'a> Engine<'a> {
             return Ok(());
         }
         let started = Instant::now();
-        self.recovery.ensure_min_recovery_point(self.batch_end(batch, &self.queue))?;
+        let end = batch.end(&self.queue).unwrap_or(self.replayed);
+        let ahead = if self.goes_on() { loaded_end(&self.queue).unwrap_or(end) } else { end };
+        self.recovery.move_min_recovery_point(end, ahead)?;
         // A directory that is not there must come into being later in the WAL, and can only while the directory is not
         // consistent (recovery_create_dbdir).
         let in_place = self.settings.allow_in_place_tablespaces || !self.is_consistent();

@@ -4,6 +4,7 @@
 //! This crate never talks to a server, and knows nothing of command lines.
 
 mod actions;
+mod batch;
 pub mod command;
 pub mod end_of_recovery;
 pub mod engine;

@@ -356,7 +356,11 @@ impl Partition {
                 Some(known) if known.0 == slot.key.fork() => known,
                 other => other.insert((slot.key.fork(), shared.rels.fork(slot.key.fork()))),
             };
-            let Some(frame) = slot.frame else { continue };
+            let Some(frame) = slot.frame else {
+                // The batch only names it.
+                self.release(number);
+                continue;
+            };
             let existed = slot.exists;
             let bytes = self.frames.page_mut(frame);
             let mut target = Target { bytes, exists: slot.exists, dirty: slot.dirty };
@@ -459,6 +463,12 @@ impl PageWork<'_, '_> {
                 let clears = vm::unregistered_clears(self.record)?;
                 let clear = clears.get(usize::from(nth)).ok_or(RedoError::BlockReference(0))?;
                 vm::clear_unregistered(target, clear);
+                return Ok(());
+            }
+            Change::Lock => {
+                if !target.exists {
+                    self.report.invalid.push(self.key);
+                }
                 return Ok(());
             }
             Change::Block(id) | Change::Overwrite(id) => id,

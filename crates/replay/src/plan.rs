@@ -1,7 +1,7 @@
 //! From records to page operations: which pages each record changes, sorted into partitions.
 
 use walrider_layout::{ForkNumber, Lsn, Major, TransactionId};
-use walrider_redo::{redo_fn, vm};
+use walrider_redo::{only_locks, redo_fn, vm};
 use walrider_wal::decode::{Found, Place, Stretch};
 use walrider_wal::record::{BlockRef, Record, XLR_CHECK_CONSISTENCY};
 use walrider_wal::records::{heap, heap2, xlog};
@@ -29,6 +29,8 @@ pub enum Change {
     Block(u8),
     /// The same, where an image or the record itself gives every byte of the page: what it held before does not matter.
     Overwrite(u8),
+    /// None: the record names the page only to lock it ([`only_locks`]).
+    Lock,
     /// One of [`vm::unregistered_clears`], by its place there.
     VmClear(u8),
 }
@@ -133,7 +135,11 @@ impl Plan {
         for block in record.blocks.iter().filter(|block| !is_unchanged(record, block)) {
             let key = PageKey::new(numbers.number(table, block.rel, block.fork), block.block);
             let overwrites = block.will_init || block.image_applies();
-            let change = if overwrites { Change::Overwrite(block.id) } else { Change::Block(block.id) };
+            let change = match overwrites {
+                true => Change::Overwrite(block.id),
+                false if only_locks(record, block) => Change::Lock,
+                false => Change::Block(block.id),
+            };
             let op = PageOp { key, place: found.place, change };
             if block.fork == ForkNumber::FreeSpaceMap {
                 self.fsm_ops.push(op);
@@ -229,6 +235,8 @@ impl Planned {
 mod tests {
     use super::*;
     use walrider_wal::decode::Span;
+    use walrider_wal::record::BKPIMAGE_APPLY;
+    use walrider_wal::records::hash;
     use walrider_wal::testing::{RecordBuilder, TEST_REL};
 
     /// Such pages, of a free space map that was made without WAL, were taken for pages that the directory lacks.
@@ -249,5 +257,33 @@ mod tests {
         };
         assert_eq!(changes(xlog::XLOG_FPI_FOR_HINT), [Change::Overwrite(1)]);
         assert_eq!(changes(xlog::XLOG_FPI), [Change::Block(0), Change::Overwrite(1)]);
+    }
+
+    /// Such pages were read, and verified, and replay ended where a power cut had torn one that a later record brings.
+    #[test]
+    fn pages_that_are_only_locked_are_not_read() {
+        let changes = |rmgr, info, image: Option<u8>| {
+            let mut builder = RecordBuilder::new(rmgr, info).block(0, TEST_REL, ForkNumber::Main, 2);
+            if let Some(image_info) = image {
+                builder = builder.image(image_info, 0, 0, [0; walrider_layout::BLCKSZ]);
+            }
+            let bytes = builder.block(1, TEST_REL, ForkNumber::Main, 3).build();
+            let mut plan = Plan::default();
+            plan.reset();
+            let found = Found { number: 0, span: Span::default(), place: Place::default(), bytes: &bytes };
+            let record = RecordBuilder::parse(&bytes, Lsn(40));
+            plan.add(&found, &record, &RelTable::default(), &mut RelNumbers::default()).unwrap();
+            let mut ops: Vec<PageOp> = plan.ops.into_iter().flatten().collect();
+            ops.sort_by_key(|op| op.key);
+            ops.iter().map(|op| op.change).collect::<Vec<_>>()
+        };
+        for info in [hash::XLOG_HASH_DELETE, hash::XLOG_HASH_MOVE_PAGE_CONTENTS, hash::XLOG_HASH_SQUEEZE_PAGE] {
+            assert_eq!(changes(RmgrId::HASH, info, None), [Change::Lock, Change::Block(1)]);
+            assert_eq!(changes(RmgrId::HASH, info, Some(BKPIMAGE_APPLY)), [Change::Overwrite(0), Change::Block(1)]);
+            // To be compared with.
+            assert_eq!(changes(RmgrId::HASH, info, Some(0)), [Change::Block(0), Change::Block(1)]);
+        }
+        assert_eq!(changes(RmgrId::HASH, hash::XLOG_HASH_INSERT, None), [Change::Block(0), Change::Block(1)]);
+        assert_eq!(changes(RmgrId::BTREE, hash::XLOG_HASH_DELETE, None), [Change::Block(0), Change::Block(1)]);
     }
 }

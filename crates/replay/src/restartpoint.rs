@@ -187,12 +187,22 @@ impl Recovery {
     /// Before anything up to `lsn` becomes visible in the directory's files: a server started on it must not stop
     /// before (`UpdateMinRecoveryPoint`).
     pub fn ensure_min_recovery_point(&mut self, lsn: Lsn) -> Result<(), ReplayError> {
+        self.move_min_recovery_point(lsn, lsn)
+    }
+
+    /// As [`Recovery::ensure_min_recovery_point`], but once it has to move, it goes on to `ahead`, where replay gets unless
+    /// something stops it, so that it need not move again soon. What is not durable yet it does not go ahead to.
+    pub fn move_min_recovery_point(&mut self, lsn: Lsn, ahead: Lsn) -> Result<(), ReplayError> {
         if !self.archive_recovery || self.control.min_recovery_point >= lsn {
             return Ok(());
         }
-        if let Some(upstream) = &self.upstream {
-            upstream.ensure_durable(lsn)?;
-        }
+        let lsn = match &self.upstream {
+            Some(upstream) => {
+                upstream.ensure_durable(lsn)?;
+                lsn
+            }
+            None => lsn.max(ahead),
+        };
         self.control.min_recovery_point = lsn;
         self.control.min_recovery_point_timeline = self.history.timeline_at(Lsn(lsn.0 - 1));
         self.write_control()
@@ -307,8 +317,26 @@ const FIRST_NORMAL_UNLOGGED_LSN: Lsn = Lsn(1000);
 /// Makes all relation files that were written or made durable, and then their directories; side by side.
 fn sync_relations(files: &RelationFiles) -> Result<(), ReplayError> {
     let unsynced = files.take_unsynced();
-    unsynced.par_iter().try_for_each(|&file| files.sync(file))?;
-    Ok(directories_of(files, &unsynced).par_iter().try_for_each(|directory| sync_directory(directory))?)
+    sync_side_by_side(&unsynced, |&file| Ok(files.sync(file)?))?;
+    Ok(directories_of(files, &unsynced).iter().try_for_each(|directory| sync_directory(directory))?)
+}
+
+/// More than processors, as they only wait: the file system then makes many files durable in one commit of its journal.
+const SYNCS_AT_A_TIME: usize = 16;
+
+/// Makes many files durable, each with `sync`.
+///
+/// # Errors
+/// One of those of `sync`.
+pub fn sync_side_by_side<T: Sync>(
+    files: &[T],
+    sync: impl Fn(&T) -> Result<(), ReplayError> + Sync + Send,
+) -> Result<(), ReplayError> {
+    match rayon::ThreadPoolBuilder::new().num_threads(SYNCS_AT_A_TIME.min(files.len()).max(1)).build() {
+        Ok(threads) => threads.install(|| files.par_iter().with_max_len(1).try_for_each(sync)),
+        // The system has no more threads for us.
+        Err(_) => files.iter().try_for_each(sync),
+    }
 }
 
 /// The same without the threads that replay needs.

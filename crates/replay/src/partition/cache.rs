@@ -44,21 +44,41 @@ impl Partition {
         run.into_iter().for_each(ask);
     }
 
-    /// Whether what a page of the batch holds matters to its first operation.
+    /// The first operation of the batch on a page that has to do with what the page holds; none if the batch only names it.
+    ///
+    /// With `full_page_writes`, a page that a power cut has torn is named before its first image at most: every other record
+    /// after the last checkpoint that has to do with it comes behind one. Its checksum is wrong until then, which PostgreSQL
+    /// takes for damage if such a record comes first.
+    fn first_use(&self, slot: &Slot) -> Option<Change> {
+        let mut changes = self.runs[slot.first as usize..][..slot.count as usize].iter().map(|op| op.change);
+        changes.find(|change| *change != Change::Lock)
+    }
+
+    /// Whether what a page of the batch holds matters to its operations.
     fn wants_bytes(&self, slot: &Slot) -> bool {
-        !matches!(self.runs[slot.first as usize].change, Change::Overwrite(_))
+        !matches!(self.first_use(slot), None | Some(Change::Overwrite(_)))
     }
 
     /// Gives the pages of `chunk`, places in `touched`, memory, and reads those whose contents matter.
     pub(super) fn load(&mut self, chunk: Range<usize>, parts: &[Part<'_>], shared: &Shared<'_>, report: &mut Report) {
         let slots = self.touched[chunk].iter().map(|&(_, slot)| slot);
-        let needed: Vec<u32> = slots.filter(|&slot| self.slots[slot as usize].frame.is_none()).collect();
+        let absent = slots.filter(|&slot| self.slots[slot as usize].frame.is_none());
+        let (needed, named): (Vec<u32>, Vec<u32>) =
+            absent.partition(|&slot| self.first_use(&self.slots[slot as usize]).is_some());
         let reading: Vec<bool> = needed.iter().map(|&slot| self.wants_bytes(&self.slots[slot as usize])).collect();
         let first_lsn = |slot: &Slot| {
             let first = &self.runs[slot.first as usize];
             parts[first.part as usize].planned.stretch.span(first.place).lsn
         };
         let lsns: Vec<Lsn> = needed.iter().map(|&slot| first_lsn(&self.slots[slot as usize])).collect();
+        for slot in named.iter().map(|&slot| &self.slots[slot as usize]) {
+            match known_blocks(&shared.rels.fork(slot.key.fork()), shared.files) {
+                Ok(blocks) if slot.key.block() < blocks => {}
+                // PostgreSQL also misses one that is all zeros (`log_invalid_page`); here, the first that needs it does.
+                Ok(_) => report.invalid.push(slot.key),
+                Err(error) => report.fail(first_lsn(slot), error),
+            }
+        }
         self.bring_in(&needed, &reading, &lsns, shared, report);
     }
 
@@ -249,7 +269,7 @@ impl Partition {
         slot.dirty = false;
     }
 
-    fn release(&mut self, number: u32) {
+    pub(super) fn release(&mut self, number: u32) {
         self.release_frame(number);
         let slot = &mut self.slots[number as usize];
         self.index.remove(&slot.key);
