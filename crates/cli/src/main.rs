@@ -48,7 +48,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Replay(replay::ReplayArgs),
-    Standby(standby::StandbyArgs),
+    Standby(Box<standby::StandbyArgs>),
     Promote(promote::PromoteArgs),
     /// Pause replay of a running standby; it goes on receiving
     Pause(promote::PauseArgs),
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> ExitCode {
     match command {
         Command::Replay(args) => replay::run(args),
-        Command::Standby(args) => standby::run(args),
+        Command::Standby(args) => standby::run(*args),
         Command::Promote(args) => promote::run(&args),
         Command::Pause(args) => promote::pause(&args),
         Command::Resume(args) => promote::resume(&args),

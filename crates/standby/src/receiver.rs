@@ -88,7 +88,10 @@ fn stream(
     };
     let mut opened = upstream.open()?;
     if let Some(why) = &opened.not_early {
-        repeats.say(Level::INFO, &format!("no early stream ({why}): the primary sends WAL after it has flushed it, as ever"));
+        repeats.say(
+            Level::INFO,
+            &format!("no early stream ({why}): the primary sends WAL after it has flushed it, as ever"),
+        );
     }
     let pg_wal = settings.data_dir.join("pg_wal");
     let has = |name: &str| pg_wal.join(name).exists();

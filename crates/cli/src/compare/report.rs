@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use super::classes::Class;
 use super::tally::{Finding, Tally};
-use crate::out;
 use crate::failure::SCHEMA_VERSION;
+use crate::out;
 
 /// How often the progress bar moves.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
