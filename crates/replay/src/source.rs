@@ -205,7 +205,7 @@ impl Source {
     /// now nor before, proves nothing.
     ///
     /// # Errors
-    /// As [`Runner::run`].
+    /// A command that cannot be run, or that was ended by a signal; a file of the wrong size.
     pub fn confirm_end(&self, lsn: Lsn, counts: bool) -> Result<End, ReplayError> {
         let segment = self.size().segment_of(lsn);
         if !self.runs_commands() || self.fetcher.get(segment)?.refusal.is_none() {
