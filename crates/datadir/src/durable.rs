@@ -121,38 +121,58 @@ pub fn list_dir(path: &Path) -> Result<Vec<fs::DirEntry>> {
     Ok(entries)
 }
 
-/// Makes everything below a directory durable, contents before entries, following no links but those that
-/// PostgreSQL follows: `pg_wal`, and the tablespaces in `pg_tblspc` (`SyncDataDirectory`).
-pub fn fsync_tree(root: &Path) -> Result<()> {
-    fsync_below(root)?;
-    let wal = root.join("pg_wal");
-    if wal.is_symlink() {
-        fsync_below(&wal)?;
-    }
-    for entry in list_dir(&root.join("pg_tblspc"))? {
-        if entry.path().is_symlink() {
-            fsync_below(&entry.path())?;
-        }
-    }
-    Ok(())
+/// Everything below a directory that is to become durable: files, and then the directories that name them.
+#[derive(Debug, Default)]
+pub struct Tree {
+    /// Plain files; see [`fsync_own_file`].
+    pub files: Vec<PathBuf>,
+    /// Directories; see [`fsync_dir`].
+    pub directories: Vec<PathBuf>,
 }
 
-fn fsync_below(directory: &Path) -> Result<()> {
-    for entry in list_dir(directory)? {
-        let path = entry.path();
-        let kind = entry.file_type().context("stat", &path)?;
-        if kind.is_dir() {
-            fsync_below(&path)?;
-        } else if kind.is_file() {
-            match fsync_file(&path) {
-                // Files that only root may touch (certificates) are not ours to sync.
-                Err(DataDirError::Io { operation: "open file", source, .. })
-                    if source.kind() == io::ErrorKind::PermissionDenied => {}
-                other => other?,
+impl Tree {
+    /// Looks at a data directory, following no links but those that PostgreSQL follows: `pg_wal`, and the tablespaces in
+    /// `pg_tblspc` (`SyncDataDirectory`).
+    pub fn of(root: &Path) -> Result<Tree> {
+        let mut tree = Tree::default();
+        tree.add(root)?;
+        let wal = root.join("pg_wal");
+        if wal.is_symlink() {
+            tree.add(&wal)?;
+        }
+        for entry in list_dir(&root.join("pg_tblspc"))? {
+            if entry.path().is_symlink() {
+                tree.add(&entry.path())?;
             }
         }
+        Ok(tree)
     }
-    fsync_dir(directory)
+
+    fn add(&mut self, directory: &Path) -> Result<()> {
+        for entry in list_dir(directory)? {
+            let path = entry.path();
+            let kind = entry.file_type().context("stat", &path)?;
+            if kind.is_dir() {
+                self.add(&path)?;
+            } else if kind.is_file() {
+                self.files.push(path);
+            }
+        }
+        self.directories.push(directory.to_owned());
+        Ok(())
+    }
+}
+
+/// Makes the contents of a file durable, unless it is one that only root may touch (certificates): that is not ours to sync.
+pub fn fsync_own_file(path: &Path) -> Result<()> {
+    match fsync_file(path) {
+        Err(DataDirError::Io { operation: "open file", source, .. })
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            Ok(())
+        }
+        other => other,
+    }
 }
 
 #[cfg(test)]
@@ -183,13 +203,17 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_with_links_is_synced() {
+    fn a_tree_has_what_is_behind_its_links() {
         let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::create_dir_all(dir.path().join("base/5")).unwrap();
         fs::create_dir(dir.path().join("pg_tblspc")).unwrap();
         fs::write(dir.path().join("base/5/1"), b"x").unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), dir.path().join("pg_tblspc/16400")).unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), dir.path().join("pg_wal")).unwrap();
-        fsync_tree(dir.path()).unwrap();
+        fs::write(elsewhere.path().join("2"), b"x").unwrap();
+        let tree = Tree::of(dir.path()).unwrap();
+        assert_eq!(tree.files, ["base/5/1", "pg_wal/2", "pg_tblspc/16400/2"].map(|name| dir.path().join(name)));
+        assert_eq!(tree.directories.len(), 6);
+        tree.files.iter().for_each(|file| fsync_own_file(file).unwrap());
     }
 }

@@ -10,7 +10,7 @@ use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile, DbState};
 use crate::backup_label::{self, BackupLabel, MappedTablespace};
 use crate::config::SignalFiles;
 use crate::directories::{self, Directories};
-use crate::durable::{self, read_file, temporary_name, unlink_if_there, write_file};
+use crate::durable::{Tree, read_file, temporary_name, unlink_if_there, write_file};
 use crate::error::{DataDirError, IoContext, Result};
 use crate::held::{HeldDir, shown};
 use crate::lock::{self, DataDirLock};
@@ -183,9 +183,9 @@ impl DataDir {
         TwoPhaseFiles::new(self.path())
     }
 
-    /// Makes everything in the directory durable, as a server does that finds it not cleanly stopped.
-    pub fn fsync_all(&self) -> Result<()> {
-        durable::fsync_tree(self.path())
+    /// Everything in the directory, to be made durable as a server does that finds it not cleanly stopped.
+    pub fn tree(&self) -> Result<Tree> {
+        Tree::of(self.path())
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
+use walrider_datadir::durable::Tree;
 use walrider_datadir::relation::{RelationFiles, SegmentFile};
 use walrider_datadir::{DataDir, DataDirError, config, durable};
 use walrider_layout::control::{ControlFile, DbState};
@@ -339,7 +340,16 @@ pub fn sync_side_by_side<T: Sync>(
     }
 }
 
-/// The same without the threads that replay needs.
+/// Makes a whole directory durable: files side by side, and then the directories that name them.
+///
+/// # Errors
+/// What cannot be made durable.
+pub fn sync_tree(tree: &Tree) -> Result<(), ReplayError> {
+    sync_side_by_side(&tree.files, |file| Ok(durable::fsync_own_file(file)?))?;
+    sync_side_by_side(&tree.directories, |directory| Ok(durable::fsync_dir(directory)?))
+}
+
+/// Makes all relation files durable that were written or made, without the threads that replay needs.
 pub fn sync_one_by_one(files: &RelationFiles) -> Result<(), ReplayError> {
     let unsynced = files.take_unsynced();
     unsynced.iter().try_for_each(|&file| files.sync(file))?;
