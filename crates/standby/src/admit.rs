@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use walrider_datadir::DataDir;
 use walrider_datadir::durable::{read_file, unlink};
+use walrider_datadir::held::shown;
 use walrider_layout::control::DbState;
 use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
 use walrider_layout::{Lsn, TimelineId};
@@ -61,7 +62,8 @@ pub(crate) fn admit(follower: &Follower, data_dir: &DataDir) -> Result<(), Stand
 /// What keeps a directory without `standby.signal` out, and what to do.
 fn no_standby(data_dir: &DataDir) -> String {
     let control = data_dir.control();
-    let shown = data_dir.path().display();
+    let shown = shown(data_dir.path());
+    let shown = shown.display();
     let timeline = control.checkpoint_copy.timeline;
     let so = "create standby.signal in it, or give --make-standby";
     match control.state {

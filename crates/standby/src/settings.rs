@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::TargetTimeline;
 use walrider_receive::connect::{ConnectError, ConnectOptions};
 use walrider_receive::positions::Timing;
@@ -108,7 +109,7 @@ impl Settings {
             (None, None) => "no archive".to_owned(),
         };
         let Some(primary) = &self.primary else {
-            return format!("data directory \"{}\", no primary, {archive}", self.data_dir.display());
+            return format!("data directory \"{}\", no primary, {archive}", shown(&self.data_dir).display());
         };
         let slot = match &self.slot {
             Some(slot) => format!("slot \"{slot}\""),
@@ -117,7 +118,7 @@ impl Settings {
         };
         format!(
             "data directory \"{}\", primary {}, {slot}, early stream {}, {archive}",
-            self.data_dir.display(),
+            shown(&self.data_dir).display(),
             describe_primary(primary, &self.application_name_fallback),
             self.early.name()
         )
