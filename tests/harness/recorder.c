@@ -92,6 +92,7 @@ static const long watched[] = {
 	__NR_ioctl, __NR_mmap, __NR_io_uring_setup, __NR_sendto, __NR_sendmsg,
 };
 #define WATCHED (sizeof watched / sizeof watched[0])
+#define OWN "/proc/self/"
 
 static FILE *out;
 static dev_t device;
@@ -169,7 +170,10 @@ static void find_place(pid_t thread, uint64_t directory, uint64_t path, struct p
 	length = strlen(text);
 	while (length > 1 && text[length - 1] == '/')
 		text[--length] = 0;
-	if (text[0] == '/')
+	/* Its own descriptors, by which it reaches the directory, are not ours. */
+	if (strncmp(text, OWN, strlen(OWN)) == 0)
+		snprintf(place->path, sizeof place->path, "/proc/%d/%s", thread, text + strlen(OWN));
+	else if (text[0] == '/')
 		snprintf(place->path, sizeof place->path, "%s", text);
 	else if ((int) directory == AT_FDCWD)
 		snprintf(place->path, sizeof place->path, "/proc/%d/cwd/%s", thread, text);

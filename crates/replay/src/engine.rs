@@ -262,6 +262,11 @@ impl<'a> Engine<'a> {
             }
             if self.queue.is_empty() {
                 self.work_on_restartpoint(Duration::ZERO)?;
+                if !self.last_record.is_valid() {
+                    // Nobody was told yet where the directory stands.
+                    self.stats.consistent = self.is_consistent();
+                    progress(&self.stats, self.replayed);
+                }
                 return self.ending();
             }
             let batch_started = Instant::now();
