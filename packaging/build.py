@@ -257,7 +257,7 @@ def extension_deb(options, scratch):
     run("pg_buildext", "updatecontrol", cwd=source, env=env)
     # -d: postgresql-server-dev-all asks for every major; the ones above are here.
     run("dpkg-buildpackage", "-b", "-d", "-us", "-uc", cwd=source, env=env)
-    return [Path(shutil.copy2(path, options.into)) for path in sorted(source.parent.glob("*.deb"))]
+    return [Path(shutil.copy2(path, options.into)) for path in sorted(source.parent.glob("*-walrider_*.deb"))]
 
 
 def crates(options, scratch):
