@@ -31,7 +31,8 @@ MACHINE = platform.machine()
 MAJORS = ("17", "18")
 SUMMARY = "parallel WAL replay and live standbys for PostgreSQL"
 DESCRIPTION = ["Walrider replays PostgreSQL's write-ahead log onto a data directory, on all",
-               "cores, and hands the directory to PostgreSQL: point-in-time recovery and live", "standbys, for PostgreSQL 17 and 18."]
+               "cores, and hands the directory to PostgreSQL: point-in-time recovery and live",
+               "standbys, for PostgreSQL 17 and 18."]
 # What differs between the systems: where the unit finds the directory and the server, and zsh its completions.
 LAYOUTS = {
     "deb": {"DATA_DIR": "/var/lib/postgresql/%I", "SERVER": "postgresql@%i.service",
@@ -263,8 +264,8 @@ def extension_deb(options, scratch):
 def crates(options, scratch):
     """What `cargo publish --workspace` would upload."""
     need("cargo", "cargo")
-    run("cargo", "package", "--workspace", "--locked", "--no-verify", "--allow-dirty", "--quiet", "--target-dir", scratch / "crates",
-        cwd=ROOT)
+    run("cargo", "package", "--workspace", "--locked", "--no-verify", "--allow-dirty", "--quiet", "--target-dir",
+        scratch / "crates", cwd=ROOT)
     return [Path(shutil.copy2(path, options.into)) for path in sorted((scratch / "crates/package").glob("*.crate"))]
 
 
@@ -278,7 +279,8 @@ def main():
     parser.add_argument("--into", type=Path, default=ROOT / "target/packages", help="where the packages go")
     parser.add_argument("--binary", type=Path, default=ROOT / "target/release/walrider", help="the program to pack")
     parser.add_argument("--third-party", type=Path, metavar="FILE", help="the licences of the crates; cargo is asked without")
-    parser.add_argument("kinds", nargs="*", metavar="KIND", choices=[[], *KINDS, *ON_REQUEST], help=", ".join([*KINDS, *ON_REQUEST]))
+    parser.add_argument("kinds", nargs="*", metavar="KIND", choices=[[], *KINDS, *ON_REQUEST],
+                        help=", ".join([*KINDS, *ON_REQUEST]))
     options = parser.parse_args()
     options.into.mkdir(parents=True, exist_ok=True)
     options.into, options.binary = options.into.resolve(), options.binary.resolve()

@@ -59,7 +59,8 @@ def test_deb(unpacked):
     for place in ("bash-completion/completions/walrider", "zsh/vendor-completions/_walrider",
                   "fish/vendor_completions.d/walrider.fish"):
         assert "standby" in (share / place).read_text(), place
-    for place in ("copyright", "README.md", "CHANGELOG.md", "docs/install.md", "examples/standby.toml", "third-party-licenses.txt.gz"):
+    for place in ("copyright", "README.md", "CHANGELOG.md", "docs/install.md", "examples/standby.toml",
+                  "third-party-licenses.txt.gz"):
         assert (share / "doc/walrider" / place).stat().st_size > 0, place
     assert (root / "etc/walrider").is_dir()
 
@@ -97,9 +98,9 @@ def test_unit(unpacked, work):
         pytest.skip("there is no systemd-analyze to check the unit")
     unit = work / "walrider-standby@18-main.service"
     unit.write_text(text.replace("/usr/bin/walrider", str(root / "usr/bin/walrider")))
-    run("systemd-analyze", "verify", "--man=no", unit)
-    unit.write_text(text.replace("/usr/bin/walrider", str(work / "nothing")))
-    assert subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True).returncode, "it can fail"
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)
+    # A setting that it does not know is only a warning; it may have some about other units.
+    assert done.returncode == 0 and unit.name not in done.stderr, done.stderr
 
 
 def test_rpm(work):
