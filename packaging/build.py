@@ -179,12 +179,14 @@ def rpm(options, scratch):
     return [Path(shutil.copy2(path, options.into)) for path in made.rglob("*.rpm")]
 
 
-def static_tarball(options, scratch, target, environment):
+def static_tarball(options, scratch, target, **environment):
     """One binary without shared libraries, and what belongs to it, as a tarball."""
     run("cargo", "build", "--release", "--locked", "--target", target, "-p", "walrider-cli", cwd=ROOT,
-        env=dict(os.environ, **environment))
+        env=dict(os.environ, RUSTFLAGS="-C target-feature=+crt-static", **environment))
     name = f"walrider-{version()}-{target}"
     built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / target / "release/walrider"
+    if "INTERP" in run("readelf", "--program-headers", built, capture_output=True, text=True).stdout:
+        raise SystemExit(f"error: {built} is not static: it names a dynamic linker")
     stage(scratch / name, options, built)
     write(scratch / name / "LICENSE", (ROOT / "LICENSE").read_bytes())
     package = options.into / f"{name}.tar.gz"
@@ -208,15 +210,13 @@ def static(options, scratch):
     sysroot = run("rustc", "--print", "sysroot", cwd=ROOT, capture_output=True, text=True).stdout.strip()
     if not (Path(sysroot) / "lib/rustlib" / target / "lib").is_dir():
         raise LeftOut(f"Rust's library for {target} is not installed: rustup target add {target}")
-    name = target.replace("-", "_")
-    return static_tarball(options, scratch, target,
-                          {f"CC_{name}": "musl-gcc", f"CARGO_TARGET_{name.upper()}_LINKER": "musl-gcc"})
+    return static_tarball(options, scratch, target, **{f"CC_{target.replace('-', '_')}": "musl-gcc"})
 
 
 def static_gnu(options, scratch):
     """A static build with glibc; names are then resolved by libraries of the very glibc that it was linked with."""
     need("cargo", "cargo")
-    return static_tarball(options, scratch, f"{MACHINE}-unknown-linux-gnu", {"RUSTFLAGS": "-C target-feature=+crt-static"})
+    return static_tarball(options, scratch, f"{MACHINE}-unknown-linux-gnu")
 
 
 def extension_sources():
