@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build extension \
         fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress soak-standby soak-early \
-        soak-power clean
+        soak-power packages clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -80,6 +80,10 @@ fetch-17 fetch-18: fetch-%:
 # The early stream's part of the primary, installed into the servers under .pg/.
 extension: fetch
 	$(PYTHON) -m tests.harness.extension
+
+# What can be packed on this machine, into target/packages/, or the kinds named: PACKAGES="deb static-gnu"; docs/install.md.
+packages: build
+	$(PYTHON) packaging/build.py $(PACKAGES)
 
 lint:
 	cargo fmt --all --check
