@@ -170,6 +170,12 @@ impl Fetcher {
         matches!(self.shared.state().segments.get(&segment), Some(Lookup::Wanted))
     }
 
+    /// Whether nobody waits, and nothing is being fetched.
+    #[cfg(test)]
+    pub fn is_idle(&self) -> bool {
+        self.shared.state().segments.values().all(|lookup| matches!(lookup, Lookup::Known(_)))
+    }
+
     /// Starts the threads that run commands, once there is something for them to do.
     fn ensure_threads(&self) -> Result<(), ReplayError> {
         let mut threads = self.threads.lock().expect("no panic while locked");

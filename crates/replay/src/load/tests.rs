@@ -149,9 +149,9 @@ impl ReadWal for Slow {
 #[test]
 fn beside_redo_nothing_is_waited_for() {
     let mut wal = WalBuilder::new(SegmentSize::new(1 << 20).unwrap(), TimelineId(1), START);
-    (0..3000).for_each(|_| {
+    for _ in 0..3000 {
         wal.record(noop(1000));
-    });
+    }
     let bytes = wal.bytes();
     let mut slow = Slow { wal: Memory { have: bytes.len(), bytes }, ready: START };
     let mut loader = loader(256 << 10);

@@ -214,7 +214,8 @@ fn segments_are_fetched_ahead_in_order_within_bounds() {
     let (begun, most, _) = dirs.log();
     assert_eq!(most, 4);
     for (nth, number) in begun.iter().enumerate() {
-        assert!(nth.abs_diff(*number as usize) < 4, "not in order: {begun:?}");
+        // A shell may be slow to begin, but the window does not move past it.
+        assert!(nth.abs_diff(*number as usize) <= 8, "not in order: {begun:?}");
     }
     let mut asked = BTreeMap::new();
     begun.iter().for_each(|number| *asked.entry(number).or_insert(0) += 1);
@@ -255,13 +256,15 @@ fn an_archive_that_has_ended_is_asked_for_one_segment() {
     let source = dirs.gated(4);
     source.release_before(Lsn(0));
     assert_eq!(mark(&source, 0).unwrap(), Some(1));
+    source.release_before(Lsn(SEGMENT));
     assert_eq!(mark(&source, 1).unwrap(), None);
-    wait_for("all that began has ended", || dirs.log().0.len() == dirs.log().2);
+    wait_for("what ran beside it ends", || source.fetcher.is_idle());
     for round in 0..5 {
         let before = dirs.log().0.len();
         source.close_all();
         source.release_before(Lsn(SEGMENT));
         assert_eq!(mark(&source, 1).unwrap(), None);
+        assert!(source.fetcher.is_idle());
         assert_eq!(dirs.log().0[before..], [1], "round {round}");
     }
     for number in 1..12 {
@@ -329,7 +332,7 @@ fn an_outage_is_not_the_end() {
     assert_eq!(mark(&source, 3).unwrap(), None);
     for counts in [true, false] {
         let End::Unknown(why) = source.confirm_end(end, counts).unwrap() else { panic!("the archive is down") };
-        assert!(why.contains("for WAL file \"000000010000000000000002\" ended with exit code 1"), "{why}");
+        assert!(why.contains(" ended with exit code 1, although it has delivered that file before"), "{why}");
     }
     assert!(source.describe(end).contains("for WAL file \"000000010000000000000003\" ended with exit code 1)"));
     assert_eq!(source.refusal(end).unwrap().exit_code, 1);
