@@ -97,3 +97,18 @@ def test_a_standby_begins_without_its_primary(primary, work):
         assert "could not be asked who it is" in follower.log_text()
         standby.start_primary(primary)
         wait_streaming(primary)
+
+
+def test_nothing_to_replay(primary, work):
+    """All was replayed before, and the primary is gone: it says where it stands, and is consistent. It said that it stood nowhere."""
+    directory = standby.clone(primary, work / "ours")
+    with Walrider(directory).start() as follower:
+        wait_streaming(primary)
+        primary.stop()
+        end = primary.controldata()["Latest checkpoint location"]
+        follower.wait_replayed(end)
+        follower.stop()
+    with Walrider(directory).start() as follower:
+        follower.wait_replayed(end)
+        assert follower.status()["consistent"]
+        follower.stop()
