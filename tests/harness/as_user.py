@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGED = ["tests", "bench", "docs", "extension", ".pg/17", ".pg/18", ".pg/headers-17", ".pg/source-17", ".pg/source-18",
-          ".pg/python", ".pg/driver", "target/release/walrider"]
+          ".pg/python", ".pg/driver", ".pg/tools", "target/release/walrider"]
 USER = "walrider-test"
 
 
