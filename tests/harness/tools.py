@@ -24,8 +24,27 @@ LIBRARIES = ("libc6 libgcc-s1 libpq5 libssh2-1t64 libssl3t64 libxml2 libyaml-0-2
              "libgssapi-krb5-2 libkrb5-3 libk5crypto3 libcom-err2 libkrb5support0 libldap2 libsasl2-2 libkeyutils1")
 PACKAGES = {"pgbackrest": ["pgbackrest", *LIBRARIES.split()],
             "patroni": ["etcd-server", "python3-etcd"]}
-WHEELS = {"patroni": ("patroni==4.1.5", "click==8.5.1", "dnspython==2.9.2", "prettytable==3.18.0", "psutil==7.2.2",
-                      "python-dateutil==2.9.0.post0", "six==1.17.0", "PyYAML==6.0.3", "urllib3==2.8.0", "wcwidth==0.9.4")}
+# Each with the SHA-256 of every file that may come: x86-64, for PyYAML Python 3.9 to 3.13.
+WHEELS = {"patroni": {
+    "patroni==4.1.5": (
+        "7aad8c1539e6c51c269a8005169dd54ddc7668437b7900fa6099d7894e224c84",),
+    "dnspython==2.9.2": (
+        "af15f7d385a6ae2fb35a796fde2138004c8c42c7389090e2addc83e3b3340fd8",),
+    "psutil==7.2.2": (
+        "076a2d2f923fd4821644f5ba89f059523da90dc9014e85f8e45a5774ca5bc6f9",),
+    "python-dateutil==2.9.0.post0": (
+        "a8b2bc7bffae282281c8140a97d3aa9c14da0b136dfe83f850eea9a5f7470427",),
+    "six==1.17.0": (
+        "4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274",),
+    "pyyaml==6.0.3": (
+        "0150219816b6a1fa26fb4699fb7daa9caf09eb1999f3b70fb6e786805e80375a",
+        "0f29edc409a6392443abf94b9cf89ce99889a1dd5376d94316ae5145dfedd5d6",
+        "9c7708761fccb9397fe64bbc0395abcae8c4bf7b0eac081e12b809bf47700d0b",
+        "b8bb0864c5a28024fac8a632c443c87c5aa6f215c0b126c449ae1a150412f31d",
+        "ba1cc08a7ccde2d2ec775841541641e4548226580ab850948cbfda66a1befcdc",),
+    "urllib3==2.8.0": (
+        "0cf3cae568d36aa9576b28dfb35f11328f1cb974ca7647d9475ebb86c75ac6e3",),
+}}
 TESTS = {"test_pgbackrest.py": "pgbackrest", "test_patroni.py": "patroni"}      # who needs which
 LONG = os.environ.get("WALRIDER_TOOLS_LONG") == "1"                             # the long tests, too: make test-tools
 FORMAT = "1"                # of what is under `.pg/tools`: another one is fetched again
@@ -83,7 +102,11 @@ def unpack(tool, target):
         if tool == "pgbackrest":
             wrap(made, tool)
         if tool in WHEELS:
-            install._pip("install", "--no-deps", "--only-binary=:all:", "--target", str(made / "python"), *WHEELS[tool])
+            requirements = scratch / "requirements"
+            requirements.write_text("".join(name + "".join(f" --hash=sha256:{digest}" for digest in digests) + "\n"
+                                            for name, digests in WHEELS[tool].items()))
+            install._pip("install", "--no-deps", "--only-binary=:all:", "--require-hashes", "--target", str(made / "python"),
+                         "--requirement", str(requirements))
             (made / "root" / "usr/lib/python3/dist-packages/etcd").rename(made / "python" / "etcd")
         (made / ".stamp").write_text(wanted(tool))
         subprocess.run(["chmod", "-R", "a+rX", made], check=True)     # the tests run as another user when root called
