@@ -16,9 +16,9 @@ SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py te
         tests/test_early.py
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites build extension \
-        fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress soak-standby soak-early \
-        soak-power packages clean
+.PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites test-tools \
+        build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
+        soak-standby soak-early soak-power packages clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -57,11 +57,11 @@ test-rust:
 test-datadir: fetch
 	$(PYTHON) -m tests.real_server
 
-test-e2e: build fetch fetch-suites extension
+test-e2e: build fetch fetch-suites fetch-tools extension
 	$(E2E) $(PARALLEL) tests $(PYTEST_ARGS)
 
 # All of test-datadir and test-e2e on PostgreSQL 17, and the part of it that `make test` runs.
-test-17: build fetch fetch-suites-17 extension
+test-17: build fetch fetch-suites-17 fetch-tools extension
 	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.real_server
 	WALRIDER_TEST_MAJOR=17 $(E2E) $(PARALLEL) tests $(PYTEST_ARGS)
 
@@ -113,6 +113,14 @@ fetch-suites-17: fetch
 SOAK_UNIT_ROUNDS ?= 20
 soak-unit:
 	$(PYTHON) -m tests.soak_unit $(SOAK_UNIT_ROUNDS)
+
+# pgBackRest, Patroni and etcd; what this machine cannot have is said, and its tests are left out.
+fetch-tools: fetch
+	$(PYTHON) -m tests.harness.tools
+
+# Their tests, the long ones too, with every compression.
+test-tools: build fetch fetch-tools
+	WALRIDER_TOOLS_LONG=1 WALRIDER_TOOLS_COMPRESSIONS=zst,lz4,gz $(E2E) tests/test_pgbackrest.py tests/test_patroni.py -s $(PYTEST_ARGS)
 
 soak-crash: build fetch
 	$(SOAK) WALRIDER_CRASH_ROUNDS=$${WALRIDER_CRASH_ROUNDS:-200} $(E2E) tests/test_crash.py -s $(PYTEST_ARGS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import install, load, load_server, recovery, standby
+from tests.harness import install, load, load_server, recovery, standby, tools
 from tests.harness.cluster import PgCluster, copy_tree
 from tests.harness.seed import seed
 from tests.harness.walrider import binary
@@ -63,7 +63,13 @@ class Fixture:
 def pytest_report_header(config):
     without_tls = f"; without TLS, {NEEDS_TLS} is left to PostgreSQL 17" if leaves_tls_out() else ""
     return [f"seed: {SEED} (WALRIDER_SEED={SEED} repeats the random choices)",
-            f"PostgreSQL: {install.version()}{without_tls}", f"walrider: {binary()}"]
+            f"PostgreSQL: {install.version()}{without_tls}", f"walrider: {binary()}", *tools_left_out()]
+
+
+def tools_left_out():
+    """A line for each file whose tool could not be fetched here."""
+    return [f"LEFT OUT: {file}, there is no {tool} under .pg/tools: `make fetch-tools` says why"
+            for file, tool in tools.TESTS.items() if not tools.has(tool)]
 
 
 def leaves_tls_out():
@@ -94,8 +100,10 @@ def order(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    files = {file for file, tool in tools.TESTS.items() if not tools.has(tool)}
     if leaves_tls_out():
-        left_out = [item for item in items if item.path.name == NEEDS_TLS]
+        files.add(NEEDS_TLS)
+    if left_out := [item for item in items if item.path.name in files]:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     if config.pluginmanager.hasplugin("xdist"):

@@ -21,7 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGED = ["tests", "bench", "docs", "extension", ".pg/17", ".pg/18", ".pg/headers-17", ".pg/source-17", ".pg/source-18",
-          ".pg/python", ".pg/driver", "target/release/walrider", "packaging", "Cargo.toml", "CHANGELOG.md", "LICENSE", "README.md"]
+          ".pg/python", ".pg/driver", ".pg/tools", "target/release/walrider", "packaging", "Cargo.toml", "CHANGELOG.md", "LICENSE",
+          "README.md"]
 USER = "walrider-test"
 
 

@@ -287,6 +287,7 @@ fn to_json(summary: &Summary) -> Value {
         "apply_longest_seconds": stats.apply_longest.as_secs_f64(),
         "segments_fetched": summary.fetch.segments,
         "fetch_jobs": summary.fetch.jobs,
+        "fetch_alone": summary.fetch.alone,
         "fetch_seconds": summary.fetch.commands.as_secs_f64(),
         "fetch_wait_seconds": summary.fetch.waited.as_secs_f64(),
         "pages_read": stats.pages_read,
@@ -379,6 +380,11 @@ fn print_fetching(summary: &Summary) {
         fetch.jobs,
         fetch.waited.as_secs_f64()
     );
+    if fetch.alone {
+        println!(
+            "One failed beside others and not alone; from then on one ran at a time (--fetch-jobs 1 does that from the start)."
+        );
+    }
     if fetch.waited > summary.redo / 2 {
         println!("Fetching was the limit, not redo: more --fetch-jobs may help, or a faster archive.");
     }

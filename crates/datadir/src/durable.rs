@@ -163,11 +163,12 @@ impl Tree {
     }
 }
 
-/// Makes the contents of a file durable, unless it is one that only root may touch (certificates): that is not ours to sync.
+/// Makes the contents of a file durable, unless it is one that only root may touch (certificates), which is not ours to sync, or has
+/// gone since it was listed: what `restore_command` delivers is in `pg_wal` for a moment.
 pub fn fsync_own_file(path: &Path) -> Result<()> {
     match fsync_file(path) {
         Err(DataDirError::Io { operation: "open file", source, .. })
-            if source.kind() == io::ErrorKind::PermissionDenied =>
+            if [io::ErrorKind::PermissionDenied, io::ErrorKind::NotFound].contains(&source.kind()) =>
         {
             Ok(())
         }
@@ -214,6 +215,8 @@ mod tests {
         let tree = Tree::of(dir.path()).unwrap();
         assert_eq!(tree.files, ["base/5/1", "pg_wal/2", "pg_tblspc/16400/2"].map(|name| dir.path().join(name)));
         assert_eq!(tree.directories.len(), 6);
+        // Fetched WAL goes again at any moment.
+        fs::remove_file(dir.path().join("pg_wal/2")).unwrap();
         tree.files.iter().for_each(|file| fsync_own_file(file).unwrap());
     }
 }

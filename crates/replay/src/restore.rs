@@ -54,6 +54,8 @@ pub enum Fetched {
 pub struct FetchStats {
     /// Most commands at once.
     pub jobs: usize,
+    /// One failed beside others and not alone: since then they run one at a time.
+    pub alone: bool,
     /// WAL segments that were delivered.
     pub segments: u64,
     /// How long commands ran, added up over all that ran side by side.
@@ -88,6 +90,8 @@ pub struct Runner {
 #[derive(Default)]
 struct State {
     running: usize,
+    /// How many want to run alone.
+    alone: usize,
     children: HashSet<Pid>,
     stops: bool,
     /// Number of the next file.
@@ -131,11 +135,33 @@ impl Runner {
 
     /// Runs the command. Exit code 0 without a file, or another code, means that the archive does not deliver it.
     ///
+    /// Some commands do not go together: pgBackRest's asynchronous `archive-get` empties its spool of what another one waits for,
+    /// until that gives up. So one that fails beside others, and does not say that there is no such file, is asked again
+    /// alone; if it delivers then, no two run at once any more.
+    ///
     /// # Errors
     /// A signal, or a code above 125 (the shell could not run it): that ends recovery, as in PostgreSQL. A file of the wrong
     /// size.
     pub fn run(&self, request: &Request<'_>) -> Result<Fetched, ReplayError> {
-        let number = self.take_turn()?;
+        let (fetched, beside) = self.run_in_turn(request)?;
+        match &fetched {
+            // The code that archives agree on.
+            Fetched::Refused(refusal) if beside && refusal.exit_code > 1 => {}
+            _ => return Ok(fetched),
+        }
+        self.state().alone += 1;
+        let again = self.run_in_turn(request);
+        let mut state = self.state();
+        state.alone -= 1;
+        state.stats.alone |= matches!(again, Ok((Fetched::There(_), _)));
+        drop(state);
+        self.ended.notify_all();
+        again.map(|(fetched, _)| fetched)
+    }
+
+    /// Runs the command once others leave room for it. Whether others may have run beside it.
+    fn run_in_turn(&self, request: &Request<'_>) -> Result<(Fetched, bool), ReplayError> {
+        let (number, beside) = self.take_turn()?;
         let started = Instant::now();
         let relative = format!("pg_wal/{FETCH_PREFIX}{number}");
         let path = request.data_dir.join(&relative);
@@ -150,26 +176,37 @@ impl Runner {
             state.delivered = Some(request.name.to_owned());
         }
         drop(state);
-        self.ended.notify_one();
-        removed.and(result)
+        self.ended.notify_all();
+        removed.and(result).map(|fetched| (fetched, beside))
+    }
+
+    /// Whether a command is to be asked again alone.
+    #[cfg(test)]
+    pub fn waits_alone(&self) -> bool {
+        self.state().alone > 0
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic while locked")
     }
 
-    /// Waits until another command may run. The number of its file.
-    fn take_turn(&self) -> Result<u64, ReplayError> {
+    /// Most commands that may run now.
+    fn limit(&self, state: &State) -> usize {
+        if state.alone > 0 || state.stats.alone { 1 } else { self.jobs }
+    }
+
+    /// Waits until another command may run. The number of its file, and whether others may run beside it.
+    fn take_turn(&self) -> Result<(u64, bool), ReplayError> {
         let mut state = self
             .ended
-            .wait_while(self.state(), |state| state.running >= self.jobs && !state.stops)
+            .wait_while(self.state(), |state| state.running >= self.limit(state) && !state.stops)
             .expect("no panic while locked");
         if state.stops {
             return Err(ReplayError::Refused("WAL is not fetched any more: replay ends".into()));
         }
         state.running += 1;
         state.next += 1;
-        Ok(state.next - 1)
+        Ok((state.next - 1, self.limit(&state) > 1))
     }
 
     fn run_into(&self, request: &Request<'_>, relative: &str, path: &Path) -> Result<Fetched, ReplayError> {

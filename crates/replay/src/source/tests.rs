@@ -247,6 +247,31 @@ fn what_is_needed_next_is_fetched_first() {
     assert_eq!(dirs.log().0, [0, 1, 2, 3, 4, 5]);
 }
 
+/// As an asynchronous `pgbackrest archive-get`: of two at once, one gives up. Replay took that for the end of the archive.
+#[test]
+fn commands_that_do_not_go_together_run_alone() {
+    let dirs = Dirs::new();
+    for number in 0..12 {
+        dirs.put(1, number, "", number as u8 + 1);
+    }
+    let command = "mkdir busy 2>/dev/null || exit 82; until test -e open; do sleep 0.01; done; \
+                   cp ARCHIVE/%f %p 2>/dev/null; code=$?; rmdir busy; exit $code";
+    let source = dirs.runs_command(command).with_fetch_jobs(4);
+    std::thread::scope(|scope| {
+        source.release_before(Lsn(0));
+        scope.spawn(|| assert_eq!(mark(&source, 0).unwrap(), Some(1)));
+        wait_for("others wait to run alone", || source.finder().runner.waits_alone());
+        dirs.open_gate();
+    });
+    for number in 0..12 {
+        source.release_before(Lsn(number * SEGMENT));
+        assert_eq!(mark(&source, number).unwrap(), Some(number as u8 + 1), "segment {number}");
+    }
+    assert!(source.fetch_stats().alone);
+    assert_eq!(mark(&source, 12).unwrap(), None, "the end");
+    assert!(matches!(source.confirm_end(Lsn(12 * SEGMENT), true), Ok(End::Confirmed)));
+}
+
 /// As in following: each time around, there is one command for the segment that is missing, and none for those behind it.
 #[test]
 fn an_archive_that_has_ended_is_asked_for_one_segment() {
