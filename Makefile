@@ -16,7 +16,7 @@ SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py te
         tests/test_early.py
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites test-tools \
+.PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites test-tools \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
         soak-standby soak-early soak-power packages clean
 
@@ -31,6 +31,11 @@ bench: build fetch-18
 	$(BENCH) --writable bench/runs -- python3 -m bench.replay --fixtures $(BENCH_FIXTURES) --rounds $(BENCH_ROUNDS) \
 	    $(if $(LOADS),--loads $(LOADS)) --save bench/runs $(BENCH_ARGS)
 	$(if $(LOADS),,$(MAKE) bench-follow FOLLOW_ARGS="--save bench/runs/$$(date +%F)-follow.json")
+
+# From the command to the first write, PostgreSQL alone and with Walrider: LATENCY="0,0.05" is what restore_command takes longer for a file.
+bench-recover: build fetch-18
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.recover --fixtures $(BENCH_FIXTURES) --rounds $(BENCH_ROUNDS) \
+	    $(if $(LATENCY),--latency $(LATENCY)) --save bench/runs $(RECOVER_ARGS)
 
 # All of it, small and once: the figures mean nothing, the pages are compared all the same.
 bench-smoke: build fetch-18
