@@ -1,7 +1,7 @@
-"""Barman as an operator uses it on its own host: backup by pg_basebackup, archive in gzip, restore, Walrider, first write.
+"""Barman as an operator uses it: backup by pg_basebackup, archive in gzip, restore, Walrider, first write.
 
-What it does not try: WAL by streaming, a restore to another host (ssh, and with it `barman-wal-restore`), backups by rsync,
-incremental ones, tablespaces, encryption, the cloud.
+The other host of a remote restore is this one, and its ssh a script that runs the command here. What it does not try: WAL by
+streaming, backups by rsync, incremental ones, tablespaces, encryption, the cloud.
 """
 
 import gzip
@@ -37,6 +37,11 @@ def leftovers(server):
             (file.stat().st_size == 0 or not re.fullmatch(r"[0-9A-F]{24}(\.partial)?|[0-9A-F]{8}\.history", file.name))]
 
 
+def left(server):
+    """The restore_command that Barman left."""
+    return re.search(r"^restore_command = '(.*)'$", (server.data_dir / "postgresql.auto.conf").read_text(), re.M)[1]
+
+
 @pytest.mark.parametrize("get_wal", [False, True], ids=["copied", "get_wal"])
 def test_time(catalogue, work, get_wal):
     """Restored to a time with promote: Walrider needs nothing but what Barman left, PostgreSQL opens without redo. WAL that was
@@ -45,21 +50,22 @@ def test_time(catalogue, work, get_wal):
     assert stored and all(len(gzip.decompress(file.read_bytes())) == 1 << 20 for file in stored), stored
     server = catalogue.restored(work / "data", "--get-wal" if get_wal else "--no-get-wal",
                                 "--target-time", catalogue.target, "--target-action", "promote")
-    left, copied = (server.data_dir / "postgresql.auto.conf").read_text(), server.data_dir / "barman_wal"
-    command = "barman get-wal -P main %f > %p" if get_wal else f"cp {copied}/%f %p"
-    assert f"restore_command = '{command}'" in left, left
+    copied = server.data_dir / "barman_wal"
+    assert left(server) == ("barman get-wal -P main %f > %p" if get_wal else f"cp {copied}/%f %p")
     assert any(copied.glob("0*")) != get_wal
     done = walrider("replay", "-D", server.data_dir, env=catalogue.environment).expect()
     assert done.json["end_reason"] == "target" and done.json["records"] > 10000, done.json
     assert done.json["settings_written"] == {} and leftovers(server) == []
-    assert get_wal or not copied.exists()
+    assert copied.exists() == get_wal
     assert first_write(server) == ["10000", "0"]
 
 
-def test_end_of_archive(catalogue, work):
-    """Without a target, to the end of what `get-wal` delivers: that it fails there is the end, proven, and promoted."""
-    server = catalogue.restored(work / "data", "--get-wal")
-    done = walrider("replay", "-D", server.data_dir, "--promote", env=catalogue.environment).expect()
-    assert done.json["end_reason"] == "end_of_wal" and "barman get-wal" in str(done.json["end_of_wal"]), done.json
+def test_other_host(catalogue, work):
+    """Restored to another host, and without a target: `barman-wal-restore` asks Barman's host, and that it fails behind the last
+    segment is the end of the WAL, proven."""
+    server = catalogue.restored(work / "data", "--get-wal", "--remote-ssh-command", "ssh postgres@db")
+    assert re.fullmatch(r"barman-wal-restore -P -U \S+ \S+ main %f %p", left(server)), left(server)
+    done = walrider("replay", "-D", server.data_dir, "--promote", "--fetch-jobs", "2", env=catalogue.environment).expect()
+    assert done.json["end_reason"] == "end_of_wal" and "ended with exit code 1" in str(done.json["end_of_wal"]), done.json
     assert leftovers(server) == []
     assert first_write(server) == ["10000", "1"]

@@ -8,10 +8,11 @@ from . import install, standby, tools
 from .cluster import PgCluster, run
 
 CONF = "autovacuum = off\ncheckpoint_timeout = 1h\nmax_wal_size = 1GB\nsynchronous_standby_names = ''\n"
-# `barman`, as its installation would put it on the PATH of whoever runs it.
-SCRIPT = """#!/bin/sh
-PYTHONPATH={python} exec {interpreter} -c 'from barman.cli import main; main()' --config {config} "$@"
-"""
+# What installations put on the PATH. The ssh is none: it leaves out its options and the host, and runs the command here.
+SCRIPTS = {"barman": "PYTHONPATH={python} exec {interpreter} -c 'from barman.cli import main; main()' --config {config} \"$@\"",
+           "barman-wal-restore": "PYTHONPATH={python} exec {interpreter} -m barman.clients.walrestore \"$@\"",
+           "rsync": "exec {rsync} \"$@\"",
+           "ssh": "while case $1 in *@*) false;; esac; do shift; done; shift; exec sh -c \"$*\""}
 
 
 class Catalogue:
@@ -24,11 +25,14 @@ class Catalogue:
         self.programs.mkdir()
         # Its archive_command copies under another name first: Barman takes what is there, but for *.tmp.
         self.server = standby.make_primary(directory / "primary", CONF, archive=incoming)
-        config, script = directory / "barman.conf", self.programs / "barman"
+        config = directory / "barman.conf"
         config.write_text(self.configuration())
-        script.write_text(SCRIPT.format(python=tools.directory("barman") / "python", interpreter=sys.executable, config=config))
-        script.chmod(0o755)
-        # The settings that Barman leaves name `barman`, and nothing else.
+        for name, text in SCRIPTS.items():
+            script = self.programs / name
+            script.write_text("#!/bin/sh\n" + text.format(python=tools.directory("barman") / "python", interpreter=sys.executable,
+                                                          config=config, rsync=tools.program("barman", "rsync")) + "\n")
+            script.chmod(0o755)
+        # The settings that Barman leaves name programs without their directories.
         self.environment = {"PATH": f"{self.programs}:{os.environ['PATH']}"}
 
     def configuration(self):
@@ -42,7 +46,7 @@ class Catalogue:
 
     def command(self, *args):
         """Run Barman."""
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")} | self.environment
         return run([self.programs / "barman", *args], env=environment)
 
     def archived(self):
