@@ -119,13 +119,13 @@ SOAK_UNIT_ROUNDS ?= 20
 soak-unit:
 	$(PYTHON) -m tests.soak_unit $(SOAK_UNIT_ROUNDS)
 
-# pgBackRest, Patroni and etcd; what this machine cannot have is said, and its tests are left out.
+# pgBackRest, Barman, Patroni and etcd; what this machine cannot have is said, and its tests are left out.
 fetch-tools: fetch
 	$(PYTHON) -m tests.harness.tools
 
 # Their tests, the long ones too, with every compression.
 test-tools: build fetch fetch-tools
-	WALRIDER_TOOLS_LONG=1 WALRIDER_TOOLS_COMPRESSIONS=zst,lz4,gz $(E2E) tests/test_pgbackrest.py tests/test_patroni.py -s $(PYTEST_ARGS)
+	WALRIDER_TOOLS_LONG=1 WALRIDER_TOOLS_COMPRESSIONS=zst,lz4,gz $(E2E) tests/test_pgbackrest.py tests/test_barman.py tests/test_patroni.py -s $(PYTEST_ARGS)
 
 soak-crash: build fetch
 	$(SOAK) WALRIDER_CRASH_ROUNDS=$${WALRIDER_CRASH_ROUNDS:-200} $(E2E) tests/test_crash.py -s $(PYTEST_ARGS)

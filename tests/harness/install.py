@@ -158,11 +158,16 @@ def fetch_packages(name, directory, *options, wanted=""):
         tree.rename(target)
 
 
-def fetch_python():
-    """pytest and its like, and psycopg, a part of which is compiled, for the interpreter that the tests run with."""
+def python_version():
+    """Of the interpreter that the tests run with, as "3.12": what is compiled is fetched for it."""
     python = find_python(find_user()) if os.geteuid() == 0 else sys.executable
-    version = subprocess.run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True,
-                             check=True).stdout.strip()
+    return subprocess.run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True,
+                          check=True).stdout.strip()
+
+
+def fetch_python():
+    """pytest and its like, and psycopg, a part of which is compiled."""
+    version = python_version()
     for name, directory in (("python", "python"), ("driver", "driver")):
         fetch_packages(name, directory, "--python-version", version, wanted=f" for {version}")
 
