@@ -1,7 +1,8 @@
 """Barman as an operator uses it: backup by pg_basebackup, archive in gzip, restore, Walrider, first write.
 
 The other host of a remote restore is this one, and its ssh a script that runs the command here. What it does not try: WAL by
-streaming, backups by rsync, incremental ones, tablespaces, encryption, the cloud; what a command that Walrider ended leaves in pg_wal.
+streaming, backups by rsync, incremental ones, tablespaces, encryption, the cloud; what a command that was ended leaves in
+pg_wal.
 """
 
 import gzip
