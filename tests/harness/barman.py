@@ -38,7 +38,8 @@ class Catalogue:
     def configuration(self):
         """Backups by pg_basebackup, WAL by archive_command into Barman's own directory; no ssh."""
         conninfo = standby.conninfo(self.server.port, "barman")
-        return (f"[barman]\nbarman_home = {self.home}\nbarman_lock_directory = {self.home}\nbarman_user = {pwd.getpwuid(os.getuid()).pw_name}\n"
+        user = pwd.getpwuid(os.getuid()).pw_name
+        return (f"[barman]\nbarman_home = {self.home}\nbarman_lock_directory = {self.home}\nbarman_user = {user}\n"
                 f"log_file = {self.directory / 'barman.log'}\n"
                 f"[main]\ndescription = ours\nconninfo = {conninfo} dbname=postgres\nstreaming_conninfo = {conninfo}\n"
                 f"backup_method = postgres\narchiver = on\ncompression = gzip\nimmediate_checkpoint = on\n"
@@ -54,7 +55,8 @@ class Catalogue:
         server = self.server
         segment = server.value("SELECT pg_walfile_name(pg_switch_wal())")
         archived = "SELECT last_archived_wal >= '{}' FROM pg_stat_archiver"
-        standby.wait_for(lambda: server.value(archived.format(segment)) == "t", lambda: f"{segment} archived: {server.log_tail()}")
+        standby.wait_for(lambda: server.value(archived.format(segment)) == "t",
+                         lambda: f"{segment} archived: {server.log_tail()}")
         self.command("archive-wal", "main")
 
     def fill(self):
@@ -63,7 +65,7 @@ class Catalogue:
         server.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
         self.archived()
         self.command("backup", "main")
-        server.psql("INSERT INTO t SELECT n, repeat('x', 200) FROM generate_series(1, 10000) n")
+        server.psql("INSERT INTO t SELECT n, repeat('x', 200) FROM generate_series(1, 4000) n")
         # Strictly between the commits, by the clock that stamps them.
         self.target = server.value("SELECT clock_timestamp()")
         server.psql("SELECT pg_sleep(0.01); INSERT INTO t VALUES (-1, 'behind the target')")
@@ -72,5 +74,5 @@ class Catalogue:
 
     def restored(self, data_dir, *options):
         """A directory as Barman leaves it."""
-        self.command("restore", *options, "main", "latest", data_dir)
+        self.command("restore", *options, "main", "auto", data_dir)
         return PgCluster(data_dir)
