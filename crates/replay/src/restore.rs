@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use walrider_datadir::DataDirError;
 use walrider_layout::wal::SegmentSize;
 
@@ -128,7 +128,7 @@ impl Runner {
         state.stops = true;
         for &child in &state.children {
             // It is not reaped as long as it is in the list: the number is its own. It may have ended.
-            let _ = kill_process(child, Signal::TERM);
+            let _ = kill_process_group(child, Signal::TERM);
         }
         self.ended.notify_all();
     }
@@ -214,7 +214,8 @@ impl Runner {
         let values = [('f', request.name), ('p', relative), ('r', request.oldest)];
         let line = command::expand("restore_command", request.command, &values).map_err(ReplayError::Refused)?;
         let could_not_run = |error| ReplayError::Refused(format!("could not run restore_command \"{line}\": {error}"));
-        let child = command::shell(request.data_dir, &line).spawn().map_err(could_not_run)?;
+        // A group of its own: what the shell starts ends with it.
+        let child = command::shell(request.data_dir, &line).process_group(0).spawn().map_err(could_not_run)?;
         let status = self.wait(child).map_err(could_not_run)?;
         if let Some(signal) = status.signal() {
             return Err(ReplayError::Refused(format!("restore_command \"{line}\" was ended by signal {signal}")));
@@ -255,7 +256,7 @@ impl Runner {
             let mut state = self.state();
             state.children.insert(pid);
             if state.stops {
-                let _ = kill_process(pid, Signal::TERM);
+                let _ = kill_process_group(pid, Signal::TERM);
             }
             drop(state);
             // Not reaped yet: nobody else can get its number.
@@ -272,5 +273,36 @@ fn remove(path: &Path) -> Result<(), ReplayError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(DataDirError::io("remove", path, error).into()),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The shell was ended, and what it had started went on: a promoted directory kept the half of a file that it wrote later.
+    #[test]
+    fn what_the_shell_has_started_ends_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("pg_wal")).unwrap();
+        let runner = Runner::new(SegmentSize::new(1 << 20).unwrap(), 1);
+        let command = "sh -c 'echo $$ >pid.new; mv pid.new pid; exec sleep 600'; exit 1";
+        let request = Request { command, data_dir: dir.path(), name: "00000002.history", oldest: "", growing: false };
+        let patience = Instant::now() + Duration::from_secs(60);
+        let wait = |what: &dyn Fn() -> bool| {
+            while !what() {
+                assert!(Instant::now() < patience);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| runner.run(&request).unwrap_err());
+            wait(&|| dir.path().join("pid").exists());
+            runner.stop();
+        });
+        let pid = fs::read_to_string(dir.path().join("pid")).unwrap();
+        let state = || fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        // Nobody may be there to take note of its end.
+        wait(&|| state().is_empty() || state().contains(") Z "));
     }
 }
