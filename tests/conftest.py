@@ -41,9 +41,11 @@ class Fixture:
     def archive(self):
         return self.directory / "archive"
 
-    def copy(self, data_dir):
-        """A copy of the backup to recover, its tablespaces its own."""
+    def copy(self, data_dir, action=None):
+        """A copy of the backup to recover, its tablespaces its own; `action`, what a server does at the target."""
         recovery.copy_backup(self.backup, data_dir)
+        if action:
+            PgCluster(data_dir).configure(f"recovery_target_action = '{action}'", "postgresql.auto.conf")
         self.point(data_dir)
         return data_dir
 
@@ -133,9 +135,10 @@ def rng(request):
 
 
 @pytest.fixture(scope="session")
-def scratch(tmp_path_factory):
-    """A directory for the session."""
-    return tmp_path_factory.mktemp("walrider")
+def scratch():
+    """A directory for the session. Its name is short: that of a tablespace below it must fit into a tar header (99 bytes)."""
+    with tempfile.TemporaryDirectory(prefix="w-") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ def test_without_the_extension(primary, work):
             wait_streaming(primary)
             Commit(primary, "remote_apply").wait()
             assert follower.status()["early"] is False
-            assert bool(re.search(r"extension", follower.log_text())) is said, follower.log_tail()
+            assert bool(re.search(r"no early stream .*extension", follower.log_text())) is said, follower.log_tail()
             follower.stop()
             follower.log.unlink()
     follower = Walrider(directory, "--early", "on")

@@ -143,7 +143,7 @@ def test_follow_a_directory_that_is_replaced(plain, work):
     """Mounted anew, or restored: the path counts."""
     archive, segments = work / "archive", plain.segments()
     shutil.copytree(plain.archive, archive, ignore=lambda _, names: [file.name for file in segments[3:]])
-    ours = plain.copy(work / "ours")
+    ours = plain.copy(work / "ours", action="shutdown")
     with Follower(ours, archive, "--target-lsn", plain.info["final_checkpoint"]) as follower:
         while archive.stat().st_ino not in follower.watches():
             time.sleep(0.01)
@@ -199,7 +199,7 @@ def test_follow_into_damage(plain, work):
     with Follower(plain.copy(work / "ours"), archive) as follower:
         _, said = follower.process.communicate(timeout=60)
         assert follower.process.returncode == CORRUPT and segment.name in said
-    ours = plain.copy(work / "again")
+    ours = plain.copy(work / "again", action="shutdown")
     with Follower(ours, archive, "--target-lsn", plain.info["final_checkpoint"]) as follower:
         while not follower.said():
             time.sleep(0.01)

@@ -41,7 +41,7 @@ def test_follow_a_growing_archive(plain, work):
     segments = plain.segments()
     for segment in segments[:3]:
         (archive / segment.name).symlink_to(segment)
-    ours = plain.copy(work / "ours")
+    ours = plain.copy(work / "ours", action="shutdown")
     process = start("replay", "--data-dir", ours, "--wal", archive, "--follow",
                     "--target-lsn", plain.info["final_checkpoint"])
     try:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness import install
 from tests.harness.cluster import PgCluster
-from tests.harness.walrider import CORRUPT, replay, walrider
+from tests.harness.walrider import CORRUPT, DIFFERENT, replay, walrider
 
 FIRST_SEGMENT = "000000010000000000000001"
 MAGIC = {"17": "D116", "18": "D118"}
@@ -67,7 +67,7 @@ def test_control_file_of_the_other_major(clusters, data_dir):
 def test_directories_of_both(clusters):
     """They differ, in their version first of all."""
     result = walrider("compare", clusters["17"], clusters["18"])
-    assert result.code == 1, result
+    assert result.code == DIFFERENT, result
     assert result.json["first"][0]["file"] == "PG_VERSION"
 
 

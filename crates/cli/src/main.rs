@@ -101,7 +101,12 @@ fn run(command: Command) -> ExitCode {
 fn usage(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let Some(message) = text.strip_prefix("error: ").filter(|_| error.use_stderr()) else {
-        out::note(error.print().and_then(|()| io::stdout().flush()));
+        // Asked for, or for want of a command.
+        let printed = error.print();
+        if error.use_stderr() {
+            return Exit::Usage.into();
+        }
+        out::note(printed.and_then(|()| io::stdout().flush()));
         return ExitCode::SUCCESS;
     };
     let json = std::env::args_os().any(|word| word == "--json");

@@ -218,7 +218,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         false => run_to_end(&mut engine, &source, promotes || settings.target.is_some(), progress)?,
     };
     let redo = redo_started.elapsed();
-    if !promotes && matches!(stop, Stop::Target) {
+    if !promotes && matches!(stop, Stop::Target) && settings.target_action != TargetAction::Shutdown {
         engine.keep_target();
     }
     let refusal =
