@@ -2,7 +2,8 @@
 //! `tblspc_redo`, `commands/tablespace.c`; `copydir`, `storage/file/copydir.c`; PostgreSQL 18).
 //!
 //! Nothing here waits for pages in memory: the caller has written what a copy must see, and forgotten what a drop
-//! makes void. Everything is durable on return, so that no restartpoint needs to know of it.
+//! makes void. Everything but the copies of relations is durable on return, so that no restartpoint
+//! needs to know of it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,12 +12,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use walrider_layout::{DEFAULT_TABLESPACE_OID, GLOBAL_TABLESPACE_OID, Major, Oid};
+use walrider_layout::{DEFAULT_TABLESPACE_OID, GLOBAL_TABLESPACE_OID, Major, Oid, RelFileLocator};
 
 use crate::backup_label::remove_tablespace_link;
-use crate::durable::{fsync_dir, fsync_parent, list_dir, unlink_if_there, write_file};
+use crate::durable::{fsync_dir, fsync_file, fsync_parent, list_dir, unlink_if_there, write_file};
 use crate::error::{DataDirError, IoContext, Result};
-use crate::relation::database_dir;
+use crate::relation::{RelationFiles, SegmentFile, database_dir, parse_file_name};
+use crate::sync::copy_side_by_side;
 
 /// What to do about a tablespace's directory that should be there and is not (`recovery_create_dbdir`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,9 +74,15 @@ impl Directories {
     }
 
     /// `XLOG_DBASE_CREATE_FILE_COPY`: the target is the source's files, whatever it was before; directories in the
-    /// source are not copied. A source that is not there counts as empty. Returns the new files: once they are durable,
-    /// [`Directories::copied_database`] is to follow.
-    pub fn copy_database(&self, from: (Oid, Oid), to: (Oid, Oid), missing: Missing) -> Result<Vec<PathBuf>> {
+    /// source are not copied. A source that is not there counts as empty. The copies of relations are durable with the next
+    /// [`RelationFiles::take_unsynced`], everything else on return.
+    pub fn copy_database(
+        &self,
+        from: (Oid, Oid),
+        to: (Oid, Oid),
+        missing: Missing,
+        relations: &RelationFiles,
+    ) -> Result<()> {
         let (source, target) = (self.database(from.0, from.1), self.database(to.0, to.1));
         if source == target || to.0 == GLOBAL_TABLESPACE_OID {
             return Err(DataDirError::corrupt(&target, "a record copies a database to where it must not be"));
@@ -89,17 +97,19 @@ impl Directories {
         let mut copies = Vec::new();
         for entry in list_dir(&source)? {
             if entry.file_type().context("stat", &entry.path())?.is_file() {
-                let copy = target.join(entry.file_name());
-                fs::copy(entry.path(), &copy).context("copy to file", &copy)?;
-                copies.push(copy);
+                copies.push((entry.path(), target.join(entry.file_name())));
             }
         }
-        Ok(copies)
-    }
-
-    /// Makes the entries of a database's new directory durable, and its own.
-    pub fn copied_database(&self, to: (Oid, Oid)) -> Result<()> {
-        let target = self.database(to.0, to.1);
+        copy_side_by_side(&copies)?;
+        for (_, copy) in &copies {
+            match copy.file_name().and_then(OsStr::to_str).and_then(parse_file_name) {
+                Some((relation, fork, segment)) => {
+                    let rel = RelFileLocator { tablespace: to.0, database: to.1, relation };
+                    relations.mark_unsynced(SegmentFile { rel, fork, segment });
+                }
+                None => fsync_file(copy)?,
+            }
+        }
         fsync_dir(&target)?;
         fsync_parent(&target)
     }
@@ -295,6 +305,13 @@ mod tests {
         (dir, directories)
     }
 
+    fn copy(dir: &tempfile::TempDir, from: (Oid, Oid), to: (Oid, Oid), missing: Missing) -> Result<Vec<SegmentFile>> {
+        let relations = RelationFiles::new(dir.path(), "PG_18_202506291", false);
+        Directories::new(dir.path(), Major::V18, Major::V18.catalog_version())
+            .copy_database(from, to, missing, &relations)?;
+        Ok(relations.take_unsynced())
+    }
+
     #[test]
     fn a_database_is_created_copied_and_dropped() {
         let (dir, directories) = data_dir();
@@ -302,17 +319,21 @@ mod tests {
             directories.create_database(DEFAULT_TABLESPACE_OID, 16384, Missing::Refuse).unwrap();
         }
         assert_eq!(fs::read_to_string(dir.path().join("base/16384/PG_VERSION")).unwrap(), "18\n");
-        fs::write(dir.path().join("base/5/2600"), b"page").unwrap();
+        fs::write(dir.path().join("base/5/2600_vm.1"), b"page").unwrap();
+        fs::write(dir.path().join("base/5/pg_filenode.map"), b"map").unwrap();
         fs::write(dir.path().join("base/16384/old"), b"").unwrap();
         let pair = |database| (DEFAULT_TABLESPACE_OID, database);
-        directories.copy_database(pair(5), pair(16384), Missing::Refuse).unwrap();
+        let unsynced = copy(&dir, pair(5), pair(16384), Missing::Refuse).unwrap();
+        let rel = RelFileLocator { tablespace: DEFAULT_TABLESPACE_OID, database: 16384, relation: 2600 };
+        let fork = walrider_layout::ForkNumber::VisibilityMap;
+        assert_eq!(unsynced, [SegmentFile { rel, fork, segment: 1 }], "the map is durable already");
         let names: Vec<_> = list_dir(&dir.path().join("base/16384")).unwrap().iter().map(|e| e.file_name()).collect();
-        assert_eq!(names, ["2600"]);
-        directories.copy_database(pair(404), pair(16385), Missing::Create).unwrap();
+        assert_eq!(names, ["2600_vm.1", "pg_filenode.map"]);
+        copy(&dir, pair(404), pair(16385), Missing::Create).unwrap();
         assert!(dir.path().join("base/404").is_dir() && dir.path().join("base/16385").is_dir());
-        assert!(directories.copy_database(pair(405), pair(16386), Missing::Refuse).is_err());
-        assert!(directories.copy_database(pair(5), pair(5), Missing::Create).is_err());
-        assert!(dir.path().join("base/5/2600").exists());
+        assert!(copy(&dir, pair(405), pair(16386), Missing::Refuse).is_err());
+        assert!(copy(&dir, pair(5), pair(5), Missing::Create).is_err());
+        assert!(dir.path().join("base/5/2600_vm.1").exists());
         directories.drop_database(16384, &[DEFAULT_TABLESPACE_OID, SPACE]).unwrap();
         assert!(!dir.path().join("base/16384").exists());
         assert!(directories.drop_database(0, &[GLOBAL_TABLESPACE_OID]).is_err());
@@ -350,7 +371,7 @@ mod tests {
         fs::remove_dir(dir.path().join("pg_tblspc")).unwrap();
         for tablespace in [DEFAULT_TABLESPACE_OID, SPACE] {
             assert!(directories.create_database(tablespace, 7, Missing::Create).unwrap_err().is_corruption());
-            assert!(directories.copy_database((tablespace, 5), (tablespace, 7), Missing::Create).is_err());
+            assert!(copy(&dir, (tablespace, 5), (tablespace, 7), Missing::Create).is_err());
         }
         assert!(!dir.path().join("base").exists() && !dir.path().join("pg_tblspc").exists());
     }

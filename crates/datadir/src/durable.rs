@@ -121,61 +121,6 @@ pub fn list_dir(path: &Path) -> Result<Vec<fs::DirEntry>> {
     Ok(entries)
 }
 
-/// Everything below a directory that is to become durable: files, and then the directories that name them.
-#[derive(Debug, Default)]
-pub struct Tree {
-    /// Plain files; see [`fsync_own_file`].
-    pub files: Vec<PathBuf>,
-    /// Directories; see [`fsync_dir`].
-    pub directories: Vec<PathBuf>,
-}
-
-impl Tree {
-    /// Looks at a data directory, following no links but those that PostgreSQL follows: `pg_wal`, and the tablespaces in
-    /// `pg_tblspc` (`SyncDataDirectory`).
-    pub fn of(root: &Path) -> Result<Tree> {
-        let mut tree = Tree::default();
-        tree.add(root)?;
-        let wal = root.join("pg_wal");
-        if wal.is_symlink() {
-            tree.add(&wal)?;
-        }
-        for entry in list_dir(&root.join("pg_tblspc"))? {
-            if entry.path().is_symlink() {
-                tree.add(&entry.path())?;
-            }
-        }
-        Ok(tree)
-    }
-
-    fn add(&mut self, directory: &Path) -> Result<()> {
-        for entry in list_dir(directory)? {
-            let path = entry.path();
-            let kind = entry.file_type().context("stat", &path)?;
-            if kind.is_dir() {
-                self.add(&path)?;
-            } else if kind.is_file() {
-                self.files.push(path);
-            }
-        }
-        self.directories.push(directory.to_owned());
-        Ok(())
-    }
-}
-
-/// Makes the contents of a file durable, unless it is one that only root may touch (certificates), which is not ours to sync, or has
-/// gone since it was listed: what `restore_command` delivers is in `pg_wal` for a moment.
-pub fn fsync_own_file(path: &Path) -> Result<()> {
-    match fsync_file(path) {
-        Err(DataDirError::Io { operation: "open file", source, .. })
-            if [io::ErrorKind::PermissionDenied, io::ErrorKind::NotFound].contains(&source.kind()) =>
-        {
-            Ok(())
-        }
-        other => other,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,22 +146,5 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = write_file(&dir.path().join("missing/file"), b"").unwrap_err().to_string();
         assert!(text.starts_with("could not create file \"") && text.contains("missing/file.tmp"), "{text}");
-    }
-
-    #[test]
-    fn a_tree_has_what_is_behind_its_links() {
-        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        fs::create_dir_all(dir.path().join("base/5")).unwrap();
-        fs::create_dir(dir.path().join("pg_tblspc")).unwrap();
-        fs::write(dir.path().join("base/5/1"), b"x").unwrap();
-        std::os::unix::fs::symlink(elsewhere.path(), dir.path().join("pg_tblspc/16400")).unwrap();
-        std::os::unix::fs::symlink(elsewhere.path(), dir.path().join("pg_wal")).unwrap();
-        fs::write(elsewhere.path().join("2"), b"x").unwrap();
-        let tree = Tree::of(dir.path()).unwrap();
-        assert_eq!(tree.files, ["base/5/1", "pg_wal/2", "pg_tblspc/16400/2"].map(|name| dir.path().join(name)));
-        assert_eq!(tree.directories.len(), 6);
-        // Fetched WAL goes again at any moment.
-        fs::remove_file(dir.path().join("pg_wal/2")).unwrap();
-        tree.files.iter().for_each(|file| fsync_own_file(file).unwrap());
     }
 }

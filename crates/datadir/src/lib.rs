@@ -18,6 +18,7 @@ pub mod relation;
 pub mod relmap;
 pub mod slots;
 pub mod slru;
+pub mod sync;
 pub mod timestamp;
 pub mod twophase;
 pub mod unlogged;

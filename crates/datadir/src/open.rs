@@ -10,13 +10,14 @@ use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile, DbState};
 use crate::backup_label::{self, BackupLabel, MappedTablespace};
 use crate::config::SignalFiles;
 use crate::directories::{self, Directories};
-use crate::durable::{Tree, read_file, temporary_name, unlink_if_there, write_file};
+use crate::durable::{read_file, temporary_name, unlink_if_there, write_file};
 use crate::error::{DataDirError, IoContext, Result};
 use crate::held::{HeldDir, shown};
 use crate::lock::{self, DataDirLock};
 use crate::relation::RelationFiles;
 use crate::slots::{self, Slot};
 use crate::slru::Slru;
+use crate::sync::Tree;
 use crate::twophase::TwoPhaseFiles;
 
 /// The SLRUs that replay writes to.
@@ -183,9 +184,12 @@ impl DataDir {
         TwoPhaseFiles::new(self.path())
     }
 
-    /// Everything in the directory, to be made durable as a server does that finds it not cleanly stopped.
-    pub fn tree(&self) -> Result<Tree> {
-        Tree::of(self.path())
+    /// Makes everything in the directory durable, as a server does that finds it not cleanly stopped.
+    ///
+    /// # Errors
+    /// What cannot be made durable.
+    pub fn sync(&self) -> Result<()> {
+        Tree::of(self.path())?.sync()
     }
 }
 

@@ -18,6 +18,7 @@ use walrider_layout::{
 
 use crate::DataDirError;
 use crate::descriptors::shares;
+use crate::sync::start_writeback;
 
 /// Pages in one system call (`IOV_MAX` is 1,024).
 pub const MAX_RUN: usize = 256;
@@ -48,6 +49,34 @@ pub fn database_dir(tablespace: Oid, database: Oid, version_dir: &str) -> PathBu
         DEFAULT_TABLESPACE_OID => PathBuf::from(format!("base/{database}")),
         _ => PathBuf::from(format!("pg_tblspc/{tablespace}/{version_dir}/{database}")),
     }
+}
+
+/// Name of a segment file of a fork (`relpath`, `_mdfd_segpath`).
+pub fn file_name(relation: Oid, fork: ForkNumber, segment: u32) -> String {
+    match segment {
+        0 => format!("{relation}{}", fork.suffix()),
+        _ => format!("{relation}{}.{segment}", fork.suffix()),
+    }
+}
+
+/// Relation, fork and segment that a file's name tells of, if it is the name of a relation's file and not that of a temporary
+/// one: numbers have no leading zeros (`parse_filename_for_nontemp_relation`, `storage/file/reinit.c`).
+///
+/// ```
+/// use walrider_datadir::relation::parse_file_name;
+/// use walrider_layout::ForkNumber;
+/// assert_eq!(parse_file_name("16384_fsm.2"), Some((16384, ForkNumber::FreeSpaceMap, 2)));
+/// assert_eq!(parse_file_name("pg_filenode.map"), None);
+/// ```
+pub fn parse_file_name(name: &str) -> Option<(Oid, ForkNumber, u32)> {
+    let number = |text: &str| text.parse::<u32>().ok().filter(|number| number.to_string() == text && *number > 0);
+    let (stem, segment) = match name.split_once('.') {
+        Some((stem, segment)) => (stem, number(segment)?),
+        None => (name, 0),
+    };
+    let (relation, suffix) = stem.split_at(stem.find('_').unwrap_or(stem.len()));
+    let fork = ForkNumber::ALL.into_iter().find(|known| known.suffix() == suffix)?;
+    Some((number(relation)?, fork, segment))
 }
 
 /// Files that are kept open, so that a run of pages costs one system call.
@@ -106,13 +135,10 @@ impl RelationFiles {
         }
     }
 
-    /// Path of a segment file below the data directory (`relpath`, `_mdfd_segpath`).
+    /// Path of a segment file below the data directory.
     pub fn relative_path(&self, file: SegmentFile) -> PathBuf {
-        let mut name = format!("{}{}", file.rel.relation, file.fork.suffix());
-        if file.segment > 0 {
-            name = format!("{name}.{}", file.segment);
-        }
-        database_dir(file.rel.tablespace, file.rel.database, &self.version_dir).join(name)
+        let directory = database_dir(file.rel.tablespace, file.rel.database, &self.version_dir);
+        directory.join(file_name(file.rel.relation, file.fork, file.segment))
     }
 
     fn path(&self, file: SegmentFile) -> PathBuf {
@@ -162,7 +188,8 @@ impl RelationFiles {
         })
     }
 
-    fn mark_unsynced(&self, file: SegmentFile) {
+    /// A file was written, or made, and is not durable yet.
+    pub(crate) fn mark_unsynced(&self, file: SegmentFile) {
         self.unsynced.lock().expect("no panic while locked").insert(file);
     }
 
@@ -322,6 +349,13 @@ impl RelationFiles {
         files
     }
 
+    /// Lets the system begin to write a file that [`RelationFiles::sync`] is to wait for.
+    pub fn start_writeback(&self, file: SegmentFile) {
+        if let Ok(Some(open)) = self.open(file, false) {
+            start_writeback(&open);
+        }
+    }
+
     /// Makes a file durable, and its directory's entry for it; one that is gone by now needs nothing.
     pub fn sync(&self, file: SegmentFile) -> Result<(), DataDirError> {
         match self.open(file, false)? {
@@ -344,6 +378,17 @@ mod tests {
 
     fn locator(tablespace: Oid) -> RelFileLocator {
         RelFileLocator { tablespace, database: 5, relation: 16384 }
+    }
+
+    #[test]
+    fn names_of_relation_files() {
+        assert_eq!(parse_file_name("16384"), Some((16384, ForkNumber::Main, 0)));
+        assert_eq!(parse_file_name("16384_init"), Some((16384, ForkNumber::Init, 0)));
+        for name in
+            ["", "0", "017", "4294967296", "t3_16384", "1_main", "1_x", "1.", "1.0", "1.01", "1.2.3", "1_init_vm"]
+        {
+            assert_eq!(parse_file_name(name), None, "{name}");
+        }
     }
 
     #[test]

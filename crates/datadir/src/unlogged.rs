@@ -5,11 +5,13 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-use walrider_layout::ForkNumber;
+use walrider_layout::{ForkNumber, Oid};
 
 use crate::directories::Directories;
 use crate::durable::{fsync_dir, fsync_file, list_dir};
 use crate::error::{IoContext, Result};
+use crate::relation::{file_name, parse_file_name};
+use crate::sync::{copy_side_by_side, sync_side_by_side};
 
 /// Replaces the forks of every relation that has an init fork with a copy of that. Durable on return; repeatable. Returns
 /// how many relations there were.
@@ -23,56 +25,25 @@ pub fn reset_unlogged_relations(directories: &Directories) -> Result<usize> {
 fn reset_in(directory: &Path) -> Result<usize> {
     let names: Vec<String> =
         list_dir(directory)?.iter().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    let files: Vec<(&str, RelationFile<'_>)> =
-        names.iter().filter_map(|name| Some((name.as_str(), RelationFile::parse(name)?))).collect();
-    let is_init = |file: &RelationFile<'_>| file.fork == ForkNumber::Init;
-    let unlogged: HashSet<u32> =
-        files.iter().filter(|(_, file)| is_init(file)).map(|(_, file)| file.relation).collect();
+    let files: Vec<_> = names.iter().filter_map(|name| Some((name.as_str(), parse_file_name(name)?))).collect();
+    let inits: Vec<_> = files.iter().filter(|(_, (_, fork, _))| *fork == ForkNumber::Init).collect();
+    let unlogged: HashSet<Oid> = inits.iter().map(|(_, (relation, ..))| *relation).collect();
     if unlogged.is_empty() {
         return Ok(0);
     }
-    for (name, file) in &files {
-        if !is_init(file) && unlogged.contains(&file.relation) {
+    for (name, (relation, fork, _)) in &files {
+        if *fork != ForkNumber::Init && unlogged.contains(relation) {
             let path = directory.join(name);
             fs::remove_file(&path).context("remove file", &path)?;
         }
     }
-    let copies = files.iter().filter(|(_, file)| is_init(file));
-    let copies: Vec<_> =
-        copies.map(|(name, file)| (name, directory.join(format!("{}{}", file.relation, file.segment)))).collect();
-    for (name, copy) in &copies {
-        fs::copy(directory.join(name), copy).context("copy to file", copy)?;
-    }
-    // After all of them are written, so that the disk gets them in one go.
-    for (_, copy) in &copies {
-        fsync_file(copy)?;
-    }
+    let main = |relation: Oid, segment| directory.join(file_name(relation, ForkNumber::Main, segment));
+    let copies = inits.iter().map(|(name, (relation, _, segment))| (directory.join(name), main(*relation, *segment)));
+    let copies: Vec<_> = copies.collect();
+    copy_side_by_side(&copies)?;
+    sync_side_by_side(&copies, |_| (), |(_, copy)| fsync_file(copy))?;
     fsync_dir(directory)?;
     Ok(unlogged.len())
-}
-
-/// What the name of a relation's file says.
-#[derive(Debug, PartialEq, Eq)]
-struct RelationFile<'a> {
-    relation: u32,
-    fork: ForkNumber,
-    /// The end of the name: nothing, or a dot and a number.
-    segment: &'a str,
-}
-
-impl RelationFile<'_> {
-    /// `parse_filename_for_nontemp_relation`: numbers have no leading zeros.
-    fn parse(name: &str) -> Option<RelationFile<'_>> {
-        let number = |text: &str| text.parse::<u32>().ok().filter(|number| number.to_string() == text && *number > 0);
-        let digits = name.find(|c: char| !c.is_ascii_digit()).unwrap_or(name.len());
-        let (relation, rest) = name.split_at(digits);
-        let (fork, segment) = rest.split_at(rest.find('.').unwrap_or(rest.len()));
-        if let Some(text) = segment.strip_prefix('.') {
-            number(text)?;
-        }
-        let fork = ForkNumber::ALL.into_iter().find(|known| known.suffix() == fork)?;
-        Some(RelationFile { relation: number(relation)?, fork, segment })
-    }
 }
 
 #[cfg(test)]
@@ -80,19 +51,6 @@ mod tests {
     use walrider_layout::Major;
 
     use super::*;
-
-    #[test]
-    fn names_of_relation_files() {
-        let parse = |name| RelationFile::parse(name).map(|file| (file.relation, file.fork, file.segment));
-        assert_eq!(parse("16384"), Some((16384, ForkNumber::Main, "")));
-        assert_eq!(parse("16384_fsm.2"), Some((16384, ForkNumber::FreeSpaceMap, ".2")));
-        assert_eq!(parse("16384_init"), Some((16384, ForkNumber::Init, "")));
-        for name in
-            ["", "0", "017", "4294967296", "t3_16384", "1_main", "1_x", "1.", "1.0", "1.01", "1.2.3", "1_init_vm"]
-        {
-            assert_eq!(parse(name), None, "{name}");
-        }
-    }
 
     #[test]
     fn only_relations_with_an_init_fork_are_reset() {

@@ -8,7 +8,6 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 use walrider_datadir::backup_label::{BackupLabel, parse_tablespace_map};
 use walrider_datadir::config::{Config, SignalFiles, set_auto_conf, write_recovery_signal};
-use walrider_datadir::durable::fsync_own_file;
 use walrider_datadir::lock::DataDirLock;
 use walrider_datadir::open::{SlruKind, read_control};
 use walrider_datadir::timestamp::parse_timestamptz;
@@ -247,7 +246,7 @@ fn what_a_server_leaves_behind() {
     let before = (full_xid - 1) as usize;
     assert_eq!(clog.page(0).unwrap()[before / 4] >> (before % 4 * 2) & 3, 1, "committed");
     data.directories().remove_relation_caches().unwrap();
-    data.tree().unwrap().files.iter().for_each(|file| fsync_own_file(file).unwrap());
+    data.sync().unwrap();
     drop(data);
 
     server.start_ok();
@@ -284,7 +283,8 @@ fn a_directory_changed_by_us_is_served() {
         use walrider_datadir::directories::Missing;
         let data = DataDir::open(&server.data()).unwrap();
         let directories = data.directories();
-        directories.copy_database((1663, oids[0]), (1663, oids[1]), Missing::Refuse).unwrap();
+        let (from, to) = ((1663, oids[0]), (1663, oids[1]));
+        directories.copy_database(from, to, Missing::Refuse, &data.relation_files()).unwrap();
         assert!(directories.drop_tablespace(spc).unwrap());
         directories.create_tablespace(spc, space.to_str().unwrap().as_bytes()).unwrap();
         let mut clog = data.slru(SlruKind::Xact, 4);

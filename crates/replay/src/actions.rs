@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use walrider_datadir::directories::{Directories, Missing};
-use walrider_datadir::{durable, relmap};
+use walrider_datadir::relmap;
 use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 use walrider_redo::{Target, fsm, vm};
 
@@ -12,7 +12,6 @@ use crate::globals::{Action, DatabaseDir};
 use crate::partition::{Partition, Shared, known_blocks};
 use crate::plan::partition_of;
 use crate::rels::{PageKey, RelFork};
-use crate::restartpoint::sync_side_by_side;
 
 /// `SMGR_TRUNCATE_HEAP` (`catalog/storage_xlog.h`).
 const TRUNCATE_HEAP: u32 = 1;
@@ -200,9 +199,7 @@ impl Context<'_> {
         }
         self.forget(|fork| fork.rel.database == to.database && fork.rel.tablespace == to.tablespace);
         let (from, to) = ((from.tablespace, from.database), (to.tablespace, to.database));
-        let copies = self.directories.copy_database(from, to, self.missing)?;
-        sync_side_by_side(&copies, |copy| Ok(durable::fsync_file(copy)?))?;
-        Ok(self.directories.copied_database(to)?)
+        Ok(self.directories.copy_database(from, to, self.missing, self.shared.files)?)
     }
 }
 

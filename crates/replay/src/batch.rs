@@ -39,16 +39,17 @@ impl Batch {
     }
 }
 
-/// Where the last of the loaded records ends that replay can get to.
-pub fn loaded_end(queue: &VecDeque<Planned>) -> Option<Lsn> {
+/// Where the last of the loaded records ends that replay can get to; one that ends behind `limit` is none.
+pub fn loaded_end(queue: &VecDeque<Planned>, limit: Lsn) -> Option<Lsn> {
     let mut end = None;
     for planned in queue {
-        let obstacle = planned.plan.obstacle.as_ref().map(|(number, _)| *number);
-        let upto = obstacle.unwrap_or(planned.stretch.places().len() as u32);
+        let places = planned.stretch.places();
+        let obstacle = planned.plan.obstacle.as_ref().map_or(places.len(), |(number, _)| *number as usize);
+        let upto = places[..obstacle].partition_point(|&place| planned.stretch.span(place).end <= limit);
         if upto > 0 {
-            end = Some(planned.end_of(upto - 1));
+            end = Some(planned.end_of(upto as u32 - 1));
         }
-        if obstacle.is_some() {
+        if upto < places.len() {
             break;
         }
     }

@@ -635,9 +635,14 @@ impl<'a> Engine<'a> {
         Ok(loaded)
     }
 
-    /// Whether nothing is known that could stop replay before the end of WAL.
-    fn goes_on(&self) -> bool {
-        self.settings.target.goal.is_none() && self.commits_until.is_none()
+    /// Up to where it is certain that replay gets, as far as the WAL does.
+    fn certain_until(&self) -> Option<Lsn> {
+        match &self.settings.target.goal {
+            _ if self.commits_until.is_some() => None,
+            Some(Goal::Lsn(target)) => Some(*target),
+            Some(_) => None,
+            None => Some(Lsn(u64::MAX)),
+        }
     }
 
     /// Does the batch's file actions. They cannot be taken back, so `minRecoveryPoint` covers them first.
@@ -647,7 +652,7 @@ impl<'a> Engine<'a> {
         }
         let started = Instant::now();
         let end = batch.end(&self.queue).unwrap_or(self.replayed);
-        let ahead = if self.goes_on() { loaded_end(&self.queue).unwrap_or(end) } else { end };
+        let ahead = self.certain_until().and_then(|limit| loaded_end(&self.queue, limit)).unwrap_or(end);
         self.recovery.move_min_recovery_point(end, ahead)?;
         // A directory that is not there must come into being later in the WAL, and can only while the directory is not
         // consistent (recovery_create_dbdir).

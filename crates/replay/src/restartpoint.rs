@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rayon::prelude::*;
-use walrider_datadir::durable::Tree;
 use walrider_datadir::relation::{RelationFiles, SegmentFile};
+use walrider_datadir::sync::sync_side_by_side;
 use walrider_datadir::{DataDir, DataDirError, config, durable};
 use walrider_layout::control::{ControlFile, DbState};
 use walrider_layout::history::TimelineHistory;
@@ -318,40 +317,14 @@ const FIRST_NORMAL_UNLOGGED_LSN: Lsn = Lsn(1000);
 /// Makes all relation files that were written or made durable, and then their directories; side by side.
 fn sync_relations(files: &RelationFiles) -> Result<(), ReplayError> {
     let unsynced = files.take_unsynced();
-    sync_side_by_side(&unsynced, |&file| Ok(files.sync(file)?))?;
+    sync_side_by_side(&unsynced, |&file| files.start_writeback(file), |&file| files.sync(file))?;
     Ok(directories_of(files, &unsynced).iter().try_for_each(|directory| sync_directory(directory))?)
-}
-
-/// More than processors, as they only wait: the file system then makes many files durable in one commit of its journal.
-const SYNCS_AT_A_TIME: usize = 16;
-
-/// Makes many files durable, each with `sync`.
-///
-/// # Errors
-/// One of those of `sync`.
-pub fn sync_side_by_side<T: Sync>(
-    files: &[T],
-    sync: impl Fn(&T) -> Result<(), ReplayError> + Sync + Send,
-) -> Result<(), ReplayError> {
-    match rayon::ThreadPoolBuilder::new().num_threads(SYNCS_AT_A_TIME.min(files.len()).max(1)).build() {
-        Ok(threads) => threads.install(|| files.par_iter().with_max_len(1).try_for_each(sync)),
-        // The system has no more threads for us.
-        Err(_) => files.iter().try_for_each(sync),
-    }
-}
-
-/// Makes a whole directory durable: files side by side, and then the directories that name them.
-///
-/// # Errors
-/// What cannot be made durable.
-pub fn sync_tree(tree: &Tree) -> Result<(), ReplayError> {
-    sync_side_by_side(&tree.files, |file| Ok(durable::fsync_own_file(file)?))?;
-    sync_side_by_side(&tree.directories, |directory| Ok(durable::fsync_dir(directory)?))
 }
 
 /// Makes all relation files durable that were written or made, without the threads that replay needs.
 pub fn sync_one_by_one(files: &RelationFiles) -> Result<(), ReplayError> {
     let unsynced = files.take_unsynced();
+    unsynced.iter().for_each(|&file| files.start_writeback(file));
     unsynced.iter().try_for_each(|&file| files.sync(file))?;
     Ok(directories_of(files, &unsynced).iter().try_for_each(|directory| sync_directory(directory))?)
 }

@@ -29,7 +29,7 @@ use crate::foreign_archive;
 use crate::globals::Globals;
 use crate::load::{Ending, Loader, ReadWal, read_record};
 use crate::partition::PageSettings;
-use crate::restartpoint::{Recovery, RestartpointPolicy, sync_tree};
+use crate::restartpoint::{Recovery, RestartpointPolicy};
 use crate::source::{End, FETCH_PREFIX, FetchStats, Place, Refusal, Source};
 use crate::stats::Stats;
 use crate::target::RecoveryTarget;
@@ -627,7 +627,7 @@ impl Beginning {
         let clean = [DbState::ShutDown, DbState::ShutDownInRecovery].contains(&control.state);
         if !clean {
             // What an earlier run wrote last may not be durable, and will not be written again.
-            sync_tree(&data_dir.tree()?)?;
+            data_dir.sync()?;
         }
         data_dir.directories().remove_relation_caches()?;
         data_dir.apply_tablespace_map()?;

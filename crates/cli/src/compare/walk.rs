@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use walrider_datadir::relation::parse_file_name;
 use walrider_layout::ForkNumber;
 
 use super::classes::Class;
@@ -189,7 +190,7 @@ pub fn role(path: &str, entry: &Entry, version_dir: &str) -> Role {
 
 /// A name in the directory of a database.
 fn in_database(directory: &[&str], name: &str) -> Role {
-    if let Some((relation, fork, segment)) = parse_relation_name(name) {
+    if let Some((relation, fork, segment)) = parse_file_name(name) {
         return Role::Relation(RelationFile { directory: directory.join("/"), relation, fork, segment });
     }
     match name {
@@ -200,34 +201,12 @@ fn in_database(directory: &[&str], name: &str) -> Role {
     }
 }
 
-/// A number without leading zeros, as PostgreSQL writes it into file names.
-fn plain_number(text: &str) -> Option<u32> {
-    let plain = !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
-    plain.then(|| text.parse().ok()).flatten()
-}
-
-/// `parse_filename_for_nontemp_relation`: relation, fork and segment of a file name.
-fn parse_relation_name(name: &str) -> Option<(u32, ForkNumber, u32)> {
-    let (stem, segment) = match name.split_once('.') {
-        Some((stem, segment)) => (stem, plain_number(segment)?),
-        None => (name, 0),
-    };
-    let (number, fork) = match stem.split_once('_') {
-        Some((number, fork)) => {
-            let fork = ForkNumber::ALL.into_iter().find(|known| known.suffix().strip_prefix('_') == Some(fork))?;
-            (number, fork)
-        }
-        None => (stem, ForkNumber::Main),
-    };
-    Some((plain_number(number)?, fork, segment))
-}
-
 /// `looks_like_temp_rel_name`: `t`, process, `_`, relation, then fork and segment.
 fn is_temporary_relation(name: &str) -> bool {
     let Some((backend, relation)) = name.strip_prefix('t').and_then(|rest| rest.split_once('_')) else {
         return false;
     };
-    !backend.is_empty() && backend.bytes().all(|b| b.is_ascii_digit()) && parse_relation_name(relation).is_some()
+    !backend.is_empty() && backend.bytes().all(|b| b.is_ascii_digit()) && parse_file_name(relation).is_some()
 }
 
 /// A segment of an SLRU: 4 to 15 hexadecimal digits (`SlruCorrectSegmentFilenameLength`).
