@@ -11,7 +11,8 @@ write.  Both sides run with fsync on; PostgreSQL has everything in shared buffer
     handed over     walrider replay --no-promote, then postgres, which ends recovery
 
 The target is right before or right behind the last checkpoint record: the only one since the backup.  WAL comes from a directory
-(PostgreSQL copies it with cp) or through a restore_command that takes so much longer for each file.
+(PostgreSQL copies it with cp) or through a restore_command that takes so much longer for each file.  A second table says what
+these commands let redo take at least: its own time with a command that does not sleep, or segments x latency / jobs.
 """
 
 import argparse
@@ -70,8 +71,9 @@ def recover(side, server, wal=None, options=(), **settings):
     first_write(server, **settings)
     seconds = time.monotonic() - begun
     redo = said["redo_seconds"] if said else recovery.timings(server).redo_seconds
+    fetched = {name: value for name, value in said.items() if name.startswith("fetch_") or name == "segments_fetched"}
     return dict(seconds=seconds, replay_seconds=replayed - begun, redo_seconds=redo,
-                again_bytes=said.get("replayed_again_bytes"), stages=said.get("stages"))
+                again_bytes=said.get("replayed_again_bytes"), stages=said.get("stages"), **fetched)
 
 
 class Bench:
@@ -89,7 +91,7 @@ class Bench:
         os.sync()
         wal = self.fixture / "archive" if latency is None else None
         try:
-            return recover(side, server, wal, self.args.options, shared_buffers=self.buffers)
+            return recover(side, server, wal, ["--fetch-jobs", self.args.fetch_jobs], shared_buffers=self.buffers)
         finally:
             server.kill()
             recovery.discard(server.data_dir)
@@ -125,6 +127,18 @@ def table(runs):
     return "\n".join(lines)
 
 
+def fetching(runs, jobs):
+    """What the commands cost redo, where it ends recovery."""
+    bare, lines = None, []
+    for latency in sorted({run["latency"] for run in runs} - {None}):
+        of = [run for run in runs if run["side"] == "replay" and run["latency"] == latency]
+        redo, segments = statistics.median(run["redo_seconds"] for run in of), max(run["segments_fetched"] for run in of)
+        bare = redo if bare is None else bare
+        least = max(bare, segments * latency / jobs)
+        lines.append(f"| {1000 * latency:.0f} ms | {segments} | {redo:.2f} s | {least:.2f} s | {redo / least - 1:.0%} |")
+    return "\n".join([f"| latency, {jobs} at once | segments | redo | at least | excess |", "|---|---|---|---|---|", *lines])
+
+
 def main(argv):
     """The command line."""
     parser = argparse.ArgumentParser(prog="python3 -m bench.recover", description=__doc__,
@@ -135,9 +149,9 @@ def main(argv):
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--latency", type=lambda text: [float(word) for word in text.split(",")], default=[0.0, 0.05],
                         help="what restore_command takes longer for each file; default 0,0.05")
+    parser.add_argument("--fetch-jobs", type=int, default=8, metavar="N", help="of walrider replay")
     parser.add_argument("--smoke", action="store_true", help="one round of a small fixture")
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-recover.json")
-    parser.add_argument("options", nargs="*", help="options of walrider replay, after --")
     args = parser.parse_args(argv)
     if args.smoke:
         args.rounds, args.size, args.fixtures = 1, SMOKE_SIZE, args.fixtures / "smoke"
@@ -147,13 +161,14 @@ def main(argv):
     info = make(fixture, args.load, args.size)
     with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
         runs = Bench(fixture, info, Path(scratch), args).run()
-    print("\n" + table(runs))
+    text = table(runs) + ("\n\n" + fetching(runs, args.fetch_jobs) if args.latency else "") + "\n"
+    print("\n" + text)
     if args.save:
         result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(),
                       postgresql=install.version(), command=" ".join(["python3 -m bench.recover", *map(nameless, argv)]),
                       load=args.load, wal_bytes=info.get("wal_bytes"), runs=runs)
         (args.save / f"{when:%Y-%m-%d}-recover.json").write_text(json.dumps(result, indent=1) + "\n")
-        (args.save / f"{when:%Y-%m-%d}-recover.txt").write_text(table(runs) + "\n")
+        (args.save / f"{when:%Y-%m-%d}-recover.txt").write_text(text)
 
 
 if __name__ == "__main__":
