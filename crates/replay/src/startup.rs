@@ -1,39 +1,45 @@
 //! From a data directory and a source of WAL to a running engine, and from its end to a directory that PostgreSQL
 //! takes over (`InitWalRecovery` in `access/transam/xlogrecovery.c`, `StartupXLOG` in `access/transam/xlog.c`,
-//! PostgreSQL 18).
+//! PostgreSQL 18). Each stage is a type, and what it may change in the directory stands there: `Opened` and `Planned`
+//! nothing, `Entered` whatever recovery writes.
+
+mod beginning;
+mod options;
+mod overrides;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use walrider_datadir::config::{self, Config};
 use walrider_datadir::durable::list_dir;
 use walrider_datadir::held::shown;
-use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetAction, TargetTimeline};
+use walrider_datadir::recovery_settings::{RecoverySettings, TargetAction, TargetTimeline};
+use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::{DataDir, DataDirError};
-use walrider_layout::control::{CheckPoint, ControlFile, DbState};
+use walrider_layout::control::DbState;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_redo::Env;
-use walrider_wal::decode::{Invalid, WalFormat};
-use walrider_wal::record::Record;
-use walrider_wal::records::xlog;
-use walrider_wal::rmgr::RmgrId;
+use walrider_wal::decode::WalFormat;
 
+use self::beginning::Beginning;
+pub use self::options::{Options, Promotion, Summary};
+use self::overrides::{override_settings, places, write_settings};
 use crate::end_of_recovery::{Promoted, end_again, end_of_recovery};
 use crate::engine::{Engine, Flow, MemoryShares, Settings, Stop};
 use crate::error::ReplayError;
 use crate::follow::follow;
 use crate::foreign_archive;
 use crate::globals::Globals;
-use crate::load::{Ending, Loader, ReadWal, read_record};
+use crate::load::{Loader, ReadWal};
 use crate::partition::PageSettings;
-use crate::restartpoint::{Recovery, RestartpointPolicy};
-use crate::source::{End, FETCH_PREFIX, FetchStats, Place, Refusal, Source};
+use crate::restartpoint::Recovery;
+use crate::source::{End, FETCH_PREFIX, Source};
 use crate::stats::Stats;
 use crate::target::RecoveryTarget;
-use crate::upstream::{Upstream, Wanted};
+use crate::upstream::Wanted;
 
 /// Most WAL in one batch: the more, the more of a page's changes are done in one visit, while it is in the processor's
 /// cache. Four times as much gained nothing: the memory for it must be touched first, too.
@@ -47,207 +53,230 @@ const MIN_WINDOW_BYTES: u64 = 128 << 10;
 /// Memory that is neither pages nor WAL: the program itself, SLRU pages, tables.
 const OTHER_BYTES: u64 = 16 << 20;
 
-/// What to replay, where to, how far.
-#[derive(Clone)]
-pub struct Options {
-    /// The data directory.
-    pub data_dir: PathBuf,
-    /// `postgresql.conf`, where it is not in the data directory.
-    pub config_file: Option<PathBuf>,
-    /// A directory with WAL; without, what the directory's own configuration says.
-    pub wal: Option<PathBuf>,
-    /// Where to stop; without, what the configuration says.
-    pub goal: Option<Goal>,
-    /// `recovery_target_inclusive`; without, what the configuration says.
-    pub inclusive: Option<bool>,
-    /// The timeline to follow; without, what the configuration says.
-    pub timeline: Option<TargetTimeline>,
-    /// Memory for pages and WAL.
-    pub memory_bytes: u64,
-    /// Compare pages with `wal_consistency_checking` images.
-    pub verify_images: bool,
-    /// Wait for more WAL at its end.
-    pub follow: bool,
-    /// Who ends recovery where replay ends, so that the directory becomes that of a primary on a new timeline. Whoever brings
-    /// WAL may wish that, too.
-    pub promotion: Promotion,
-    /// `restore_command`; without, what the configuration says.
-    pub restore_command: Option<String>,
-    /// How many of these may run at once.
-    pub fetch_jobs: usize,
-    /// When restartpoints are made.
-    pub restartpoints: RestartpointPolicy,
-    /// Who brings the WAL: the directory is a standby's. With `follow`.
-    pub upstream: Option<Arc<dyn Upstream>>,
-}
-
-/// Who ends recovery.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promotion {
-    /// We do where a server would as soon as it reaches the target: `recovery_target_action` is `promote`.
-    AsConfigured,
-    /// We do, at the target or at the end of the WAL.
-    Always,
-    /// PostgreSQL does, if anybody.
-    Never,
-}
-
-/// How a replay went.
-#[derive(Debug)]
-pub struct Summary {
-    /// Why it stopped; `None`: the directory was shut down cleanly, and nobody asked for more WAL.
-    pub stop: Option<Stop>,
-    /// Where it began.
-    pub start: Lsn,
-    /// End of the last record replayed.
-    pub end: Lsn,
-    /// Timeline there.
-    pub timeline: TimelineId,
-    /// The checkpoint record that recovery begins at now.
-    pub checkpoint: Lsn,
-    /// Bytes of WAL that PostgreSQL replays again when it starts: those behind the redo position of that checkpoint.
-    pub again_bytes: u64,
-    /// Recovery has ended.
-    pub promoted: Option<Promoted>,
-    /// Counters and stages.
-    pub stats: Stats,
-    /// What fetching with `restore_command` cost.
-    pub fetch: FetchStats,
-    /// What `restore_command` said where the WAL was found to end.
-    pub refusal: Option<Refusal>,
-    /// From the first record to the last page change.
-    pub redo: Duration,
-    /// All of it, until everything is durable.
-    pub total: Duration,
-    /// Settings that were written to `postgresql.auto.conf`, so that PostgreSQL finishes at the same place.
-    pub settings_written: Vec<(String, String)>,
-}
-
 /// Replays WAL onto a data directory and hands it over.
 ///
 /// # Errors
 /// What [`ReplayError`] lists. Unless it says otherwise, the same call can be repeated, or PostgreSQL started.
 pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Summary, ReplayError> {
     let started = Instant::now();
-    let mut data_dir = DataDir::open(&options.data_dir)?;
-    if let Some(upstream) = &options.upstream {
-        upstream.admit(&data_dir)?;
+    let opened = Opened::open(options)?;
+    if opened.needs_nothing() {
+        config::let_servers_in(opened.data_dir.path())?;
+        return Ok(Summary::nothing_to_do(&opened.data_dir, started));
     }
-    let mut settings = RecoverySettings::from_config(
-        &Config::read(data_dir.path(), options.config_file.as_deref())?,
-        data_dir.control().major,
-    )?;
-    if let Some(command) = &options.restore_command {
-        settings.restore_command = Some(command.clone()).filter(|command| !command.is_empty());
+    let planned = opened.plan()?;
+    if let Some(promoted) = planned.end_again()? {
+        return Ok(Summary { promoted: Some(promoted), ..Summary::nothing_to_do(&planned.opened.data_dir, started) });
     }
-    let archive_recovery = data_dir.signals().archive_recovery() || asks_for_archive_recovery(options, &data_dir);
-    if let Some(summary) = nothing_to_do(&data_dir, archive_recovery, started) {
-        config::let_servers_in(data_dir.path())?;
-        return Ok(summary);
-    }
-    refuse_crashed_without_end(&data_dir, archive_recovery)?;
-    if !archive_recovery {
-        // Left over from an earlier recovery; in crash recovery no server looks at it (recoveryStopsBefore).
-        settings.target = None;
-    }
-    options.wal.as_deref().map_or(Ok(()), foreign_archive::refuse)?;
-    let wanted = override_settings(options, &data_dir, &mut settings)?;
-    let mut source = Source::new(
-        places(options, &data_dir, &settings, archive_recovery),
-        data_dir.control().segment_size,
-        TimelineHistory::alone(TimelineId(1)),
-    )
-    .with_fetch_jobs(options.fetch_jobs)
-    .brought_by(options.upstream.clone());
-    if options.follow {
-        source = source.growing();
-    }
-    remove_old_fetches(data_dir.path())?;
-    let history = choose_history(&source, &data_dir, &settings, archive_recovery)?;
-    let format = WalFormat {
-        major: data_dir.control().major,
-        segment_size: data_dir.control().segment_size,
-        system_identifier: Some(data_dir.control().system_identifier),
-    };
-    let promotes = promotes(options, &settings);
-    if promotes {
-        refuse_what_a_standby_holds(&data_dir)?;
-        if let Some(promoted) = end_again(&data_dir, &source, &format, &settings, history.target())? {
-            return Ok(Summary { promoted: Some(promoted), ..Summary::nothing_to_do(&data_dir, started) });
-        }
-    }
-    source.set_history(history.clone());
-    // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
-    let in_archive_recovery = archive_recovery || data_dir.label().is_some();
-    let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
-    begin.check_history(&data_dir, &history)?;
-    source.note_restartpoint(begin.checkpoint.redo);
-    let settings_written = if archive_recovery { write_settings(&data_dir, options, wanted)? } else { Vec::new() };
-    begin.enter_recovery(&mut data_dir, in_archive_recovery)?;
+    planned.enter()?.run(started, progress)
+}
 
-    let mut globals = Globals::open(data_dir.path(), data_dir.control(), archive_recovery)
-        .map_err(|error| ReplayError::Refused(format!("could not begin at {}: {error}", begin.start)))?;
-    globals.remove_stale_files()?;
-    config::let_servers_in(data_dir.path())?;
-    let files = Arc::new(data_dir.relation_files());
-    let control = data_dir.control();
-    let (window_bytes, ample, short) = share_memory(options.memory_bytes);
-    let engine_settings = Settings {
-        pages: PageSettings {
-            env: Env { major: control.major, hint_bits_are_logged: control.data_checksums() || settings.wal_log_hints },
-            checksums: control.data_checksums(),
-            verify_images: options.verify_images,
-        },
-        ample,
-        short,
-        window_bytes,
-        target: RecoveryTarget { goal: settings.target.clone(), inclusive: settings.target_inclusive },
-        allow_in_place_tablespaces: settings.allow_in_place_tablespaces,
-    };
-    let loader = Loader::new(format, window_bytes, begin.start);
-    let recovery = Recovery::new(data_dir, history, begin.checkpoint.timeline, in_archive_recovery)
-        .with_restartpoints(options.restartpoints)
-        .durable_by(options.upstream.clone());
-    let mut engine = Engine::new(engine_settings, &source, &files, globals, recovery, loader);
-    let redo_started = Instant::now();
-    let stop = match options.follow {
-        true => {
-            let latest = archive_recovery && settings.target_timeline == TargetTimeline::Latest;
-            follow(&mut engine, &source, latest, options.upstream.clone(), progress)?
+/// The data directory is locked and read. Nothing in it has changed.
+struct Opened<'o> {
+    options: &'o Options,
+    data_dir: DataDir,
+    settings: RecoverySettings,
+    /// A signal file, or the command line, asks for recovery from an archive.
+    archive_recovery: bool,
+}
+
+impl<'o> Opened<'o> {
+    fn open(options: &'o Options) -> Result<Opened<'o>, ReplayError> {
+        let data_dir = DataDir::open(&options.data_dir)?;
+        if let Some(upstream) = &options.upstream {
+            upstream.admit(&data_dir)?;
         }
-        false => run_to_end(&mut engine, &source, promotes || settings.target.is_some(), progress)?,
-    };
-    let redo = redo_started.elapsed();
-    if !promotes && matches!(stop, Stop::Target) && settings.target_action != TargetAction::Shutdown {
-        engine.keep_target();
+        let config = Config::read(data_dir.path(), options.config_file.as_deref())?;
+        let mut settings = RecoverySettings::from_config(&config, data_dir.control().major)?;
+        if let Some(command) = &options.restore_command {
+            settings.restore_command = Some(command.clone()).filter(|command| !command.is_empty());
+        }
+        let archive_recovery = data_dir.signals().archive_recovery() || asks_for_archive_recovery(options, &data_dir);
+        Ok(Opened { options, data_dir, settings, archive_recovery })
     }
-    let refusal =
-        source.refusal(engine.needed()).filter(|_| matches!(stop, Stop::EndOfWal { .. } | Stop::Outage { .. }));
-    keep_partial_segments(&source, &engine)?;
-    hand_over(&mut engine, &stop, settings.target.is_some())?;
-    let promoted = match stop {
-        Stop::Target | Stop::EndOfWal { .. } if promotes || promotion_is_wanted(options) => {
-            Some(end_of_recovery(&mut engine, &source, &settings)?)
+
+    /// A primary that was shut down cleanly needs no recovery, unless somebody asks for it (`InitWalRecovery`).
+    fn needs_nothing(&self) -> bool {
+        let was_shut_down = self.data_dir.control().state == DbState::ShutDown;
+        was_shut_down && !self.archive_recovery && self.data_dir.label().is_none()
+    }
+
+    /// Decides what is replayed, from where, and to where.
+    fn plan(mut self) -> Result<Planned<'o>, ReplayError> {
+        let Opened { options, data_dir, settings, archive_recovery } = &mut self;
+        refuse_crashed_without_end(data_dir, *archive_recovery)?;
+        if !*archive_recovery {
+            // Left over from an earlier recovery; in crash recovery no server looks at it (recoveryStopsBefore).
+            settings.target = None;
         }
-        _ => None,
-    };
-    let (control, end) = (engine.recovery().control(), engine.replayed());
-    let again_bytes = if promoted.is_some() { 0 } else { end.0.saturating_sub(control.checkpoint_copy.redo.0) };
-    Ok(Summary {
-        stop: Some(stop),
-        start: begin.start,
-        end,
-        again_bytes,
-        timeline: engine.timeline(),
-        checkpoint: control.checkpoint,
-        redo,
-        total: started.elapsed(),
-        promoted,
-        settings_written,
-        stats: std::mem::take(&mut engine.stats),
-        fetch: source.fetch_stats(),
-        refusal,
-    })
+        options.wal.as_deref().map_or(Ok(()), foreign_archive::refuse)?;
+        let wanted = override_settings(options, data_dir, settings)?;
+        let control = data_dir.control();
+        let format = WalFormat {
+            major: control.major,
+            segment_size: control.segment_size,
+            system_identifier: Some(control.system_identifier),
+        };
+        let mut source = Source::new(
+            places(options, data_dir, settings, *archive_recovery),
+            control.segment_size,
+            TimelineHistory::alone(TimelineId(1)),
+        )
+        .with_fetch_jobs(options.fetch_jobs)
+        .brought_by(options.upstream.clone());
+        if options.follow {
+            source = source.growing();
+        }
+        remove_old_fetches(data_dir.path())?;
+        let history = choose_history(&source, data_dir, settings, *archive_recovery)?;
+        let promotes = promotes(options, settings);
+        if promotes {
+            refuse_what_a_standby_holds(data_dir)?;
+        }
+        Ok(Planned { opened: self, wanted, source, history, format, promotes })
+    }
+}
+
+/// It is known what is replayed, from where, and to where. In the directory nothing has changed.
+struct Planned<'o> {
+    opened: Opened<'o>,
+    /// What PostgreSQL must be told to finish at the same place.
+    wanted: Vec<(String, String)>,
+    source: Source,
+    history: TimelineHistory,
+    format: WalFormat,
+    /// Recovery ends where replay does.
+    promotes: bool,
+}
+
+impl<'o> Planned<'o> {
+    /// Finishes a promotion that was stopped at its end, if there was one.
+    fn end_again(&self) -> Result<Option<Promoted>, ReplayError> {
+        let Opened { data_dir, settings, .. } = &self.opened;
+        match self.promotes {
+            true => end_again(data_dir, &self.source, &self.format, settings, self.history.target()),
+            false => Ok(None),
+        }
+    }
+
+    /// Finds the beginning, and writes into the directory that it is in recovery from there on.
+    fn enter(self) -> Result<Entered<'o>, ReplayError> {
+        let Planned { opened, wanted, source, history, format, promotes } = self;
+        let Opened { options, mut data_dir, settings, archive_recovery } = opened;
+        source.set_history(history.clone());
+        // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
+        let in_archive_recovery = archive_recovery || data_dir.label().is_some();
+        let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
+        begin.check_history(&data_dir, &history)?;
+        source.note_restartpoint(begin.checkpoint.redo);
+        let settings_written = if archive_recovery { write_settings(&data_dir, options, wanted)? } else { Vec::new() };
+        begin.enter_recovery(&mut data_dir, in_archive_recovery)?;
+        let mut globals = Globals::open(data_dir.path(), data_dir.control(), archive_recovery)
+            .map_err(|error| ReplayError::Refused(format!("could not begin at {}: {error}", begin.start)))?;
+        globals.remove_stale_files()?;
+        config::let_servers_in(data_dir.path())?;
+        let files = Arc::new(data_dir.relation_files());
+        let recovery = Recovery::new(data_dir, history, begin.checkpoint.timeline, in_archive_recovery)
+            .with_restartpoints(options.restartpoints)
+            .durable_by(options.upstream.clone());
+        let start = begin.start;
+        Ok(Entered {
+            options,
+            settings,
+            archive_recovery,
+            promotes,
+            source,
+            format,
+            start,
+            settings_written,
+            globals,
+            recovery,
+            files,
+        })
+    }
+}
+
+/// The directory says that it is in recovery, and where that begins.
+struct Entered<'o> {
+    options: &'o Options,
+    settings: RecoverySettings,
+    archive_recovery: bool,
+    promotes: bool,
+    source: Source,
+    format: WalFormat,
+    /// The first record to replay.
+    start: Lsn,
+    settings_written: Vec<(String, String)>,
+    globals: Globals,
+    recovery: Recovery,
+    files: Arc<RelationFiles>,
+}
+
+impl Entered<'_> {
+    /// Replays, and hands the directory over.
+    fn run(self, started: Instant, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Summary, ReplayError> {
+        let engine_settings = self.engine_settings();
+        let Entered { options, settings, archive_recovery, promotes, source, .. } = self;
+        let loader = Loader::new(self.format, engine_settings.window_bytes, self.start);
+        let mut engine = Engine::new(engine_settings, &source, &self.files, self.globals, self.recovery, loader);
+        let redo_started = Instant::now();
+        let stop = match options.follow {
+            true => {
+                let latest = archive_recovery && settings.target_timeline == TargetTimeline::Latest;
+                follow(&mut engine, &source, latest, options.upstream.clone(), progress)?
+            }
+            false => run_to_end(&mut engine, &source, promotes || settings.target.is_some(), progress)?,
+        };
+        let redo = redo_started.elapsed();
+        if !promotes && matches!(stop, Stop::Target) && settings.target_action != TargetAction::Shutdown {
+            engine.keep_target();
+        }
+        let refusal =
+            source.refusal(engine.needed()).filter(|_| matches!(stop, Stop::EndOfWal { .. } | Stop::Outage { .. }));
+        keep_partial_segments(&source, &engine)?;
+        hand_over(&mut engine, &stop, settings.target.is_some())?;
+        let promoted = match stop {
+            Stop::Target | Stop::EndOfWal { .. } if promotes || promotion_is_wanted(options) => {
+                Some(end_of_recovery(&mut engine, &source, &settings)?)
+            }
+            _ => None,
+        };
+        let (control, end) = (engine.recovery().control(), engine.replayed());
+        let again_bytes = if promoted.is_some() { 0 } else { end.0.saturating_sub(control.checkpoint_copy.redo.0) };
+        Ok(Summary {
+            stop: Some(stop),
+            start: self.start,
+            end,
+            again_bytes,
+            timeline: engine.timeline(),
+            checkpoint: control.checkpoint,
+            redo,
+            total: started.elapsed(),
+            promoted,
+            settings_written: self.settings_written,
+            stats: std::mem::take(&mut engine.stats),
+            fetch: source.fetch_stats(),
+            refusal,
+        })
+    }
+
+    fn engine_settings(&self) -> Settings {
+        let control = self.recovery.control();
+        let (window_bytes, ample, short) = share_memory(self.options.memory_bytes);
+        let hint_bits_are_logged = control.data_checksums() || self.settings.wal_log_hints;
+        Settings {
+            pages: PageSettings {
+                env: Env { major: control.major, hint_bits_are_logged },
+                checksums: control.data_checksums(),
+                verify_images: self.options.verify_images,
+            },
+            ample,
+            short,
+            window_bytes,
+            target: RecoveryTarget { goal: self.settings.target.clone(), inclusive: self.settings.target_inclusive },
+            allow_in_place_tablespaces: self.settings.allow_in_place_tablespaces,
+        }
+    }
 }
 
 /// Replays to where there is a reason to stop. The end of the WAL is one if the archive is there, and has no more. `counts`:
@@ -312,37 +341,6 @@ fn promotion_is_wanted(options: &Options) -> bool {
     options.upstream.as_ref().is_some_and(|upstream| upstream.wanted() == Wanted::Promote)
 }
 
-/// A primary that was shut down cleanly needs no recovery, unless somebody asks for it (`InitWalRecovery`).
-fn nothing_to_do(data_dir: &DataDir, archive_recovery: bool, started: Instant) -> Option<Summary> {
-    let control = data_dir.control();
-    if archive_recovery || control.state != DbState::ShutDown || data_dir.label().is_some() {
-        return None;
-    }
-    Some(Summary::nothing_to_do(data_dir, started))
-}
-
-impl Summary {
-    /// Of a directory that was shut down cleanly.
-    fn nothing_to_do(data_dir: &DataDir, started: Instant) -> Summary {
-        let control = data_dir.control();
-        Summary {
-            stop: None,
-            start: control.checkpoint,
-            end: control.checkpoint,
-            timeline: control.checkpoint_copy.timeline,
-            checkpoint: control.checkpoint,
-            again_bytes: 0,
-            promoted: None,
-            stats: Stats::default(),
-            fetch: FetchStats::default(),
-            refusal: None,
-            redo: Duration::ZERO,
-            total: started.elapsed(),
-            settings_written: Vec::new(),
-        }
-    }
-}
-
 /// A crashed primary that is to go on from an archive: PostgreSQL first replays all of `pg_wal`, because nothing tells
 /// where the directory is consistent. That is two recoveries; we do one.
 fn refuse_crashed_without_end(data_dir: &DataDir, archive_recovery: bool) -> Result<(), ReplayError> {
@@ -373,88 +371,6 @@ fn refuse_what_a_standby_holds(data_dir: &DataDir) -> Result<(), ReplayError> {
         )));
     }
     Ok(())
-}
-
-/// Lets the command line override the configuration. Returns what PostgreSQL must be told to finish at the same place.
-fn override_settings(
-    options: &Options,
-    data_dir: &DataDir,
-    settings: &mut RecoverySettings,
-) -> Result<Vec<(String, String)>, ReplayError> {
-    let mut wanted = Vec::new();
-    if let Some(goal) = &options.goal {
-        if let Some(configured) = settings.target.as_ref().filter(|old| old.parameter() != goal.parameter()) {
-            return Err(ReplayError::Refused(format!(
-                "{} is set in the configuration of \"{}\", and PostgreSQL allows one recovery target only: remove it, or \
-                 give the same target",
-                configured.parameter(),
-                shown(data_dir.path()).display()
-            )));
-        }
-        settings.target = Some(goal.clone());
-        let value = match goal {
-            Goal::Immediate => "immediate".into(),
-            Goal::Lsn(lsn) => lsn.to_string(),
-            Goal::Name(name) => name.clone(),
-            Goal::Time(time) => time.to_string(),
-            Goal::Xid(xid) => xid.to_string(),
-        };
-        wanted.push((goal.parameter().to_owned(), value));
-    }
-    if let Some(inclusive) = options.inclusive {
-        settings.target_inclusive = inclusive;
-        wanted.push(("recovery_target_inclusive".into(), if inclusive { "on" } else { "off" }.into()));
-    }
-    if let Some(timeline) = options.timeline {
-        settings.target_timeline = timeline;
-        let value = match timeline {
-            TargetTimeline::Latest => "latest".into(),
-            TargetTimeline::Current => "current".into(),
-            TargetTimeline::Number(number) => number.to_string(),
-        };
-        wanted.push(("recovery_target_timeline".into(), value));
-    }
-    if let Some(wal) = options.wal.as_ref().filter(|_| settings.restore_command.is_none()) {
-        let wal = fs::canonicalize(wal).map_err(|error| DataDirError::io("open", wal, error))?;
-        let quoted = wal.display().to_string().replace('%', "%%").replace('\'', "'\\''");
-        wanted.push(("restore_command".into(), format!("cp '{quoted}'/%f '%p'")));
-    }
-    Ok(wanted)
-}
-
-/// Writes the signal file and the settings that the command line gave, unless they stand there already.
-fn write_settings(
-    data_dir: &DataDir,
-    options: &Options,
-    wanted: Vec<(String, String)>,
-) -> Result<Vec<(String, String)>, ReplayError> {
-    let configured = Config::read(data_dir.path(), options.config_file.as_deref())?;
-    let missing: Vec<(String, String)> = wanted
-        .into_iter()
-        .filter(|(name, value)| configured.get(name).is_none_or(|setting| setting.value != *value))
-        .collect();
-    if !missing.is_empty() {
-        let pairs: Vec<(&str, &str)> = missing.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        config::set_auto_conf(data_dir.path(), &pairs)?;
-    }
-    match options.upstream {
-        Some(_) => config::write_standby_signal(data_dir.path())?,
-        None if !data_dir.signals().archive_recovery() => config::write_recovery_signal(data_dir.path())?,
-        None => {}
-    }
-    Ok(missing)
-}
-
-/// Where WAL is looked for: what the command line or `restore_command` says, then `pg_wal`, as PostgreSQL does.
-fn places(options: &Options, data_dir: &DataDir, settings: &RecoverySettings, archive_recovery: bool) -> Vec<Place> {
-    let mut places = Vec::new();
-    if let Some(wal) = &options.wal {
-        places.push(Place::Directory(wal.clone()));
-    } else if let Some(command) = settings.restore_command.as_ref().filter(|_| archive_recovery) {
-        places.push(Place::RestoreCommand { command: command.clone(), data_dir: data_dir.path().to_owned() });
-    }
-    places.push(Place::Directory(data_dir.path().join("pg_wal")));
-    places
 }
 
 /// Removes what an earlier run fetched and did not get to remove.
@@ -496,158 +412,6 @@ fn choose_history(
         }
     };
     source.read_history(target)
-}
-
-/// Where recovery begins.
-struct Beginning {
-    /// The checkpoint record.
-    at: Lsn,
-    timeline: TimelineId,
-    checkpoint: CheckPoint,
-    /// The first record to replay.
-    start: Lsn,
-}
-
-impl Beginning {
-    /// Finds it; where there is no WAL for it yet, and somebody who brings some, waits for that. A promotion is refused then, as
-    /// PostgreSQL does (`ReadCheckpointRecord` fails for it): nothing was replayed, and nothing is changed.
-    fn wait_for(
-        data_dir: &DataDir,
-        source: &Source,
-        format: &WalFormat,
-        upstream: Option<&dyn Upstream>,
-    ) -> Result<Beginning, ReplayError> {
-        let from = match data_dir.label() {
-            Some(label) => label.start_lsn,
-            None => data_dir.control().checkpoint_copy.redo,
-        };
-        // Where the checkpoint record is in the first segment, the next ones are fetched beside that.
-        let size = data_dir.control().segment_size;
-        let at = data_dir.label().map_or(data_dir.control().checkpoint, |label| label.checkpoint);
-        if size.segment_of(at) == size.segment_of(from) {
-            source.release_before(from);
-        }
-        loop {
-            // Asked before: what comes in until nothing more does is looked at.
-            let promotes = upstream.is_some_and(|upstream| upstream.wanted() == Wanted::Promote);
-            let error = match (Beginning::find(data_dir, source, format), upstream) {
-                (Err(ReplayError::Refused(why)), Some(upstream)) if upstream.wanted() != Wanted::Stop => {
-                    (why, upstream)
-                }
-                (found, _) => return found,
-            };
-            let (why, upstream) = error;
-            if promotes {
-                return Err(ReplayError::Refused(format!(
-                    "there is nothing to promote yet: {why}. The directory is as it was, and a standby started on it goes on \
-                     receiving"
-                )));
-            }
-            upstream.wait(from, from, source.history().timeline_at(from), &why)?;
-            source.close_all();
-        }
-    }
-
-    /// Reads the checkpoint record that `backup_label`, or else `pg_control`, names.
-    fn find(data_dir: &DataDir, source: &Source, format: &WalFormat) -> Result<Beginning, ReplayError> {
-        let (at, timeline, named_by) = match data_dir.label() {
-            Some(label) => (label.checkpoint, label.start_timeline, "backup_label"),
-            None => (data_dir.control().checkpoint, data_dir.control().checkpoint_copy.timeline, "pg_control"),
-        };
-        let failed = |why: String| {
-            ReplayError::Refused(format!(
-                "could not locate the checkpoint record at {at}, which {named_by} names: {}: {why}; recovery cannot begin \
-                 without WAL from there on",
-                source.describe(at)
-            ))
-        };
-        let stretch = read_record(source, format, at).map_err(|ending| match ending {
-            Ending::Failed(error) => error,
-            Ending::Ends { why: Invalid::Incomplete, .. } => failed("no such file, or it ends before".into()),
-            Ending::Ends { why, .. } => failed(why.to_string()),
-            Ending::Goes(next) => failed(format!("the next record is at {next}")),
-        })?;
-        let place = *stretch.places().first().ok_or_else(|| failed("there is no record".into()))?;
-        let span = stretch.span(place);
-        let record = Record::parse(format.major, stretch.bytes(place), span.lsn, span.end)
-            .map_err(|why| failed(why.to_string()))?;
-        let is_checkpoint = record.header.rmgr == RmgrId::XLOG
-            && [xlog::XLOG_CHECKPOINT_ONLINE, xlog::XLOG_CHECKPOINT_SHUTDOWN].contains(&record.info());
-        let checkpoint = CheckPoint::parse(record.main_data)
-            .filter(|_| is_checkpoint)
-            .ok_or_else(|| failed("the record there is none of a checkpoint".into()))?;
-        if checkpoint.redo > at || (record.info() == xlog::XLOG_CHECKPOINT_SHUTDOWN && checkpoint.redo != at) {
-            return Err(failed(format!("its redo position {} makes no sense", checkpoint.redo)));
-        }
-        let start = if checkpoint.redo < at { checkpoint.redo } else { span.end };
-        source.release_before(start);
-        if start < at
-            && let Err(ending) = read_record(source, format, start)
-        {
-            let why = match ending {
-                Ending::Ends { why, .. } => why.to_string(),
-                Ending::Failed(error) => error.to_string(),
-                Ending::Goes(_) => "there is no record".into(),
-            };
-            return Err(ReplayError::Refused(format!(
-                "could not find redo location {start} referenced by the checkpoint record at {at}: {}: {why}",
-                source.describe(start)
-            )));
-        }
-        Ok(Beginning { at, timeline, checkpoint, start })
-    }
-
-    /// The directory must lie on the way to the target timeline (`InitWalRecovery`).
-    fn check_history(&self, data_dir: &DataDir, history: &TimelineHistory) -> Result<(), ReplayError> {
-        let target = history.target();
-        if history.timeline_at(self.at) != self.timeline {
-            return Err(ReplayError::Refused(format!(
-                "requested timeline {target} is not a child of this directory's history: its checkpoint at {} is on \
-                 timeline {}, but the requested one left that at {}",
-                self.at,
-                self.timeline,
-                history.switch_point(self.timeline).map_or("no point".into(), |lsn| lsn.to_string())
-            )));
-        }
-        let control = data_dir.control();
-        let min = control.min_recovery_point;
-        if min.is_valid() && history.timeline_at(Lsn(min.0 - 1)) != control.min_recovery_point_timeline {
-            return Err(ReplayError::Refused(format!(
-                "requested timeline {target} does not contain minimum recovery point {min} on timeline {}",
-                control.min_recovery_point_timeline
-            )));
-        }
-        Ok(())
-    }
-
-    /// Puts the beginning into the control file, and `backup_label` away: from then on the directory says by itself
-    /// where recovery begins, whoever goes on with it.
-    fn enter_recovery(&self, data_dir: &mut DataDir, archive_recovery: bool) -> Result<(), ReplayError> {
-        let mut control: ControlFile = data_dir.control().clone();
-        let clean = [DbState::ShutDown, DbState::ShutDownInRecovery].contains(&control.state);
-        if !clean {
-            // What an earlier run wrote last may not be durable, and will not be written again.
-            data_dir.sync()?;
-        }
-        data_dir.directories().remove_relation_caches()?;
-        data_dir.apply_tablespace_map()?;
-        control.state = if archive_recovery { DbState::InArchiveRecovery } else { DbState::InCrashRecovery };
-        control.checkpoint = self.at;
-        control.checkpoint_copy = self.checkpoint;
-        if archive_recovery && control.min_recovery_point < self.checkpoint.redo {
-            control.min_recovery_point = self.checkpoint.redo;
-            control.min_recovery_point_timeline = self.checkpoint.timeline;
-        }
-        if let Some(label) = data_dir.label() {
-            control.backup_start_point = self.checkpoint.redo;
-            control.backup_end_required = label.streamed;
-            if label.from_standby {
-                control.backup_end_point = control.min_recovery_point;
-            }
-        }
-        data_dir.write_control(control)?;
-        Ok(data_dir.retire_label()?)
-    }
 }
 
 /// Makes everything durable, and says what keeps PostgreSQL from finishing, if anything does.

@@ -1,0 +1,99 @@
+//! What the command line changes of the configuration, and where WAL is looked for.
+
+use std::fs;
+
+use walrider_datadir::config::{self, Config};
+use walrider_datadir::held::shown;
+use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetTimeline};
+use walrider_datadir::{DataDir, DataDirError};
+
+use super::Options;
+use crate::error::ReplayError;
+use crate::source::Place;
+
+/// Lets the command line override the configuration. Returns what PostgreSQL must be told to finish at the same place.
+pub(super) fn override_settings(
+    options: &Options,
+    data_dir: &DataDir,
+    settings: &mut RecoverySettings,
+) -> Result<Vec<(String, String)>, ReplayError> {
+    let mut wanted = Vec::new();
+    if let Some(goal) = &options.goal {
+        if let Some(configured) = settings.target.as_ref().filter(|old| old.parameter() != goal.parameter()) {
+            return Err(ReplayError::Refused(format!(
+                "{} is set in the configuration of \"{}\", and PostgreSQL allows one recovery target only: remove it, or \
+                 give the same target",
+                configured.parameter(),
+                shown(data_dir.path()).display()
+            )));
+        }
+        settings.target = Some(goal.clone());
+        let value = match goal {
+            Goal::Immediate => "immediate".into(),
+            Goal::Lsn(lsn) => lsn.to_string(),
+            Goal::Name(name) => name.clone(),
+            Goal::Time(time) => time.to_string(),
+            Goal::Xid(xid) => xid.to_string(),
+        };
+        wanted.push((goal.parameter().to_owned(), value));
+    }
+    if let Some(inclusive) = options.inclusive {
+        settings.target_inclusive = inclusive;
+        wanted.push(("recovery_target_inclusive".into(), if inclusive { "on" } else { "off" }.into()));
+    }
+    if let Some(timeline) = options.timeline {
+        settings.target_timeline = timeline;
+        let value = match timeline {
+            TargetTimeline::Latest => "latest".into(),
+            TargetTimeline::Current => "current".into(),
+            TargetTimeline::Number(number) => number.to_string(),
+        };
+        wanted.push(("recovery_target_timeline".into(), value));
+    }
+    if let Some(wal) = options.wal.as_ref().filter(|_| settings.restore_command.is_none()) {
+        let wal = fs::canonicalize(wal).map_err(|error| DataDirError::io("open", wal, error))?;
+        let quoted = wal.display().to_string().replace('%', "%%").replace('\'', "'\\''");
+        wanted.push(("restore_command".into(), format!("cp '{quoted}'/%f '%p'")));
+    }
+    Ok(wanted)
+}
+
+/// Writes the signal file and the settings that the command line gave, unless they stand there already.
+pub(super) fn write_settings(
+    data_dir: &DataDir,
+    options: &Options,
+    wanted: Vec<(String, String)>,
+) -> Result<Vec<(String, String)>, ReplayError> {
+    let configured = Config::read(data_dir.path(), options.config_file.as_deref())?;
+    let missing: Vec<(String, String)> = wanted
+        .into_iter()
+        .filter(|(name, value)| configured.get(name).is_none_or(|setting| setting.value != *value))
+        .collect();
+    if !missing.is_empty() {
+        let pairs: Vec<(&str, &str)> = missing.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        config::set_auto_conf(data_dir.path(), &pairs)?;
+    }
+    match options.upstream {
+        Some(_) => config::write_standby_signal(data_dir.path())?,
+        None if !data_dir.signals().archive_recovery() => config::write_recovery_signal(data_dir.path())?,
+        None => {}
+    }
+    Ok(missing)
+}
+
+/// Where WAL is looked for: what the command line or `restore_command` says, then `pg_wal`, as PostgreSQL does.
+pub(super) fn places(
+    options: &Options,
+    data_dir: &DataDir,
+    settings: &RecoverySettings,
+    archive_recovery: bool,
+) -> Vec<Place> {
+    let mut places = Vec::new();
+    if let Some(wal) = &options.wal {
+        places.push(Place::Directory(wal.clone()));
+    } else if let Some(command) = settings.restore_command.as_ref().filter(|_| archive_recovery) {
+        places.push(Place::RestoreCommand { command: command.clone(), data_dir: data_dir.path().to_owned() });
+    }
+    places.push(Place::Directory(data_dir.path().join("pg_wal")));
+    places
+}
