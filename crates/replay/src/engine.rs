@@ -4,12 +4,10 @@
 //! operations are done first, then its changes of free space maps, then its file actions. Then its end is where the
 //! directory stands, and [`crate::restartpoint`] may write it down.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::ops::Range;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rayon::prelude::*;
 use walrider_datadir::directories::{Directories, Missing};
 use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::timestamp::TimestampTz;
@@ -22,35 +20,22 @@ use walrider_wal::rmgr::RmgrId;
 
 use crate::actions;
 use crate::batch::{Batch, loaded_end};
-use crate::error::{ReplayError, page_name, type_name};
+use crate::error::{ReplayError, type_name};
 use crate::globals::{Action, GlobalError, Globals};
 use crate::load::{Ending, Loader, ReadWal};
-use crate::pages::{Pages, is_small};
-use crate::partition::{PageSettings, Part, Partition, Shared};
+use crate::pages::{MemoryShares, Pages, is_small};
+use crate::partition::{PageSettings, Part};
 use crate::plan::{Global, Obstacle, PARTITIONS, Planned};
-use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
 use crate::spread::{Spread, Step};
 use crate::stats::Stats;
 use crate::target::{Goal, RecoveryTarget};
-
-/// Fewest pages that the cache may be limited to: a record has at most 33 blocks and as many maps.
-const MIN_PAGES: usize = 512;
 
 /// Least time for a restartpoint between two batches.
 const LEAST_RESTARTPOINT_STEP: Duration = Duration::from_millis(2);
 
 /// Most WAL in the first batch.
 const FIRST_BATCH_BYTES: u64 = 16 << 20;
-
-/// How memory is shared.
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryShares {
-    /// Bytes for pages.
-    pub page_bytes: u64,
-    /// Most bytes of WAL in one batch.
-    pub batch_bytes: u64,
-}
 
 /// What the engine works with.
 pub struct Settings {
@@ -121,21 +106,14 @@ pub enum Stop {
 pub struct Engine<'a> {
     settings: Settings,
     source: &'a dyn ReadWal,
-    files: &'a Arc<RelationFiles>,
-    rels: RelTable,
-    partitions: Vec<Partition>,
+    pages: Pages<'a>,
     globals: Globals,
     recovery: Recovery,
     directories: Directories,
     loader: Loader,
     queue: VecDeque<Planned>,
-    /// Pages that a record expected and that were not there; dropped or truncated later, or the WAL is at fault.
-    invalid: BTreeSet<PageKey>,
-    batch: u64,
     /// How many stretches there are to a batch.
     stretches: usize,
-    /// The pages of some batch did not fit into memory.
-    is_short: bool,
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
     /// The same, but before what an `XLOG_SWITCH` leaves unused.
@@ -167,24 +145,17 @@ impl<'a> Engine<'a> {
         loader: Loader,
     ) -> Engine<'a> {
         let replayed = loader.position();
-        // Slabs of up to 4 MB, but small where memory is: each partition has one that is not full.
-        let slab_pages = (settings.ample.page_bytes as usize / BLCKSZ / PARTITIONS / 32).clamp(8, 512);
         let stretches = (settings.ample.batch_bytes.min(FIRST_BATCH_BYTES) / settings.window_bytes).max(1) as usize;
         Engine {
+            pages: Pages::new(settings.pages, files, settings.ample, settings.short),
             settings,
             source,
-            files,
-            rels: RelTable::default(),
-            partitions: (0..PARTITIONS).map(|_| Partition::new(slab_pages)).collect(),
             globals,
             directories: recovery.data_dir().directories(),
             recovery,
             loader,
             queue: VecDeque::new(),
-            invalid: BTreeSet::new(),
-            batch: 0,
             stretches,
-            is_short: false,
             replayed,
             used: replayed,
             last_record: Lsn::INVALID,
@@ -257,7 +228,7 @@ impl<'a> Engine<'a> {
             let stretches = self.stretches;
             if self.queue.is_empty() {
                 let started = Instant::now();
-                self.queue.extend(self.loader.load(stretches, self.source, &self.rels));
+                self.queue.extend(self.loader.load(stretches, self.source, self.pages.rels()));
                 self.stats.load += started.elapsed();
             }
             if self.queue.is_empty() {
@@ -272,12 +243,12 @@ impl<'a> Engine<'a> {
             let batch_started = Instant::now();
             let mut batch = self.sequence()?;
             // Where memory is short, it is the records of one batch that need it most.
-            let ahead = if self.is_short { 0 } else { stretches };
+            let ahead = if self.pages.is_short() { 0 } else { stretches };
             let missing = ahead.saturating_sub(self.queue.len() - batch.upto.len());
-            let was_short = self.is_short;
+            let was_short = self.pages.is_short();
             let loaded = self.apply(&batch, missing)?;
-            if self.is_short && !was_short {
-                self.empty_partitions()?;
+            if self.pages.is_short() && !was_short {
+                self.stats.pages_evicted += self.pages.empty()?;
             }
             self.queue.extend(loaded);
             self.finish(&mut batch)?;
@@ -299,24 +270,11 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Gives the memory for pages back: from now on there is less for them.
-    fn empty_partitions(&mut self) -> Result<(), ReplayError> {
-        let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings.pages };
-        let emptied = self.partitions.par_iter_mut().map(|partition| partition.empty(&shared));
-        self.stats.pages_evicted += emptied.try_reduce(|| 0, |a, b| Ok(a + b))?;
-        Ok(())
-    }
-
-    fn shares(&self) -> &MemoryShares {
-        if self.is_short { &self.settings.short } else { &self.settings.ample }
-    }
-
     /// Larger batches visit each page less often, but need memory of their own: they grow as long as one visits more bytes of
     /// pages than it has of WAL.
     fn size_batches(&mut self) {
-        let most = (self.shares().batch_bytes / self.settings.window_bytes).max(1) as usize;
-        let visited: usize = self.partitions.iter().map(Partition::visited).sum();
-        if (visited * BLCKSZ) as u64 > self.stretches as u64 * self.settings.window_bytes {
+        let most = (self.pages.shares().batch_bytes / self.settings.window_bytes).max(1) as usize;
+        if (self.pages.visited() * BLCKSZ) as u64 > self.stretches as u64 * self.settings.window_bytes {
             self.stretches = (2 * self.stretches).min(most);
         }
     }
@@ -603,31 +561,15 @@ impl<'a> Engine<'a> {
         let queue = std::mem::take(&mut self.queue);
         let parts: Vec<Part<'_>> =
             queue.iter().zip(&batch.upto).map(|(planned, &upto)| Part::new(planned, planned.done, upto)).collect();
-        let mut dropped = vec![false; if batch.drops.is_empty() { 0 } else { self.rels.len() }];
-        for rel in &batch.drops {
-            for fork in walrider_layout::ForkNumber::ALL {
-                if let Some(number) = self.rels.find(*rel, fork) {
-                    dropped[number as usize] = true;
-                }
-            }
-        }
-        let budget = ((self.shares().page_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES);
         let end = batch.end(&queue).unwrap_or(self.replayed);
-        // Both sides are borrowed apart, so that they can run side by side.
-        let mut pages = Pages {
-            partitions: &mut self.partitions,
-            shared: Shared { rels: &self.rels, files: self.files, settings: self.settings.pages },
-            budget,
-            is_short: &mut self.is_short,
-            batch: &mut self.batch,
-            invalid: &mut self.invalid,
-            stats: &mut self.stats,
-            recovery: &mut self.recovery,
-        };
-        let (loader, source, rels) = (&mut self.loader, self.source, &self.rels);
-        let (applied, loaded) = match is_small(&parts) {
-            true => (pages.apply(&parts, &dropped, end), Vec::new()),
-            false => rayon::join(|| pages.apply(&parts, &dropped, end), || loader.load_ready(missing, source, rels)),
+        let rels = self.pages.rels().clone();
+        let (pages, recovery, stats) = (&mut self.pages, &mut self.recovery, &mut self.stats);
+        let (loader, source) = (&mut self.loader, self.source);
+        let small = is_small(&parts);
+        let mut apply = || pages.apply(&parts, &batch.drops, end, recovery, stats);
+        let (applied, loaded) = match small {
+            true => (apply(), Vec::new()),
+            false => rayon::join(apply, || loader.load_ready(missing, source, &rels)),
         };
         drop(parts);
         self.queue = queue;
@@ -657,13 +599,10 @@ impl<'a> Engine<'a> {
         // A directory that is not there must come into being later in the WAL, and can only while the directory is not
         // consistent (recovery_create_dbdir).
         let in_place = self.settings.allow_in_place_tablespaces || !self.is_consistent();
-        let mut context = actions::Context {
-            partitions: &mut self.partitions,
-            shared: Shared { rels: &self.rels, files: self.files, settings: self.settings.pages },
-            invalid: &mut self.invalid,
-            directories: &self.directories,
-            missing: if in_place { Missing::Create } else { Missing::Refuse },
-        };
+        let missing = if in_place { Missing::Create } else { Missing::Refuse };
+        let (partitions, shared, invalid) = self.pages.split();
+        let directories = &self.directories;
+        let mut context = actions::Context { partitions, shared, invalid, directories, missing };
         context.discard_relations(&batch.drops);
         for action in batch.actions.drain(..) {
             context.execute(action)?;
@@ -693,7 +632,7 @@ impl<'a> Engine<'a> {
     /// Once the directory is consistent, no record may refer to a page that does not exist
     /// (`XLogCheckInvalidPages`).
     fn check_invalid(&self) -> Result<(), ReplayError> {
-        match self.first_invalid_page() {
+        match self.pages.first_invalid() {
             Some(page) if self.is_consistent() => Err(ReplayError::CorruptWal(format!(
                 "at {}: WAL contains references to invalid pages, the first is {page}",
                 self.replayed
@@ -712,25 +651,25 @@ impl<'a> Engine<'a> {
     pub fn may_end_here(&self) -> bool {
         match self.recovery.is_archive_recovery() {
             true => self.is_consistent(),
-            false => !self.globals.backup().is_open() && self.invalid.is_empty(),
+            false => !self.globals.backup().is_open() && self.pages.first_invalid().is_none(),
         }
     }
 
     /// The first of the pages that records referred to and that are missing without explanation.
     pub fn first_invalid_page(&self) -> Option<String> {
-        self.invalid.first().map(|key| page_name(&self.rels.fork(key.fork()), key.block()))
+        self.pages.first_invalid()
     }
 
     /// Begins a restartpoint if one is due, or gets on with the one that is under way: for as long as the last batch took, or a
     /// moment, so that replay hardly waits for it, and it is done after few batches however large they are.
     fn work_on_restartpoint(&mut self, batch_took: Duration) -> Result<(), ReplayError> {
-        if self.recovery.must_restart_here() && self.invalid.is_empty() {
+        if self.recovery.must_restart_here() && self.pages.first_invalid().is_none() {
             self.restartpoint(false)?;
             self.source.note_restartpoint(self.recovery.control().checkpoint_copy.redo);
             return Ok(());
         }
         if self.spread.is_none() {
-            let due = self.recovery.due_restartpoint(self.replayed).filter(|_| self.invalid.is_empty());
+            let due = self.recovery.due_restartpoint(self.replayed).filter(|_| self.pages.first_invalid().is_none());
             self.spread = due.map(Spread::new);
             return Ok(());
         }
@@ -744,10 +683,10 @@ impl<'a> Engine<'a> {
     fn step_restartpoint(&mut self) -> Result<bool, ReplayError> {
         let Some(spread) = &mut self.spread else { return Ok(false) };
         let started = Instant::now();
-        match spread.step(self.files)? {
+        match spread.step(self.pages.files())? {
             Step::Write(partitions) => {
                 self.recovery.ensure_min_recovery_point(self.replayed)?;
-                self.write_back(partitions)?;
+                self.stats.pages_written += self.pages.write_back(partitions)?;
                 self.stats.write += started.elapsed();
                 Ok(true)
             }
@@ -765,17 +704,6 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Writes the pages of some partitions.
-    fn write_back(&mut self, partitions: Range<usize>) -> Result<(), ReplayError> {
-        let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings.pages };
-        let written = self.partitions[partitions]
-            .par_iter_mut()
-            .map(|partition| partition.write_back(&shared, |_| true))
-            .try_reduce(|| 0, |a, b| Ok(a + b))?;
-        self.stats.pages_written += written;
-        Ok(())
-    }
-
     /// Writes all that was replayed to the directory, durably. `finished`: nothing follows, hand over.
     pub fn restartpoint(&mut self, finished: bool) -> Result<(), ReplayError> {
         if let Some(mut spread) = self.spread.take() {
@@ -783,11 +711,11 @@ impl<'a> Engine<'a> {
         }
         let started = Instant::now();
         self.recovery.ensure_min_recovery_point(self.replayed)?;
-        self.write_back(0..PARTITIONS)?;
+        self.stats.pages_written += self.pages.write_back(0..PARTITIONS)?;
         self.stats.write += started.elapsed();
         let started = Instant::now();
-        let eligible = self.invalid.is_empty();
-        self.recovery.restartpoint(&mut self.globals, self.files, self.replayed, eligible, finished)?;
+        let eligible = self.pages.first_invalid().is_none();
+        self.recovery.restartpoint(&mut self.globals, self.pages.files(), self.replayed, eligible, finished)?;
         self.stats.restartpoints += 1;
         self.stats.sync += started.elapsed();
         Ok(())

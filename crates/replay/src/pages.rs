@@ -1,17 +1,23 @@
 //! The pages' side of a batch: all partitions do their part of it, then the free space maps follow.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::prelude::*;
-use walrider_layout::Lsn;
+use walrider_datadir::relation::RelationFiles;
+use walrider_layout::{BLCKSZ, ForkNumber, Lsn, RelFileLocator};
 
-use crate::error::ReplayError;
-use crate::partition::{FsmChange, FsmOp, Part, Partition, Report, Shared};
+use crate::error::{ReplayError, page_name};
+use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
 use crate::plan::{Change, PARTITIONS, partition_of};
-use crate::rels::PageKey;
+use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
 use crate::stats::Stats;
+
+/// Fewest pages that the cache may be limited to: a record has at most 33 blocks and as many maps.
+const MIN_PAGES: usize = 512;
 
 /// Most records in a batch that is applied by one thread: to wake others takes longer.
 const SMALL_BATCH: u32 = 64;
@@ -29,86 +35,175 @@ fn each<I: Send, T: Send>(items: Vec<I>, small: bool, work: impl Fn(I) -> T + Se
     }
 }
 
-/// The pages' side of the engine, while a batch is applied.
-pub struct Pages<'e> {
-    /// All of them.
-    pub partitions: &'e mut [Partition],
-    /// What they share.
-    pub shared: Shared<'e>,
-    /// Most pages in memory.
-    pub budget: usize,
-    /// There was a batch for whose pages that was too little.
-    pub is_short: &'e mut bool,
-    /// Number of the last batch.
-    pub batch: &'e mut u64,
-    /// Pages that a record expected and that were not there.
-    pub invalid: &'e mut BTreeSet<PageKey>,
-    /// Counters.
-    pub stats: &'e mut Stats,
-    /// Where the directory stands.
-    pub recovery: &'e mut Recovery,
+/// How memory is shared.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryShares {
+    /// Bytes for pages.
+    pub page_bytes: u64,
+    /// Most bytes of WAL in one batch.
+    pub batch_bytes: u64,
 }
 
-impl Pages<'_> {
-    /// Does a batch's page operations. `dropped[fork]`: the fork is dropped in it. `end`: of its last record.
+/// All pages in memory, and the files that they are of.
+pub struct Pages<'a> {
+    settings: PageSettings,
+    files: &'a Arc<RelationFiles>,
+    /// Whoever decodes numbers forks meanwhile.
+    rels: Arc<RelTable>,
+    partitions: Vec<Partition>,
+    /// Those that a record expected and that were not there; dropped or truncated later, or the WAL is at fault.
+    invalid: BTreeSet<PageKey>,
+    /// Number of the last batch.
+    batch: u64,
+    /// How memory is shared while all pages fit, and once they did not.
+    ample: MemoryShares,
+    short: MemoryShares,
+    is_short: bool,
+}
+
+impl<'a> Pages<'a> {
+    /// None yet.
+    pub fn new(
+        settings: PageSettings,
+        files: &'a Arc<RelationFiles>,
+        ample: MemoryShares,
+        short: MemoryShares,
+    ) -> Pages<'a> {
+        // Slabs of up to 4 MB, but small where memory is: each partition has one that is not full.
+        let slab_pages = (ample.page_bytes as usize / BLCKSZ / PARTITIONS / 32).clamp(8, 512);
+        let partitions = (0..PARTITIONS).map(|_| Partition::new(slab_pages)).collect();
+        let (rels, invalid) = (Arc::default(), BTreeSet::new());
+        Pages { settings, files, rels, partitions, invalid, batch: 0, ample, short, is_short: false }
+    }
+
+    /// The numbers of forks.
+    pub fn rels(&self) -> &Arc<RelTable> {
+        &self.rels
+    }
+
+    /// The files.
+    pub fn files(&self) -> &'a Arc<RelationFiles> {
+        self.files
+    }
+
+    /// The pages of some batch did not fit into memory.
+    pub fn is_short(&self) -> bool {
+        self.is_short
+    }
+
+    /// How memory is shared now.
+    pub fn shares(&self) -> &MemoryShares {
+        if self.is_short { &self.short } else { &self.ample }
+    }
+
+    /// How many pages the last batch visited.
+    pub fn visited(&self) -> usize {
+        self.partitions.iter().map(Partition::visited).sum()
+    }
+
+    /// The first of the pages that records expected and that are missing without explanation.
+    pub fn first_invalid(&self) -> Option<String> {
+        self.invalid.first().map(|key| page_name(&self.rels.fork(key.fork()), key.block()))
+    }
+
+    /// The partitions, what they share, and which pages are missing.
+    pub fn split(&mut self) -> (&mut [Partition], Shared<'_>, &mut BTreeSet<PageKey>) {
+        let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
+        (&mut self.partitions, shared, &mut self.invalid)
+    }
+
+    /// Gives their memory back: from now on there is less for them. Returns how many were written.
+    ///
+    /// # Errors
+    /// When one cannot be written.
+    pub fn empty(&mut self) -> Result<u64, ReplayError> {
+        let (partitions, shared, _) = self.split();
+        partitions.par_iter_mut().map(|partition| partition.empty(&shared)).try_reduce(|| 0, |a, b| Ok(a + b))
+    }
+
+    /// Writes those of some partitions that have changed; returns how many.
+    ///
+    /// # Errors
+    /// When one cannot be written.
+    pub fn write_back(&mut self, range: Range<usize>) -> Result<u64, ReplayError> {
+        let (partitions, shared, _) = self.split();
+        let written = partitions[range].par_iter_mut().map(|partition| partition.write_back(&shared, |_| true));
+        written.try_reduce(|| 0, |a, b| Ok(a + b))
+    }
+
+    /// By number, which forks these relations have.
+    fn forks_of(&self, relations: &HashSet<RelFileLocator>) -> Vec<bool> {
+        let mut found = vec![false; if relations.is_empty() { 0 } else { self.rels.len() }];
+        for (rel, fork) in relations.iter().flat_map(|rel| ForkNumber::ALL.map(|fork| (*rel, fork))) {
+            if let Some(number) = self.rels.find(rel, fork) {
+                found[number as usize] = true;
+            }
+        }
+        found
+    }
+
+    /// Does a batch's page operations. `drops`: relations dropped in it. `end`: of its last record.
     ///
     /// # Errors
     /// What [`ReplayError`] lists.
-    pub fn apply(&mut self, parts: &[Part<'_>], dropped: &[bool], end: Lsn) -> Result<(), ReplayError> {
+    pub fn apply(
+        &mut self,
+        parts: &[Part<'_>],
+        drops: &HashSet<RelFileLocator>,
+        end: Lsn,
+        recovery: &mut Recovery,
+        stats: &mut Stats,
+    ) -> Result<(), ReplayError> {
+        let dropped = self.forks_of(drops);
         let started = Instant::now();
-        *self.batch += 1;
-        let batch = *self.batch;
+        self.batch += 1;
+        let batch = self.batch;
         let small = is_small(parts);
-        let gather = |(number, partition): (usize, &mut Partition)| partition.gather(number, batch, parts, dropped);
+        let gather = |(number, partition): (usize, &mut Partition)| partition.gather(number, batch, parts, &dropped);
         let missing: usize = each(self.partitions.iter_mut().enumerate().collect(), small, gather).iter().sum();
-        self.stats.gather += started.elapsed();
+        stats.gather += started.elapsed();
         let started = Instant::now();
         let resident: usize = self.partitions.iter().map(Partition::resident).sum();
-        let quota = (resident + missing > self.budget).then(|| (self.budget / PARTITIONS).max(1));
+        let budget = ((self.shares().page_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES);
+        let quota = (resident + missing > budget).then(|| (budget / PARTITIONS).max(1));
         if quota.is_some() {
             // Pages will be written before the batch is done, to make room for others of it.
-            self.recovery.ensure_min_recovery_point(end)?;
-            *self.is_short = true;
+            recovery.ensure_min_recovery_point(end)?;
+            self.is_short = true;
         }
-        let shared = &self.shared;
-        let reports = each(self.partitions.iter_mut().collect(), small, |partition| {
+        let (partitions, shared, _) = self.split();
+        let reports = each(partitions.iter_mut().collect(), small, |partition| {
             let (started, mut report) = (Instant::now(), Report::default());
-            partition.work(parts, shared, quota, &mut report);
+            partition.work(parts, &shared, quota, &mut report);
             report.took = started.elapsed();
             report
         });
-        self.stats.apply += started.elapsed();
-        self.stats.apply_longest += reports.iter().map(|report| report.took).max().unwrap_or_default();
+        stats.apply += started.elapsed();
+        stats.apply_longest += reports.iter().map(|report| report.took).max().unwrap_or_default();
         let started = Instant::now();
         let mut fsm_ops: Vec<Vec<FsmOp>> = vec![Vec::new(); PARTITIONS];
-        self.registered_fsm_ops(parts, &mut fsm_ops);
-        self.take_reports(reports, &mut fsm_ops)?;
+        registered_fsm_ops(parts, &mut fsm_ops);
+        self.take_reports(reports, &mut fsm_ops, stats)?;
         let is_dropped = |key: PageKey| dropped.get(key.fork() as usize).copied().unwrap_or(false);
-        let shared = &self.shared;
-        let reports = each(self.partitions.iter_mut().zip(&mut fsm_ops).collect(), small, |(partition, ops)| {
+        let (partitions, shared, _) = self.split();
+        let reports = each(partitions.iter_mut().zip(&mut fsm_ops).collect(), small, |(partition, ops)| {
             let mut report = Report::default();
             ops.retain(|op| !is_dropped(op.key));
             ops.sort_unstable_by_key(|op| (op.key, op.lsn));
-            partition.apply_fsm(batch, ops, parts, shared, &mut report);
+            partition.apply_fsm(batch, ops, parts, &shared, &mut report);
             report
         });
-        self.take_reports(reports, &mut fsm_ops)?;
-        self.stats.fsm += started.elapsed();
+        self.take_reports(reports, &mut fsm_ops, stats)?;
+        stats.fsm += started.elapsed();
         Ok(())
     }
 
-    fn registered_fsm_ops(&self, parts: &[Part<'_>], fsm_ops: &mut [Vec<FsmOp>]) {
-        for (number, part) in (0..).zip(parts) {
-            for op in part.cut(&part.planned.plan.fsm_ops) {
-                let (Change::Block(block) | Change::Overwrite(block)) = op.change else { continue };
-                let lsn = part.planned.stretch.span(op.place).end;
-                let change = FsmChange::Redo { part: number, place: op.place, block };
-                fsm_ops[partition_of(op.key)].push(FsmOp { key: op.key, lsn, change });
-            }
-        }
-    }
-
-    fn take_reports(&mut self, reports: Vec<Report>, fsm_ops: &mut [Vec<FsmOp>]) -> Result<(), ReplayError> {
+    fn take_reports(
+        &mut self,
+        reports: Vec<Report>,
+        fsm_ops: &mut [Vec<FsmOp>],
+        stats: &mut Stats,
+    ) -> Result<(), ReplayError> {
         let mut failure: Option<(Lsn, ReplayError)> = None;
         let mut grown = Vec::new();
         for report in reports {
@@ -117,11 +212,11 @@ impl Pages<'_> {
             }
             self.invalid.extend(report.invalid);
             grown.extend(report.grown);
-            self.stats.pages_read += report.pages_read;
-            self.stats.pages_evicted += report.pages_evicted;
-            self.stats.images_verified += report.images_verified;
-            self.stats.image_difference_count += report.image_difference_count;
-            self.stats.image_differences.extend(report.image_differences);
+            stats.pages_read += report.pages_read;
+            stats.pages_evicted += report.pages_evicted;
+            stats.images_verified += report.images_verified;
+            stats.image_difference_count += report.image_difference_count;
+            stats.image_differences.extend(report.image_differences);
             if let Some((lsn, error)) = report.failure
                 && failure.as_ref().is_none_or(|(first, _)| lsn < *first)
             {
@@ -134,12 +229,24 @@ impl Pages<'_> {
         grown.sort_unstable();
         grown.dedup();
         for number in grown {
-            let fork = self.shared.rels.fork(number);
+            let fork = self.rels.fork(number);
             if let Some(blocks) = fork.wanted_blocks() {
-                self.shared.files.extend(fork.rel, fork.fork, blocks)?;
+                self.files.extend(fork.rel, fork.fork, blocks)?;
                 fork.set_blocks(blocks);
             }
         }
         Ok(())
+    }
+}
+
+/// Changes of free space maps that records name themselves.
+fn registered_fsm_ops(parts: &[Part<'_>], fsm_ops: &mut [Vec<FsmOp>]) {
+    for (number, part) in (0..).zip(parts) {
+        for op in part.cut(&part.planned.plan.fsm_ops) {
+            let (Change::Block(block) | Change::Overwrite(block)) = op.change else { continue };
+            let lsn = part.planned.stretch.span(op.place).end;
+            let change = FsmChange::Redo { part: number, place: op.place, block };
+            fsm_ops[partition_of(op.key)].push(FsmOp { key: op.key, lsn, change });
+        }
     }
 }
