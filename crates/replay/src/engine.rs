@@ -4,7 +4,6 @@
 //! operations are done first, then its changes of free space maps, then its file actions. Then its end is where the
 //! directory stands, and [`crate::restartpoint`] may write it down.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,30 +11,26 @@ use walrider_datadir::directories::{Directories, Missing};
 use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::history::TimelineHistory;
-use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId, TransactionId};
-use walrider_wal::decode::{Span, Stretch};
-use walrider_wal::record::{InvalidRecord, Record, RecordHeader};
-use walrider_wal::records::xact;
-use walrider_wal::rmgr::RmgrId;
+use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId};
+use walrider_wal::decode::Span;
 
 use crate::actions;
 use crate::batch::{Batch, loaded_end};
-use crate::error::{ReplayError, type_name};
-use crate::globals::{Action, GlobalError, Globals};
-use crate::load::{Ending, Loader, ReadWal};
+use crate::error::ReplayError;
+use crate::feed::Feed;
+use crate::globals::Globals;
+use crate::load::{Loader, ReadWal};
 use crate::pages::{MemoryShares, Pages, is_small};
 use crate::partition::{PageSettings, Part};
-use crate::plan::{Global, Obstacle, PARTITIONS, Planned};
+use crate::plan::{PARTITIONS, Planned};
 use crate::restartpoint::Recovery;
+use crate::sequence::Sequencer;
 use crate::spread::{Spread, Step};
 use crate::stats::Stats;
-use crate::target::{Goal, RecoveryTarget};
+use crate::target::RecoveryTarget;
 
 /// Least time for a restartpoint between two batches.
 const LEAST_RESTARTPOINT_STEP: Duration = Duration::from_millis(2);
-
-/// Most WAL in the first batch.
-const FIRST_BATCH_BYTES: u64 = 16 << 20;
 
 /// What the engine works with.
 pub struct Settings {
@@ -104,32 +99,20 @@ pub enum Stop {
 
 /// Replays WAL onto a data directory.
 pub struct Engine<'a> {
-    settings: Settings,
-    source: &'a dyn ReadWal,
+    feed: Feed<'a>,
+    sequencer: Sequencer<'a>,
     pages: Pages<'a>,
-    globals: Globals,
-    recovery: Recovery,
     directories: Directories,
-    loader: Loader,
-    queue: VecDeque<Planned>,
-    /// How many stretches there are to a batch.
-    stretches: usize,
+    /// `allow_in_place_tablespaces`.
+    in_place_tablespaces: bool,
+    /// A restartpoint that is being made.
+    spread: Option<Spread>,
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
     /// The same, but before what an `XLOG_SWITCH` leaves unused.
     used: Lsn,
     /// Where it begins (`lastReplayedReadRecPtr`); not valid before the first.
     last_record: Lsn,
-    /// Where the WAL was found to end: nothing of it from there on.
-    needed: Lsn,
-    /// A restartpoint that is being made.
-    spread: Option<Spread>,
-    /// Records of the queue that were passed over because their continuation was never written, in order, and the last one
-    /// before.
-    overwritten: Vec<Lsn>,
-    looks_behind: bool,
-    /// Commits made later than this are not replayed yet.
-    commits_until: Option<TimestampTz>,
     /// Counters.
     pub stats: Stats,
 }
@@ -144,26 +127,17 @@ impl<'a> Engine<'a> {
         recovery: Recovery,
         loader: Loader,
     ) -> Engine<'a> {
-        let replayed = loader.position();
-        let stretches = (settings.ample.batch_bytes.min(FIRST_BATCH_BYTES) / settings.window_bytes).max(1) as usize;
+        let (replayed, major) = (loader.position(), loader.format().major);
         Engine {
-            pages: Pages::new(settings.pages, files, settings.ample, settings.short),
-            settings,
-            source,
-            globals,
+            feed: Feed::new(source, loader, settings.window_bytes, settings.ample.batch_bytes),
             directories: recovery.data_dir().directories(),
-            recovery,
-            loader,
-            queue: VecDeque::new(),
-            stretches,
+            sequencer: Sequencer::new(source, major, settings.target, globals, recovery),
+            pages: Pages::new(settings.pages, files, settings.ample, settings.short),
+            in_place_tablespaces: settings.allow_in_place_tablespaces,
+            spread: None,
             replayed,
             used: replayed,
             last_record: Lsn::INVALID,
-            needed: replayed,
-            spread: None,
-            overwritten: Vec::new(),
-            looks_behind: true,
-            commits_until: None,
             stats: Stats::default(),
         }
     }
@@ -185,37 +159,37 @@ impl<'a> Engine<'a> {
 
     /// Where replay needs more WAL to go on: behind [`Engine::replayed`] if a record was found in part.
     pub fn needed(&self) -> Lsn {
-        self.needed.max(self.replayed)
+        self.feed.needed.max(self.replayed)
     }
 
     /// Whether to look, at the end of valid WAL, if it goes on behind, and is damaged there. At first it is.
     pub fn look_behind(&mut self, look: bool) {
-        self.looks_behind = look;
+        self.feed.looks_behind = look;
     }
 
     /// Lets transactions that were committed later than this wait (`recoveryApplyDelay`); [`Engine::run`] stops before them.
     pub fn commits_wait_from(&mut self, time: Option<TimestampTz>) {
-        self.commits_until = time;
+        self.sequencer.commits_until = time;
     }
 
     /// Follows these timelines from now on.
     pub fn set_history(&mut self, history: TimelineHistory) {
-        self.recovery.set_history(history);
+        self.sequencer.recovery.set_history(history);
     }
 
     /// Timeline of the last record that was replayed.
     pub fn timeline(&self) -> TimelineId {
-        self.recovery.timeline()
+        self.sequencer.recovery.timeline()
     }
 
     /// What is known about recovery.
     pub fn recovery(&self) -> &Recovery {
-        &self.recovery
+        &self.sequencer.recovery
     }
 
     /// Both sides of what a restartpoint writes down.
     pub(crate) fn globals_and_recovery(&mut self) -> (&mut Globals, &mut Recovery) {
-        (&mut self.globals, &mut self.recovery)
+        (&mut self.sequencer.globals, &mut self.sequencer.recovery)
     }
 
     /// Replays until there is a reason to stop. At the end of WAL it can be called again, when there is more.
@@ -225,38 +199,34 @@ impl<'a> Engine<'a> {
     /// have been made, or made longer.
     pub fn run(&mut self, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Stop, ReplayError> {
         loop {
-            let stretches = self.stretches;
-            if self.queue.is_empty() {
-                let started = Instant::now();
-                self.queue.extend(self.loader.load(stretches, self.source, self.pages.rels()));
-                self.stats.load += started.elapsed();
-            }
-            if self.queue.is_empty() {
+            let stretches = self.feed.stretches;
+            if !self.feed.fill(self.pages.rels(), &mut self.stats) {
                 self.work_on_restartpoint(Duration::ZERO)?;
                 if !self.last_record.is_valid() {
                     // Nobody was told yet where the directory stands.
                     self.stats.consistent = self.is_consistent();
                     progress(&self.stats, self.replayed);
                 }
-                return self.ending();
+                return self.feed.ending(self.recovery().is_archive_recovery());
             }
             let batch_started = Instant::now();
-            let mut batch = self.sequence()?;
+            let mut batch = self.sequencer.sequence(&self.feed.queue, self.replayed, &mut self.stats)?;
             // Where memory is short, it is the records of one batch that need it most.
             let ahead = if self.pages.is_short() { 0 } else { stretches };
-            let missing = ahead.saturating_sub(self.queue.len() - batch.upto.len());
+            let missing = ahead.saturating_sub(self.feed.queue.len() - batch.upto.len());
             let was_short = self.pages.is_short();
             let loaded = self.apply(&batch, missing)?;
             if self.pages.is_short() && !was_short {
                 self.stats.pages_evicted += self.pages.empty()?;
             }
-            self.queue.extend(loaded);
+            self.feed.queue.extend(loaded);
             self.finish(&mut batch)?;
             if batch.upto.len() == stretches {
-                self.size_batches();
+                let visited_bytes = (self.pages.visited() * BLCKSZ) as u64;
+                self.feed.size_batches(visited_bytes, self.pages.shares().batch_bytes);
             }
             self.retire(&batch.upto);
-            self.globals.passed(self.replayed);
+            self.sequencer.globals.passed(self.replayed);
             self.check_invalid()?;
             self.stats.consistent = self.is_consistent();
             let flow = progress(&self.stats, self.replayed);
@@ -270,321 +240,21 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Larger batches visit each page less often, but need memory of their own: they grow as long as one visits more bytes of
-    /// pages than it has of WAL.
-    fn size_batches(&mut self) {
-        let most = (self.pages.shares().batch_bytes / self.settings.window_bytes).max(1) as usize;
-        if (self.pages.visited() * BLCKSZ) as u64 > self.stretches as u64 * self.settings.window_bytes {
-            self.stretches = (2 * self.stretches).min(most);
-        }
-    }
-
-    /// Why the loader has no more.
-    fn ending(&mut self) -> Result<Stop, ReplayError> {
-        match self.loader.take_ending() {
-            Some(Ending::Ends { at, page, why }) => {
-                // The file to look at is the one where the record should go on.
-                self.needed = page.max(at);
-                let file = self.source.describe(self.needed);
-                // After a crash, pages behind the end may have got to the disk although ones before them did not.
-                let looks = self.looks_behind && self.recovery.is_archive_recovery();
-                if looks && self.loader.goes_on_behind(page, self.source)? {
-                    return Ok(Stop::Corrupt { lsn: at, why: format!("{file}: {why}") });
-                }
-                Ok(Stop::EndOfWal { why: format!("{file}: {why}") })
-            }
-            Some(Ending::Failed(error)) => Err(error),
-            Some(Ending::Goes(at)) => {
-                self.needed = at;
-                Ok(Stop::EndOfWal { why: format!("no WAL from {at} on") })
-            }
-            None => Ok(Stop::EndOfWal { why: "no more WAL".into() }),
-        }
-    }
-
-    /// Takes the records that are replayed in order, up to the end of the next batch.
-    fn sequence(&mut self) -> Result<Batch, ReplayError> {
-        let started = Instant::now();
-        let mut batch = Batch::default();
-        let mut queue = std::mem::take(&mut self.queue);
-        let mut result = Ok(());
-        for planned in &queue {
-            self.pass_over(&planned.stretch);
-            match self.sequence_stretch(planned, &mut batch) {
-                Ok((upto, ends)) => {
-                    if let Some(record) = batch.last_commit.take().and_then(|number| self.record(planned, number).ok())
-                    {
-                        self.stats.note_commit(&record);
-                    }
-                    batch.upto.push(upto);
-                    if ends {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    result = Err(error);
-                    break;
-                }
-            }
-        }
-        std::mem::swap(&mut self.queue, &mut queue);
-        self.stats.sequence += started.elapsed();
-        result.map(|()| batch)
-    }
-
-    /// Notes what a stretch passed over; it may have been asked before.
-    fn pass_over(&mut self, stretch: &Stretch) {
-        let before = self.overwritten.partition_point(|&lsn| lsn < stretch.start());
-        self.overwritten.drain(..before.saturating_sub(1));
-        let known = self.overwritten.last().copied().unwrap_or(Lsn::INVALID);
-        self.overwritten.extend(stretch.overwritten().iter().filter(|&&lsn| lsn > known));
-    }
-
-    /// The record that was passed over last before a position.
-    fn overwritten_before(&self, lsn: Lsn) -> Option<Lsn> {
-        self.overwritten[..self.overwritten.partition_point(|&overwritten| overwritten < lsn)].last().copied()
-    }
-
-    /// Sequences one stretch. Returns the first record behind the batch, and whether the batch ends there.
-    fn sequence_stretch(&mut self, planned: &Planned, batch: &mut Batch) -> Result<(u32, bool), ReplayError> {
-        let places = planned.stretch.places();
-        let mut limit = places.len() as u32;
-        let mut stop = None;
-        if let Some((number, obstacle)) = &planned.plan.obstacle {
-            limit = *number;
-            stop = Some(self.obstacle(planned, *number, obstacle));
-        }
-        if let Some((lsn, inclusive)) = self.settings.target.lsn_limit() {
-            let at = places.partition_point(|&place| planned.stretch.span(place).lsn < lsn) as u32;
-            if at < places.len() as u32 && at + u32::from(inclusive) <= limit {
-                limit = at + u32::from(inclusive);
-                stop = Some(Stop::Target);
-            }
-        }
-        let mut consistent_at = self.consistency_limit(planned, planned.done);
-        let first = planned.plan.globals.partition_point(|global| global.number < planned.done);
-        let goal = &self.settings.target.goal;
-        let commits_are_plain =
-            self.commits_until.is_none() && !matches!(goal, Some(Goal::Xid(_) | Goal::Time(_) | Goal::Immediate));
-        for &Global { number, newest_xid, commit } in &planned.plan.globals[first..] {
-            if number >= limit || consistent_at.is_some_and(|at| number >= at) {
-                break;
-            }
-            if let Some(commit) = commit.filter(|_| commits_are_plain) {
-                self.advance_next_xid(newest_xid);
-                if let Err(error) = self.globals.commit(&commit) {
-                    return Err(match self.record(planned, number) {
-                        Ok(record) => ReplayError::in_global(&record, error),
-                        Err(_) => error.into(),
-                    });
-                }
-                self.stats.transactions += 1;
-                batch.last_commit = Some(number);
-                self.flush_globals(planned, number)?;
-                continue;
-            }
-            let record = self
-                .record(planned, number)
-                .map_err(|(lsn, error)| ReplayError::CorruptWal(format!("record at {lsn}: {error}")))?;
-            if self.settings.target.stops_before(&record) {
-                self.advance_up_to(planned, number);
-                batch.stop = Some(Stop::Target);
-                return Ok((number, true));
-            }
-            if let Some(committed) = self.waits(&record) {
-                self.advance_up_to(planned, number);
-                batch.stop = Some(Stop::Early { committed });
-                return Ok((number, true));
-            }
-            self.advance_next_xid(newest_xid);
-            let actions = match self.globals.redo(&record) {
-                Ok(actions) => actions,
-                Err(GlobalError::UnknownType(_)) => {
-                    batch.stop = Some(self.obstacle(planned, number, &Obstacle::Unsupported));
-                    return Ok((number, true));
-                }
-                Err(error) => return Err(ReplayError::in_global(&record, error)),
-            };
-            self.stats.count_global(&record);
-            self.flush_globals(planned, number)?;
-            let mut barrier = false;
-            for action in actions {
-                barrier |= self.take_action(action, &record, batch)?;
-            }
-            if self.settings.target.stops_after(&record) {
-                batch.stop = Some(Stop::Target);
-                return Ok((number + 1, true));
-            }
-            if barrier {
-                return Ok((number + 1, true));
-            }
-            if self.settings.target.goal == Some(Goal::Immediate) {
-                consistent_at = self.consistency_limit(planned, number + 1);
-            }
-        }
-        if let Some(at) = consistent_at.filter(|&at| at <= limit) {
-            self.advance_up_to(planned, at);
-            batch.stop = Some(Stop::Target);
-            return Ok((at, true));
-        }
-        match stop {
-            Some(_) => self.advance_up_to(planned, limit),
-            None => self.advance_next_xid(planned.plan.newest_xid),
-        }
-        let ends = stop.is_some();
-        batch.stop = stop;
-        Ok((limit, ends))
-    }
-
-    /// Writes what records changed, up to the one of this number, if some of it may be written soon to make room.
-    #[inline]
-    fn flush_globals(&mut self, planned: &Planned, number: u32) -> Result<(), ReplayError> {
-        if self.globals.wants_flush() {
-            self.recovery.ensure_min_recovery_point(planned.end_of(number))?;
-            self.globals.flush()?;
-        }
-        Ok(())
-    }
-
-    /// When the transaction was committed whose commit this is, if it must wait. An inconsistent directory lets nobody in,
-    /// and so nothing waits there.
-    fn waits(&self, record: &Record<'_>) -> Option<TimestampTz> {
-        let until = self.commits_until.filter(|_| record.header.rmgr == RmgrId::XACT && self.is_consistent())?;
-        xact::commit_time(record).map(TimestampTz).filter(|committed| committed.0 > until.0)
-    }
-
-    fn advance_next_xid(&mut self, newest_xid: TransactionId) {
-        if newest_xid != 0 {
-            self.globals.advance_next_xid(newest_xid);
-        }
-    }
-
-    /// Moves the next transaction id past those of all records up to, not including, the one of this number, and no further:
-    /// a server that goes on from here must not hand out an id again that is in a page, nor one whose page of `pg_xact` does not
-    /// exist yet. For where replay stops in the middle of a stretch.
-    fn advance_up_to(&mut self, planned: &Planned, number: u32) {
-        for before in planned.done..number {
-            let bytes = planned.stretch.bytes(planned.stretch.place(before));
-            self.advance_next_xid(RecordHeader::parse(bytes).map_or(0, |header| header.xid));
-        }
-    }
-
-    /// With `recovery_target = 'immediate'`: the first record, from `from` on, that is not replayed any more.
-    fn consistency_limit(&self, planned: &Planned, from: u32) -> Option<u32> {
-        if self.settings.target.goal != Some(Goal::Immediate) {
-            return None;
-        }
-        let point = self.recovery.consistency_point(self.globals.backup())?;
-        if from == 0 && self.replayed >= point {
-            return Some(0);
-        }
-        let places = planned.stretch.places();
-        let at = places.partition_point(|&place| planned.stretch.span(place).end < point) as u32;
-        (at < places.len() as u32).then(|| (at + 1).max(from))
-    }
-
-    /// The record of this number in a stretch, or where it is and what is wrong with it.
-    fn record<'p>(&self, planned: &'p Planned, number: u32) -> Result<Record<'p>, (Lsn, InvalidRecord)> {
-        let mut record = Record::empty(self.loader.format().major);
-        let place = planned.stretch.place(number);
-        planned.stretch.read(place, &mut record).map_err(|error| (planned.stretch.span(place).lsn, error))?;
-        Ok(record)
-    }
-
-    fn obstacle(&self, planned: &Planned, number: u32, obstacle: &Obstacle) -> Stop {
-        let lsn = planned.stretch.span(planned.stretch.place(number)).lsn;
-        let record = self.record(planned, number);
-        match obstacle {
-            Obstacle::Unsupported => Stop::Unsupported {
-                lsn,
-                record: record.as_ref().map(type_name).unwrap_or_default(),
-                relation: record.ok().and_then(|record| record.blocks.first().map(|block| block.rel)),
-            },
-            Obstacle::Corrupt(why) => Stop::Corrupt { lsn, why: format!("{}: {why}", self.source.describe(lsn)) },
-        }
-    }
-
-    /// Files an action with the batch. True: the batch ends with its record.
-    fn take_action(&mut self, action: Action, record: &Record<'_>, batch: &mut Batch) -> Result<bool, ReplayError> {
-        match action {
-            Action::Checkpoint(seen) => Ok(self.recovery.saw_checkpoint(seen)),
-            Action::SwitchTimeline { from, to, previous } => {
-                self.recovery.switch_timeline(from, to, previous, record)?;
-                Ok(true)
-            }
-            Action::OverwriteContrecord { overwritten } => {
-                if self.overwritten_before(record.lsn) != Some(overwritten) {
-                    return Err(ReplayError::CorruptWal(format!(
-                        "at {}: record says that the one at {overwritten} was overwritten, which it was not",
-                        record.lsn
-                    )));
-                }
-                Ok(false)
-            }
-            // Commit timestamps turned off: their files may go with the next transaction (`xlog_redo` does the same).
-            Action::ParametersChanged => {
-                self.recovery.ensure_min_recovery_point(record.end)?;
-                Ok(false)
-            }
-            Action::BackupEnded => Ok(false),
-            Action::CopyDatabase { .. } => {
-                self.recovery.copied_database(record.end);
-                batch.actions.push(action);
-                Ok(true)
-            }
-            Action::DropRelations(rels) => {
-                batch.drop_relations(rels);
-                Ok(false)
-            }
-            // A new relation of the same number: its pages must not be taken for those that were dropped.
-            Action::CreateFork { rel, .. } if batch.drops.contains(&rel) => {
-                batch.actions.push(action);
-                Ok(true)
-            }
-            Action::CreateFork { .. } | Action::UpdateRelmap { .. } => {
-                batch.actions.push(action);
-                Ok(false)
-            }
-            Action::TruncateRelation { .. }
-            | Action::CreateDatabase(_)
-            | Action::DropDatabase { .. }
-            | Action::CreateTablespace { .. }
-            | Action::DropTablespace(_) => {
-                batch.actions.push(action);
-                Ok(true)
-            }
-        }
-    }
-
     /// Does the batch's page operations, and loads `missing` more stretches meanwhile.
     fn apply(&mut self, batch: &Batch, missing: usize) -> Result<Vec<Planned>, ReplayError> {
-        let queue = std::mem::take(&mut self.queue);
+        let Feed { source, loader, queue, .. } = &mut self.feed;
         let parts: Vec<Part<'_>> =
             queue.iter().zip(&batch.upto).map(|(planned, &upto)| Part::new(planned, planned.done, upto)).collect();
-        let end = batch.end(&queue).unwrap_or(self.replayed);
+        let end = batch.end(queue).unwrap_or(self.replayed);
         let rels = self.pages.rels().clone();
-        let (pages, recovery, stats) = (&mut self.pages, &mut self.recovery, &mut self.stats);
-        let (loader, source) = (&mut self.loader, self.source);
         let small = is_small(&parts);
+        let (pages, recovery, stats) = (&mut self.pages, &mut self.sequencer.recovery, &mut self.stats);
         let mut apply = || pages.apply(&parts, &batch.drops, end, recovery, stats);
         let (applied, loaded) = match small {
             true => (apply(), Vec::new()),
-            false => rayon::join(apply, || loader.load_ready(missing, source, &rels)),
+            false => rayon::join(apply, || loader.load_ready(missing, *source, &rels)),
         };
-        drop(parts);
-        self.queue = queue;
-        applied?;
-        Ok(loaded)
-    }
-
-    /// Up to where it is certain that replay gets, as far as the WAL does.
-    fn certain_until(&self) -> Option<Lsn> {
-        match &self.settings.target.goal {
-            _ if self.commits_until.is_some() => None,
-            Some(Goal::Lsn(target)) => Some(*target),
-            Some(_) => None,
-            None => Some(Lsn(u64::MAX)),
-        }
+        applied.map(|()| loaded)
     }
 
     /// Does the batch's file actions. They cannot be taken back, so `minRecoveryPoint` covers them first.
@@ -593,12 +263,12 @@ impl<'a> Engine<'a> {
             return Ok(());
         }
         let started = Instant::now();
-        let end = batch.end(&self.queue).unwrap_or(self.replayed);
-        let ahead = self.certain_until().and_then(|limit| loaded_end(&self.queue, limit)).unwrap_or(end);
-        self.recovery.move_min_recovery_point(end, ahead)?;
+        let end = batch.end(&self.feed.queue).unwrap_or(self.replayed);
+        let ahead = self.sequencer.certain_until().and_then(|limit| loaded_end(&self.feed.queue, limit)).unwrap_or(end);
+        self.sequencer.recovery.move_min_recovery_point(end, ahead)?;
         // A directory that is not there must come into being later in the WAL, and can only while the directory is not
         // consistent (recovery_create_dbdir).
-        let in_place = self.settings.allow_in_place_tablespaces || !self.is_consistent();
+        let in_place = self.in_place_tablespaces || !self.is_consistent();
         let missing = if in_place { Missing::Create } else { Missing::Refuse };
         let (partitions, shared, invalid) = self.pages.split();
         let directories = &self.directories;
@@ -613,20 +283,12 @@ impl<'a> Engine<'a> {
 
     /// Moves behind the batch.
     fn retire(&mut self, upto: &[u32]) {
-        for &upto in upto {
-            let planned = self.queue.front_mut().expect("one stretch for each part");
-            if upto > planned.done {
-                let last = planned.stretch.place(upto - 1);
-                let Span { lsn, end } = planned.stretch.span(last);
-                (self.last_record, self.used, self.replayed) = (lsn, planned.stretch.used(last).end, end);
-                self.stats.records += u64::from(upto - planned.done);
-                planned.done = upto;
-            }
-            if planned.done as usize == planned.stretch.places().len() {
-                let planned = self.queue.pop_front().expect("not empty");
-                self.loader.recycle(planned);
-            }
-        }
+        self.feed.retire(upto, |stretch, last, records| {
+            let Span { lsn, end } = stretch.span(last);
+            debug_assert!(self.replayed <= lsn && lsn < end, "{} then {lsn} to {end}", self.replayed);
+            (self.last_record, self.used, self.replayed) = (lsn, stretch.used(last).end, end);
+            self.stats.records += u64::from(records);
+        });
     }
 
     /// Once the directory is consistent, no record may refer to a page that does not exist
@@ -643,15 +305,15 @@ impl<'a> Engine<'a> {
 
     /// Whether the directory is consistent where it stands.
     pub fn is_consistent(&self) -> bool {
-        self.recovery.is_consistent(self.globals.backup(), self.replayed)
+        self.sequencer.is_consistent(self.replayed)
     }
 
     /// Whether a server may open the directory where it stands: the end of the base backup is passed, and so is where
     /// the directory stood before; in crash recovery that is at the end of `pg_wal` only.
     pub fn may_end_here(&self) -> bool {
-        match self.recovery.is_archive_recovery() {
+        match self.sequencer.recovery.is_archive_recovery() {
             true => self.is_consistent(),
-            false => !self.globals.backup().is_open() && self.pages.first_invalid().is_none(),
+            false => !self.sequencer.globals.backup().is_open() && self.pages.first_invalid().is_none(),
         }
     }
 
@@ -663,13 +325,17 @@ impl<'a> Engine<'a> {
     /// Begins a restartpoint if one is due, or gets on with the one that is under way: for as long as the last batch took, or a
     /// moment, so that replay hardly waits for it, and it is done after few batches however large they are.
     fn work_on_restartpoint(&mut self, batch_took: Duration) -> Result<(), ReplayError> {
-        if self.recovery.must_restart_here() && self.pages.first_invalid().is_none() {
+        if self.sequencer.recovery.must_restart_here() && self.pages.first_invalid().is_none() {
             self.restartpoint(false)?;
-            self.source.note_restartpoint(self.recovery.control().checkpoint_copy.redo);
+            self.feed.source.note_restartpoint(self.sequencer.recovery.control().checkpoint_copy.redo);
             return Ok(());
         }
         if self.spread.is_none() {
-            let due = self.recovery.due_restartpoint(self.replayed).filter(|_| self.pages.first_invalid().is_none());
+            let due = self
+                .sequencer
+                .recovery
+                .due_restartpoint(self.replayed)
+                .filter(|_| self.pages.first_invalid().is_none());
             self.spread = due.map(Spread::new);
             return Ok(());
         }
@@ -685,7 +351,7 @@ impl<'a> Engine<'a> {
         let started = Instant::now();
         match spread.step(self.pages.files())? {
             Step::Write(partitions) => {
-                self.recovery.ensure_min_recovery_point(self.replayed)?;
+                self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
                 self.stats.pages_written += self.pages.write_back(partitions)?;
                 self.stats.write += started.elapsed();
                 Ok(true)
@@ -694,11 +360,16 @@ impl<'a> Engine<'a> {
             Step::Done => {
                 let checkpoint = spread.checkpoint;
                 self.spread = None;
-                self.recovery.ensure_min_recovery_point(self.replayed)?;
-                self.recovery.conclude(&mut self.globals, Some(checkpoint), self.replayed, false)?;
+                self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
+                self.sequencer.recovery.conclude(
+                    &mut self.sequencer.globals,
+                    Some(checkpoint),
+                    self.replayed,
+                    false,
+                )?;
                 self.stats.restartpoints += 1;
                 self.stats.sync += started.elapsed();
-                self.source.note_restartpoint(checkpoint.body.redo);
+                self.feed.source.note_restartpoint(checkpoint.body.redo);
                 Ok(false)
             }
         }
@@ -710,12 +381,18 @@ impl<'a> Engine<'a> {
             spread.join()?;
         }
         let started = Instant::now();
-        self.recovery.ensure_min_recovery_point(self.replayed)?;
+        self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
         self.stats.pages_written += self.pages.write_back(0..PARTITIONS)?;
         self.stats.write += started.elapsed();
         let started = Instant::now();
         let eligible = self.pages.first_invalid().is_none();
-        self.recovery.restartpoint(&mut self.globals, self.pages.files(), self.replayed, eligible, finished)?;
+        self.sequencer.recovery.restartpoint(
+            &mut self.sequencer.globals,
+            self.pages.files(),
+            self.replayed,
+            eligible,
+            finished,
+        )?;
         self.stats.restartpoints += 1;
         self.stats.sync += started.elapsed();
         Ok(())
@@ -723,6 +400,6 @@ impl<'a> Engine<'a> {
 
     /// PostgreSQL is to find the target at the last record that was replayed, and must replay that again.
     pub fn keep_target(&mut self) {
-        self.recovery.keep_last_record(self.replayed);
+        self.sequencer.recovery.keep_last_record(self.replayed);
     }
 }

@@ -1,0 +1,104 @@
+//! The engine's supply of WAL: stretches that are decoded and planned, and why there is no more.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use walrider_layout::Lsn;
+use walrider_wal::decode::{Place, Stretch};
+
+use crate::engine::Stop;
+use crate::error::ReplayError;
+use crate::load::{Ending, Loader, ReadWal};
+use crate::plan::Planned;
+use crate::rels::RelTable;
+use crate::stats::Stats;
+
+/// Most WAL in the first batch, in bytes.
+const FIRST_BATCH_BYTES: u64 = 16 << 20;
+
+/// Loads stretches, and keeps those that are not replayed yet.
+pub struct Feed<'a> {
+    /// Where WAL comes from.
+    pub source: &'a dyn ReadWal,
+    /// Decodes and plans it.
+    pub loader: Loader,
+    /// What is not replayed yet, in order.
+    pub queue: VecDeque<Planned>,
+    /// How many stretches there are to a batch.
+    pub stretches: usize,
+    window_bytes: u64,
+    /// Where the WAL was found to end: nothing of it from there on.
+    pub needed: Lsn,
+    /// Whether to look, at the end of valid WAL, if it goes on behind, and is damaged there.
+    pub looks_behind: bool,
+}
+
+impl<'a> Feed<'a> {
+    /// Nothing is loaded yet. `window_bytes` of WAL are a stretch, at most `batch_bytes` a batch.
+    pub fn new(source: &'a dyn ReadWal, loader: Loader, window_bytes: u64, batch_bytes: u64) -> Feed<'a> {
+        let stretches = (batch_bytes.min(FIRST_BATCH_BYTES) / window_bytes).max(1) as usize;
+        let needed = loader.position();
+        Feed { source, loader, queue: VecDeque::new(), stretches, window_bytes, needed, looks_behind: true }
+    }
+
+    /// Loads a batch if there is nothing left; false: there is no more.
+    pub fn fill(&mut self, rels: &RelTable, stats: &mut Stats) -> bool {
+        if self.queue.is_empty() {
+            let started = Instant::now();
+            self.queue.extend(self.loader.load(self.stretches, self.source, rels));
+            stats.load += started.elapsed();
+        }
+        !self.queue.is_empty()
+    }
+
+    /// Why the loader has no more.
+    ///
+    /// # Errors
+    /// When reading failed.
+    pub fn ending(&mut self, archive_recovery: bool) -> Result<Stop, ReplayError> {
+        match self.loader.take_ending() {
+            Some(Ending::Ends { at, page, why }) => {
+                // The file to look at is the one where the record should go on.
+                self.needed = page.max(at);
+                let file = self.source.describe(self.needed);
+                // After a crash, pages behind the end may have got to the disk although ones before them did not.
+                let looks = self.looks_behind && archive_recovery;
+                if looks && self.loader.goes_on_behind(page, self.source)? {
+                    return Ok(Stop::Corrupt { lsn: at, why: format!("{file}: {why}") });
+                }
+                Ok(Stop::EndOfWal { why: format!("{file}: {why}") })
+            }
+            Some(Ending::Failed(error)) => Err(error),
+            Some(Ending::Goes(at)) => {
+                self.needed = at;
+                Ok(Stop::EndOfWal { why: format!("no WAL from {at} on") })
+            }
+            None => Ok(Stop::EndOfWal { why: "no more WAL".into() }),
+        }
+    }
+
+    /// Larger batches visit each page less often, but need memory of their own: they grow as long as one visits more bytes of
+    /// pages than it has of WAL.
+    /// `visited_bytes`: of pages, by the last one; `most_bytes` of WAL in one.
+    pub fn size_batches(&mut self, visited_bytes: u64, most_bytes: u64) {
+        let most = (most_bytes / self.window_bytes).max(1) as usize;
+        if visited_bytes > self.stretches as u64 * self.window_bytes {
+            self.stretches = (2 * self.stretches).min(most);
+        }
+    }
+
+    /// Forgets the records of a batch; `behind` hears of the last one in each stretch, and how many there were.
+    pub fn retire(&mut self, upto: &[u32], mut behind: impl FnMut(&Stretch, Place, u32)) {
+        for &upto in upto {
+            let planned = self.queue.front_mut().expect("one stretch for each part");
+            if upto > planned.done {
+                behind(&planned.stretch, planned.stretch.place(upto - 1), upto - planned.done);
+                planned.done = upto;
+            }
+            if planned.done as usize == planned.stretch.places().len() {
+                let planned = self.queue.pop_front().expect("not empty");
+                self.loader.recycle(planned);
+            }
+        }
+    }
+}
