@@ -54,12 +54,26 @@ pub struct StopArgs {
     /// The data directory, or that of walrider receive
     #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
     data_dir: PathBuf,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+/// How long a command waits for what it has asked for.
+#[derive(Args)]
+pub struct WaitArgs {
     /// How long to wait
     #[arg(short, long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     timeout: Duration,
     /// Do not wait
     #[arg(short = 'W', long)]
     no_wait: bool,
+}
+
+impl WaitArgs {
+    /// `None`: not at all.
+    pub fn timeout(&self) -> Option<Duration> {
+        (!self.no_wait).then_some(self.timeout)
+    }
 }
 
 /// Tell a running standby to read its configuration again
@@ -78,10 +92,11 @@ pub fn reload(args: &ReloadArgs) -> ExitCode {
 
 /// Runs `walrider stop`.
 pub fn stop(args: &StopArgs) -> ExitCode {
-    finish(stop_and_wait(&args.data_dir, (!args.no_wait).then_some(args.timeout)))
+    finish(stop_and_wait(&args.data_dir, args.wait.timeout()))
 }
 
-fn finish(result: Result<(), ControlError>) -> ExitCode {
+/// The exit code of a command that tells a process something.
+pub fn finish(result: Result<(), ControlError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => Failure::new(Exit::Refused, error).complain(),

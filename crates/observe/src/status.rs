@@ -4,10 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use walrider_layout::{Lsn, TimelineId};
-
-/// Seconds from 1970 to 2000, where PostgreSQL's time begins (`POSTGRES_EPOCH_JDATE`).
-const POSTGRES_EPOCH: Duration = Duration::from_secs(946_684_800);
+use walrider_layout::{Lsn, POSTGRES_EPOCH, TimelineId};
 
 /// The time that PostgreSQL writes as microseconds since 2000-01-01 00:00 UTC (`TimestampTz`). `None` for zero, which
 /// stands for no time at all, and for what is before 1970.

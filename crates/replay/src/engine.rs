@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 use walrider_datadir::directories::{Directories, Missing};
+use walrider_datadir::recovery_settings::RecoveryTarget;
 use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::history::TimelineHistory;
@@ -32,7 +33,7 @@ use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
 use crate::spread::{Spread, Step};
 use crate::stats::Stats;
-use crate::target::{Goal, RecoveryTarget};
+use crate::target::RecoveryStop;
 
 /// Fewest pages that the cache may be limited to: a record has at most 33 blocks and as many maps.
 const MIN_PAGES: usize = 512;
@@ -63,7 +64,7 @@ pub struct Settings {
     /// Bytes of WAL in one stretch.
     pub window_bytes: u64,
     /// Where to stop.
-    pub target: RecoveryTarget,
+    pub stop: RecoveryStop,
     /// `allow_in_place_tablespaces`: tablespaces may be directories in `pg_tblspc`.
     pub allow_in_place_tablespaces: bool,
 }
@@ -104,7 +105,7 @@ pub enum Stop {
     /// Somebody asked to stop.
     Interrupted,
     /// The next record is a commit that is not to be replayed yet ([`Engine::commits_wait_from`]).
-    Early {
+    ApplyDelay {
         /// When it was made.
         committed: TimestampTz,
     },
@@ -396,7 +397,7 @@ impl<'a> Engine<'a> {
             limit = *number;
             stop = Some(self.obstacle(planned, *number, obstacle));
         }
-        if let Some((lsn, inclusive)) = self.settings.target.lsn_limit() {
+        if let Some((lsn, inclusive)) = self.settings.stop.lsn_limit() {
             let at = places.partition_point(|&place| planned.stretch.span(place).lsn < lsn) as u32;
             if at < places.len() as u32 && at + u32::from(inclusive) <= limit {
                 limit = at + u32::from(inclusive);
@@ -405,9 +406,9 @@ impl<'a> Engine<'a> {
         }
         let mut consistent_at = self.consistency_limit(planned, planned.done);
         let first = planned.plan.globals.partition_point(|global| global.number < planned.done);
-        let goal = &self.settings.target.goal;
-        let commits_are_plain =
-            self.commits_until.is_none() && !matches!(goal, Some(Goal::Xid(_) | Goal::Time(_) | Goal::Immediate));
+        let target = &self.settings.stop.target;
+        let commits_are_plain = self.commits_until.is_none()
+            && !matches!(target, Some(RecoveryTarget::Xid(_) | RecoveryTarget::Time(_) | RecoveryTarget::Immediate));
         for &Global { number, newest_xid, commit } in &planned.plan.globals[first..] {
             if number >= limit || consistent_at.is_some_and(|at| number >= at) {
                 break;
@@ -428,14 +429,14 @@ impl<'a> Engine<'a> {
             let record = self
                 .record(planned, number)
                 .map_err(|(lsn, error)| ReplayError::CorruptWal(format!("record at {lsn}: {error}")))?;
-            if self.settings.target.stops_before(&record) {
+            if self.settings.stop.stops_before(&record) {
                 self.advance_up_to(planned, number);
                 batch.stop = Some(Stop::Target);
                 return Ok((number, true));
             }
             if let Some(committed) = self.waits(&record) {
                 self.advance_up_to(planned, number);
-                batch.stop = Some(Stop::Early { committed });
+                batch.stop = Some(Stop::ApplyDelay { committed });
                 return Ok((number, true));
             }
             self.advance_next_xid(newest_xid);
@@ -453,14 +454,14 @@ impl<'a> Engine<'a> {
             for action in actions {
                 barrier |= self.take_action(action, &record, batch)?;
             }
-            if self.settings.target.stops_after(&record) {
+            if self.settings.stop.stops_after(&record) {
                 batch.stop = Some(Stop::Target);
                 return Ok((number + 1, true));
             }
             if barrier {
                 return Ok((number + 1, true));
             }
-            if self.settings.target.goal == Some(Goal::Immediate) {
+            if self.settings.stop.target == Some(RecoveryTarget::Immediate) {
                 consistent_at = self.consistency_limit(planned, number + 1);
             }
         }
@@ -513,7 +514,7 @@ impl<'a> Engine<'a> {
 
     /// With `recovery_target = 'immediate'`: the first record, from `from` on, that is not replayed any more.
     fn consistency_limit(&self, planned: &Planned, from: u32) -> Option<u32> {
-        if self.settings.target.goal != Some(Goal::Immediate) {
+        if self.settings.stop.target != Some(RecoveryTarget::Immediate) {
             return None;
         }
         let point = self.recovery.consistency_point(self.globals.backup())?;
@@ -637,9 +638,9 @@ impl<'a> Engine<'a> {
 
     /// Up to where it is certain that replay gets, as far as the WAL does.
     fn certain_until(&self) -> Option<Lsn> {
-        match &self.settings.target.goal {
+        match &self.settings.stop.target {
             _ if self.commits_until.is_some() => None,
-            Some(Goal::Lsn(target)) => Some(*target),
+            Some(RecoveryTarget::Lsn(target)) => Some(*target),
             Some(_) => None,
             None => Some(Lsn(u64::MAX)),
         }

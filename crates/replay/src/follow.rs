@@ -99,7 +99,7 @@ fn follow_upstream(
             }
             // Being written just now, perhaps.
             Stop::Corrupt { lsn, .. } if damaged != Some(lsn) => (since, damaged) = (Instant::now(), Some(lsn)),
-            Stop::Early { committed } => {
+            Stop::ApplyDelay { committed } => {
                 let due = SystemTime::now() - delay.unwrap_or_default();
                 let micros = committed.0.saturating_sub(TimestampTz::from(due).0);
                 upstream.sleep(Duration::from_micros(micros.max(0) as u64).min(SAFETY_INTERVAL));

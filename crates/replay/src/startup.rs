@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use walrider_datadir::config::{self, Config};
 use walrider_datadir::durable::list_dir;
 use walrider_datadir::held::shown;
-use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetAction, TargetTimeline};
+use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget, TargetAction, TargetTimeline};
+use walrider_datadir::wal_dir::EARLY_PREFIX;
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::{CheckPoint, ControlFile, DbState};
 use walrider_layout::history::TimelineHistory;
@@ -30,9 +31,9 @@ use crate::globals::Globals;
 use crate::load::{Ending, Loader, ReadWal, read_record};
 use crate::partition::PageSettings;
 use crate::restartpoint::{Recovery, RestartpointPolicy};
-use crate::source::{End, FETCH_PREFIX, FetchStats, Place, Refusal, Source};
+use crate::source::{End, FETCH_PREFIX, FetchStats, Refusal, SegmentSource, Source};
 use crate::stats::Stats;
-use crate::target::RecoveryTarget;
+use crate::target::RecoveryStop;
 use crate::upstream::{Upstream, Wanted};
 
 /// Most WAL in one batch: the more, the more of a page's changes are done in one visit, while it is in the processor's
@@ -57,7 +58,7 @@ pub struct Options {
     /// A directory with WAL; without, what the directory's own configuration says.
     pub wal: Option<PathBuf>,
     /// Where to stop; without, what the configuration says.
-    pub goal: Option<Goal>,
+    pub target: Option<RecoveryTarget>,
     /// `recovery_target_inclusive`; without, what the configuration says.
     pub inclusive: Option<bool>,
     /// The timeline to follow; without, what the configuration says.
@@ -201,7 +202,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
         ample,
         short,
         window_bytes,
-        target: RecoveryTarget { goal: settings.target.clone(), inclusive: settings.target_inclusive },
+        stop: RecoveryStop { target: settings.target.clone(), inclusive: settings.target_inclusive },
         allow_in_place_tablespaces: settings.allow_in_place_tablespaces,
     };
     let loader = Loader::new(format, window_bytes, begin.start);
@@ -291,7 +292,7 @@ fn asks_for_archive_recovery(options: &Options, data_dir: &DataDir) -> bool {
     let is_backup = data_dir.label().is_some();
     let archive = options.wal.as_ref().is_some_and(|wal| is_backup || fs::canonicalize(wal).ok() != pg_wal);
     let promotes = options.promotion == Promotion::Always;
-    archive || promotes || options.goal.is_some() || options.timeline.is_some() || options.upstream.is_some()
+    archive || promotes || options.target.is_some() || options.timeline.is_some() || options.upstream.is_some()
 }
 
 /// Whether recovery ends where replay does, as far as options and configuration tell: always if that was asked for; else where a
@@ -365,7 +366,7 @@ fn refuse_crashed_without_end(data_dir: &DataDir, archive_recovery: bool) -> Res
 /// A standby may hold WAL that belongs to a promotion, and that only a standby can tell from what does not.
 fn refuse_what_a_standby_holds(data_dir: &DataDir) -> Result<(), ReplayError> {
     let files = list_dir(&data_dir.path().join("pg_wal"))?;
-    if files.iter().any(|file| file.file_name().to_string_lossy().starts_with("walrider.early.")) {
+    if files.iter().any(|file| file.file_name().to_string_lossy().starts_with(EARLY_PREFIX)) {
         return Err(ReplayError::Refused(format!(
             "\"{}\" is of a standby that has received WAL before its primary had flushed it, which belongs to a promotion: \
              start walrider standby on it, and promote that",
@@ -382,8 +383,8 @@ fn override_settings(
     settings: &mut RecoverySettings,
 ) -> Result<Vec<(String, String)>, ReplayError> {
     let mut wanted = Vec::new();
-    if let Some(goal) = &options.goal {
-        if let Some(configured) = settings.target.as_ref().filter(|old| old.parameter() != goal.parameter()) {
+    if let Some(target) = &options.target {
+        if let Some(configured) = settings.target.as_ref().filter(|old| old.parameter() != target.parameter()) {
             return Err(ReplayError::Refused(format!(
                 "{} is set in the configuration of \"{}\", and PostgreSQL allows one recovery target only: remove it, or \
                  give the same target",
@@ -391,15 +392,15 @@ fn override_settings(
                 shown(data_dir.path()).display()
             )));
         }
-        settings.target = Some(goal.clone());
-        let value = match goal {
-            Goal::Immediate => "immediate".into(),
-            Goal::Lsn(lsn) => lsn.to_string(),
-            Goal::Name(name) => name.clone(),
-            Goal::Time(time) => time.to_string(),
-            Goal::Xid(xid) => xid.to_string(),
+        settings.target = Some(target.clone());
+        let value = match target {
+            RecoveryTarget::Immediate => "immediate".into(),
+            RecoveryTarget::Lsn(lsn) => lsn.to_string(),
+            RecoveryTarget::Name(name) => name.clone(),
+            RecoveryTarget::Time(time) => time.to_string(),
+            RecoveryTarget::Xid(xid) => xid.to_string(),
         };
-        wanted.push((goal.parameter().to_owned(), value));
+        wanted.push((target.parameter().to_owned(), value));
     }
     if let Some(inclusive) = options.inclusive {
         settings.target_inclusive = inclusive;
@@ -446,14 +447,19 @@ fn write_settings(
 }
 
 /// Where WAL is looked for: what the command line or `restore_command` says, then `pg_wal`, as PostgreSQL does.
-fn places(options: &Options, data_dir: &DataDir, settings: &RecoverySettings, archive_recovery: bool) -> Vec<Place> {
+fn places(
+    options: &Options,
+    data_dir: &DataDir,
+    settings: &RecoverySettings,
+    archive_recovery: bool,
+) -> Vec<SegmentSource> {
     let mut places = Vec::new();
     if let Some(wal) = &options.wal {
-        places.push(Place::Directory(wal.clone()));
+        places.push(SegmentSource::Directory(wal.clone()));
     } else if let Some(command) = settings.restore_command.as_ref().filter(|_| archive_recovery) {
-        places.push(Place::RestoreCommand { command: command.clone(), data_dir: data_dir.path().to_owned() });
+        places.push(SegmentSource::RestoreCommand { command: command.clone(), data_dir: data_dir.path().to_owned() });
     }
-    places.push(Place::Directory(data_dir.path().join("pg_wal")));
+    places.push(SegmentSource::Directory(data_dir.path().join("pg_wal")));
     places
 }
 

@@ -16,6 +16,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use walrider_datadir::wal_dir::EARLY_PREFIX;
 use walrider_layout::bytes::{u32_at, u64_at};
 use walrider_layout::{Lsn, TimelineId};
 
@@ -26,8 +27,6 @@ use crate::state::Shared;
 use crate::stats::count;
 use crate::tail::Tail;
 
-/// How the names of its files begin; a number of eight hexadecimal digits follows.
-const PREFIX: &str = "walrider.early.";
 /// Length in bytes of what precedes the WAL of an entry.
 const HEADER: usize = 24;
 /// Most WAL of one entry, in bytes.
@@ -108,14 +107,14 @@ impl Early {
     }
 }
 
-/// The number of a file of the log.
+/// The number of a file of the log: eight hexadecimal digits.
 pub(crate) fn number_of_name(name: &str) -> Option<u32> {
-    let digits = name.strip_prefix(PREFIX).filter(|digits| digits.len() == 8)?;
+    let digits = name.strip_prefix(EARLY_PREFIX).filter(|digits| digits.len() == 8)?;
     u32::from_str_radix(digits, 16).ok()
 }
 
 fn name_of(number: u32) -> String {
-    format!("{PREFIX}{number:08X}")
+    format!("{EARLY_PREFIX}{number:08X}")
 }
 
 /// The CRC of an entry, from `rest`, all that follows the CRC.

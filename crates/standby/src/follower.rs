@@ -36,12 +36,12 @@ pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_RECYCLED: u64 = 16;
 
 /// File in the data directory that asks for promotion, as PostgreSQL has it (`PROMOTE_SIGNAL_FILE`).
-pub(crate) const PROMOTE_FILE: &str = "promote";
+pub const PROMOTE_FILE: &str = "promote";
 /// File in the data directory from the moment that a promotion has made visible what the primary could have taken back: from
 /// then on there is no way back to following it. Holds the timeline that is left.
 pub(crate) const PROMOTING_FILE: &str = "walrider.promoting";
 /// File in the data directory as long as replay is to pause.
-pub(crate) const PAUSE_FILE: &str = "walrider.pause";
+pub const PAUSE_FILE: &str = "walrider.pause";
 
 /// The connection to the primary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -19,15 +19,16 @@ use walrider_layout::wal::{
 use walrider_layout::{Lsn, Major, TimelineId, XLOG_BLCKSZ, maxalign};
 
 use crate::record::{InvalidRecord, Record, RecordHeader, crc_is_valid};
+use crate::records::xlog::XLOG_SWITCH;
 use crate::rmgr::RmgrId;
 
 const PAGE: u64 = XLOG_BLCKSZ as u64;
 
+/// WAL is read in pieces of so many bytes at most, which stay in the processor's cache until they are decoded and planned.
+pub const PIECE: u64 = 256 << 10;
+
 /// Bytes of a page behind a short header.
 const SHORT_BODY: u64 = PAGE - SHORT_PAGE_HEADER_SIZE as u64;
-
-/// `XLOG_SWITCH` (`catalog/pg_control.h`): the rest of the segment is not used.
-const XLOG_SWITCH: u8 = 0x40;
 
 /// What WAL pages are checked against.
 #[derive(Clone, Copy, Debug)]
@@ -418,6 +419,47 @@ impl Stretch {
         Ok(())
     }
 
+    /// Reads what this stretch needs, and decodes it on the way, as [`Stretch::decode_each`]: a piece of `piece` bytes first, then
+    /// larger ones, up to [`PIECE`]. `read` reads whole pages from a position on, as far as it has them, and returns how many
+    /// bytes; `timeline_at` knows the timeline of the file that holds a position. WAL that is neither invalid nor complete up to
+    /// the limit is all that there was.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn fill<E>(
+        &mut self,
+        format: &WalFormat,
+        mut piece: u64,
+        mut read: impl FnMut(Lsn, &mut [IoSliceMut<'_>]) -> Result<usize, E>,
+        timeline_at: impl Fn(Lsn) -> TimelineId,
+        mut each: impl FnMut(&Found<'_>),
+    ) -> Result<Status, E> {
+        let limit = Lsn(self.limit.0.next_multiple_of(PAGE));
+        let mut upto = limit.min(Lsn(self.start.0 + piece));
+        let mut timeline = timeline_at(self.start);
+        loop {
+            while self.filled() < upto {
+                let from = self.filled();
+                let pages = (upto.0 - from.0).min(PIECE) / PAGE;
+                match read(from, &mut self.room(pages as usize))? {
+                    0 => break,
+                    got => self.filled_up_to(Lsn(from.0 + got as u64)),
+                }
+            }
+            let short = self.filled() < upto;
+            // A record that goes on in the next segment may do so on the next timeline.
+            timeline = timeline.max(timeline_at(Lsn(self.filled().0.saturating_sub(1))));
+            piece = (2 * piece).min(PIECE);
+            let further = limit.min(Lsn(upto.0 + piece));
+            upto = match self.decode_each(format, timeline, &mut each) {
+                Status::Complete { next } if !short && next < self.limit => further,
+                // What one record needs, or one piece more.
+                Status::NeedPages { upto: more } if !short => more.max(further),
+                status => return Ok(status),
+            };
+        }
+    }
+
     /// Decodes as many records as the pages allow.
     pub fn decode(&mut self, format: &WalFormat, timeline: TimelineId) -> Status {
         self.decode_each(format, timeline, |_| {})
@@ -640,7 +682,7 @@ impl Stretch {
 
 /// Whether a record is an `XLOG_SWITCH`: the rest of its segment is not used.
 #[inline]
-fn is_switch(bytes: &[u8]) -> bool {
+pub fn is_switch(bytes: &[u8]) -> bool {
     RecordHeader::parse(bytes).is_some_and(|header| header.rmgr == RmgrId::XLOG && header.rmgr_info() == XLOG_SWITCH)
 }
 
