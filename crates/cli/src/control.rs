@@ -18,6 +18,7 @@ use walrider_layout::control::{ControlFile, DbState};
 use crate::Command;
 use crate::failure::{self, Exit, Failure, SCHEMA_VERSION};
 use crate::out;
+use crate::promote::TellArgs;
 use crate::running::{ControlError, Kind, Running};
 use crate::values::parse_duration;
 
@@ -76,16 +77,8 @@ impl WaitArgs {
     }
 }
 
-/// Tell a running standby to read its configuration again
-#[derive(Args)]
-pub struct ReloadArgs {
-    /// The data directory
-    #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
-    data_dir: PathBuf,
-}
-
 /// Runs `walrider reload`.
-pub fn reload(args: &ReloadArgs) -> ExitCode {
+pub fn reload(args: &TellArgs) -> ExitCode {
     let told = Running::expect(&args.data_dir, &[Kind::Standby], "standby");
     finish(told.and_then(|standby| standby.signal(Signal::HUP)))
 }

@@ -27,12 +27,12 @@ pub struct PromoteArgs {
     wait: WaitArgs,
 }
 
-/// Tell a running standby to pause or resume replay
+/// Tell a running standby something
 #[derive(Args)]
-pub struct PauseArgs {
+pub struct TellArgs {
     /// The data directory
     #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
-    data_dir: PathBuf,
+    pub data_dir: PathBuf,
 }
 
 /// Runs `walrider promote`.
@@ -41,7 +41,7 @@ pub fn run(args: &PromoteArgs) -> ExitCode {
 }
 
 /// Runs `walrider pause`.
-pub fn pause(args: &PauseArgs) -> ExitCode {
+pub fn pause(args: &TellArgs) -> ExitCode {
     finish(find(&args.data_dir).and_then(|standby| {
         create(&args.data_dir.join(PAUSE_FILE))?;
         standby.signal(Signal::USR2)
@@ -49,7 +49,7 @@ pub fn pause(args: &PauseArgs) -> ExitCode {
 }
 
 /// Runs `walrider resume`.
-pub fn resume(args: &PauseArgs) -> ExitCode {
+pub fn resume(args: &TellArgs) -> ExitCode {
     finish(find(&args.data_dir).and_then(|standby| {
         remove(&args.data_dir.join(PAUSE_FILE))?;
         standby.signal(Signal::USR2)
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn paused_and_resumed() {
         let fake = Fake::standby("exit 9", "test -e walrider.pause && touch paused || touch resumed");
-        let args = PauseArgs { data_dir: fake.dir.path().to_owned() };
+        let args = TellArgs { data_dir: fake.dir.path().to_owned() };
         assert_eq!(pause(&args), ExitCode::SUCCESS);
         fake.wait_for("paused");
         assert_eq!(resume(&args), ExitCode::SUCCESS);

@@ -9,6 +9,7 @@ pub mod control;
 pub mod history;
 pub mod major;
 pub mod page;
+pub mod positions;
 pub mod wal;
 
 use std::fmt;

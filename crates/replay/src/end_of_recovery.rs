@@ -182,8 +182,8 @@ fn finish(
 /// nothing follows.
 fn last_record(engine: &Engine<'_>) -> Result<Lsn, ReplayError> {
     let control = engine.recovery().control();
-    let begins_behind = control.checkpoint_copy.redo == control.checkpoint;
-    engine.last_record().or(begins_behind.then_some(control.checkpoint)).ok_or_else(|| {
+    let begins_past = control.checkpoint_copy.redo == control.checkpoint;
+    engine.last_record().or(begins_past.then_some(control.checkpoint)).ok_or_else(|| {
         ReplayError::Refused(format!(
             "recovery cannot end at {}: not even the checkpoint record at {} was replayed; choose a later target",
             engine.replayed(),

@@ -150,7 +150,7 @@ pub struct Engine<'a> {
     /// Records of the queue that were passed over because their continuation was never written, in order, and the last one
     /// before.
     overwritten: Vec<Lsn>,
-    looks_behind: bool,
+    looks_past: bool,
     /// Commits made later than this are not replayed yet.
     commits_until: Option<TimestampTz>,
     /// Counters.
@@ -192,7 +192,7 @@ impl<'a> Engine<'a> {
             needed: replayed,
             spread: None,
             overwritten: Vec::new(),
-            looks_behind: true,
+            looks_past: true,
             commits_until: None,
             stats: Stats::default(),
         }
@@ -213,14 +213,14 @@ impl<'a> Engine<'a> {
         self.last_record.is_valid().then_some(self.last_record)
     }
 
-    /// Where replay needs more WAL to go on: behind [`Engine::replayed`] if a record was found in part.
+    /// Where replay needs more WAL to go on: past [`Engine::replayed`] if a record was found in part.
     pub fn needed(&self) -> Lsn {
         self.needed.max(self.replayed)
     }
 
-    /// Whether to look, at the end of valid WAL, if it goes on behind, and is damaged there. At first it is.
-    pub fn look_behind(&mut self, look: bool) {
-        self.looks_behind = look;
+    /// Whether to look, at the end of valid WAL, if it goes on past that, and is damaged there. At first it is.
+    pub fn look_past(&mut self, look: bool) {
+        self.looks_past = look;
     }
 
     /// Lets transactions that were committed later than this wait (`recoveryApplyDelay`); [`Engine::run`] stops before them.
@@ -329,9 +329,9 @@ impl<'a> Engine<'a> {
                 // The file to look at is the one where the record should go on.
                 self.needed = page.max(at);
                 let file = self.source.describe(self.needed);
-                // After a crash, pages behind the end may have got to the disk although ones before them did not.
-                let looks = self.looks_behind && self.recovery.is_archive_recovery();
-                if looks && self.loader.goes_on_behind(page, self.source)? {
+                // After a crash, pages past the end may have got to the disk although ones before them did not.
+                let looks = self.looks_past && self.recovery.is_archive_recovery();
+                if looks && self.loader.goes_on_past(page, self.source)? {
                     return Ok(Stop::Corrupt { lsn: at, why: format!("{file}: {why}") });
                 }
                 Ok(Stop::EndOfWal { why: format!("{file}: {why}") })
@@ -388,7 +388,7 @@ impl<'a> Engine<'a> {
         self.overwritten[..self.overwritten.partition_point(|&overwritten| overwritten < lsn)].last().copied()
     }
 
-    /// Sequences one stretch. Returns the first record behind the batch, and whether the batch ends there.
+    /// Sequences one stretch. Returns the first record past the batch, and whether the batch ends there.
     fn sequence_stretch(&mut self, planned: &Planned, batch: &mut Batch) -> Result<(u32, bool), ReplayError> {
         let places = planned.stretch.places();
         let mut limit = places.len() as u32;
@@ -406,9 +406,8 @@ impl<'a> Engine<'a> {
         }
         let mut consistent_at = self.consistency_limit(planned, planned.done);
         let first = planned.plan.globals.partition_point(|global| global.number < planned.done);
-        let target = &self.settings.stop.target;
         let commits_are_plain = self.commits_until.is_none()
-            && !matches!(target, Some(RecoveryTarget::Xid(_) | RecoveryTarget::Time(_) | RecoveryTarget::Immediate));
+            && matches!(self.settings.stop.target, None | Some(RecoveryTarget::Lsn(_) | RecoveryTarget::Name(_)));
         for &Global { number, newest_xid, commit } in &planned.plan.globals[first..] {
             if number >= limit || consistent_at.is_some_and(|at| number >= at) {
                 break;
@@ -673,7 +672,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Moves behind the batch.
+    /// Moves past the batch.
     fn retire(&mut self, upto: &[u32]) {
         for &upto in upto {
             let planned = self.queue.front_mut().expect("one stretch for each part");

@@ -78,7 +78,7 @@ fn follow_upstream(
         // What streams in has no gaps: where it is not valid for long, it is damaged. What lies there from before may have
         // some, and is streamed again.
         let more = upstream.visible() > Lsn(before.0 + 2 * XLOG_BLCKSZ as u64);
-        engine.look_behind(!upstream.uses_archives() && more && since.elapsed() >= SETTLE_TIME);
+        engine.look_past(!upstream.uses_archives() && more && since.elapsed() >= SETTLE_TIME);
         let stop = engine.run(progress)?;
         if engine.replayed() > before {
             (since, damaged) = (Instant::now(), None);
@@ -138,7 +138,7 @@ fn follow_directories(
     loop {
         let before = engine.replayed();
         let looks = since.elapsed() >= settle;
-        engine.look_behind(looks);
+        engine.look_past(looks);
         let stop = engine.run(progress)?;
         let more = engine.replayed() > before;
         waiting.note(more);

@@ -47,7 +47,7 @@ pub trait ReadWal: Sync {
 /// How a stretch ended.
 #[derive(Debug)]
 pub enum Ending {
-    /// The next record is at this position, or behind the page header there.
+    /// The next record is at this position, or past the page header there.
     Goes(Lsn),
     /// There is no valid record at `at`.
     Ends {
@@ -226,8 +226,8 @@ impl Loader {
         self.ended.take()
     }
 
-    /// Whether WAL goes on behind a place that is not valid: then it is damaged there, and does not end.
-    pub fn goes_on_behind(&self, page: Lsn, source: &dyn ReadWal) -> Result<bool, ReplayError> {
+    /// Whether WAL goes on past a place that is not valid: then it is damaged there, and does not end.
+    pub fn goes_on_past(&self, page: Lsn, source: &dyn ReadWal) -> Result<bool, ReplayError> {
         let size = self.format.segment_size;
         let mut buffer = vec![0; XLOG_BLCKSZ];
         let mut valid_at = |at: Lsn| -> Result<bool, ReplayError> {

@@ -31,7 +31,7 @@ use crate::globals::Globals;
 use crate::load::{Ending, Loader, ReadWal, read_record};
 use crate::partition::PageSettings;
 use crate::restartpoint::{Recovery, RestartpointPolicy};
-use crate::source::{End, FETCH_PREFIX, FetchStats, Refusal, SegmentSource, Source};
+use crate::source::{End, FETCH_PREFIX, FetchStats, Refusal, Source, Store};
 use crate::stats::Stats;
 use crate::target::RecoveryStop;
 use crate::upstream::{Upstream, Wanted};
@@ -106,7 +106,7 @@ pub struct Summary {
     pub timeline: TimelineId,
     /// The checkpoint record that recovery begins at now.
     pub checkpoint: Lsn,
-    /// Bytes of WAL that PostgreSQL replays again when it starts: those behind the redo position of that checkpoint.
+    /// Bytes of WAL that PostgreSQL replays again when it starts: those past the redo position of that checkpoint.
     pub again_bytes: u64,
     /// Recovery has ended.
     pub promoted: Option<Promoted>,
@@ -447,19 +447,14 @@ fn write_settings(
 }
 
 /// Where WAL is looked for: what the command line or `restore_command` says, then `pg_wal`, as PostgreSQL does.
-fn places(
-    options: &Options,
-    data_dir: &DataDir,
-    settings: &RecoverySettings,
-    archive_recovery: bool,
-) -> Vec<SegmentSource> {
+fn places(options: &Options, data_dir: &DataDir, settings: &RecoverySettings, archive_recovery: bool) -> Vec<Store> {
     let mut places = Vec::new();
     if let Some(wal) = &options.wal {
-        places.push(SegmentSource::Directory(wal.clone()));
+        places.push(Store::Directory(wal.clone()));
     } else if let Some(command) = settings.restore_command.as_ref().filter(|_| archive_recovery) {
-        places.push(SegmentSource::RestoreCommand { command: command.clone(), data_dir: data_dir.path().to_owned() });
+        places.push(Store::RestoreCommand { command: command.clone(), data_dir: data_dir.path().to_owned() });
     }
-    places.push(SegmentSource::Directory(data_dir.path().join("pg_wal")));
+    places.push(Store::Directory(data_dir.path().join("pg_wal")));
     places
 }
 

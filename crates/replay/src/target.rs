@@ -1,7 +1,7 @@
 //! Where replay stops: recovery targets (`recoveryStopsBefore`, `recoveryStopsAfter` in
 //! `access/transam/xlogrecovery.c`, PostgreSQL 18).
 
-use walrider_datadir::recovery_settings::RecoveryTarget;
+use walrider_datadir::recovery_settings::RecoveryTarget::{self, Name, Time, Xid};
 use walrider_layout::Lsn;
 use walrider_wal::record::Record;
 use walrider_wal::records::{xact, xlog};
@@ -33,10 +33,8 @@ impl RecoveryStop {
     /// Whether replay stops before this record, which is one of those that are replayed in order.
     pub fn stops_before(&self, record: &Record<'_>) -> bool {
         match self.target {
-            Some(RecoveryTarget::Xid(xid)) if !self.inclusive => {
-                transaction_end(record).is_some_and(|end| end.0 == xid)
-            }
-            Some(RecoveryTarget::Time(time)) => {
+            Some(Xid(xid)) if !self.inclusive => transaction_end(record).is_some_and(|end| end.0 == xid),
+            Some(Time(time)) => {
                 transaction_end(record).is_some_and(|end| end.1 > time.0 || (!self.inclusive && end.1 == time.0))
             }
             _ => false,
@@ -46,12 +44,8 @@ impl RecoveryStop {
     /// Whether replay stops after this record, which is one of those that are replayed in order.
     pub fn stops_after(&self, record: &Record<'_>) -> bool {
         match &self.target {
-            Some(RecoveryTarget::Name(name)) => {
-                restore_point_name(record).is_some_and(|found| found == name.as_bytes())
-            }
-            Some(RecoveryTarget::Xid(xid)) if self.inclusive => {
-                transaction_end(record).is_some_and(|end| end.0 == *xid)
-            }
+            Some(Name(name)) => restore_point_name(record).is_some_and(|found| found == name.as_bytes()),
+            Some(Xid(xid)) if self.inclusive => transaction_end(record).is_some_and(|end| end.0 == *xid),
             _ => false,
         }
     }

@@ -118,13 +118,13 @@ fn of_major(magic: u16) -> String {
 /// What [`Stretch::decode`] came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// All records that begin in the stretch are there; the next one begins at `next` or at the first byte behind
+    /// All records that begin in the stretch are there; the next one begins at `next` or at the first byte past
     /// the page header there.
     Complete {
         /// Where to go on.
         next: Lsn,
     },
-    /// A record that begins in the stretch goes on behind it: append pages up to `upto` and call again. If there
+    /// A record that begins in the stretch goes on past it: append pages up to `upto` and call again. If there
     /// are none, the WAL ends at [`Stretch::position`].
     NeedPages {
         /// First position that is not needed yet.
@@ -156,7 +156,7 @@ pub struct Span {
 pub struct Place(u32);
 
 impl Place {
-    /// Behind all records of a stretch.
+    /// Past all records of a stretch.
     pub const END: Place = Place(u32::MAX);
 }
 
@@ -230,7 +230,7 @@ impl Stretch {
     }
 
     /// Begins anew at the page of `from`. Records are taken from `from` on if `exact`, else from the first record
-    /// that begins at or behind it; up to, not including, those that begin at `limit`.
+    /// that begins at or past it; up to, not including, those that begin at `limit`.
     pub fn reset(&mut self, from: Lsn, exact: bool, limit: Lsn, segment_size: SegmentSize) {
         self.start = page_of(from);
         self.limit = limit;
@@ -274,7 +274,7 @@ impl Stretch {
         slices
     }
 
-    /// Position behind the pages that are there.
+    /// Position past the pages that are there.
     pub fn filled(&self) -> Lsn {
         Lsn(self.start.0 + self.filled_pages as u64 * PAGE)
     }
@@ -349,7 +349,7 @@ impl Stretch {
         &self.places
     }
 
-    /// The place of the record of this number, or one behind all records.
+    /// The place of the record of this number, or one past all records.
     pub fn place(&self, number: u32) -> Place {
         self.places.get(number as usize).copied().unwrap_or(Place::END)
     }
@@ -375,7 +375,7 @@ impl Stretch {
         let (lsn, room) = self.position_of(place.0 as usize);
         let mut end = Lsn(lsn.0 + len as u64);
         if len > room {
-            // Behind its last byte, even if that is the end of a page.
+            // Past its last byte, even if that is the end of a page.
             end = Lsn(self.position_of(place.0 as usize + len - 1).0.0 + 1);
         }
         Span { lsn, end }
@@ -540,7 +540,7 @@ impl Stretch {
         Ok(None)
     }
 
-    /// Decodes the record at `position` and moves behind it. `Some`: pages up to there are needed first.
+    /// Decodes the record at `position` and moves past it. `Some`: pages up to there are needed first.
     #[inline]
     fn next_record(
         &mut self,
@@ -598,7 +598,7 @@ impl Stretch {
         Ok(None)
     }
 
-    /// Where a record ends that goes on behind its page, each page on the way checked.
+    /// Where a record ends that goes on past its page, each page on the way checked.
     fn continuation(
         &mut self,
         lsn: Lsn,
@@ -686,7 +686,7 @@ pub fn is_switch(bytes: &[u8]) -> bool {
     RecordHeader::parse(bytes).is_some_and(|header| header.rmgr == RmgrId::XLOG && header.rmgr_info() == XLOG_SWITCH)
 }
 
-/// What became of a record that goes on behind its page.
+/// What became of a record that goes on past its page.
 enum Continuation {
     /// It is whole, and ends there.
     Ends(Lsn),

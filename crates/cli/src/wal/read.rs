@@ -18,7 +18,7 @@ const WINDOW: u64 = 1 << 20;
 /// How reading ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Whoever took the records wanted no more of them, or they are behind the end asked for.
+    /// Whoever took the records wanted no more of them, or they are past the end asked for.
     Enough,
     /// No valid record follows, and no other WAL either.
     EndOfWal {
@@ -34,7 +34,7 @@ pub enum Ended {
     },
 }
 
-/// Which records are read: those that begin at or behind `start` and end at or before `end`.
+/// Which records are read: those that begin at or past `start` and end at or before `end`.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
     /// Inclusive; need not be where a record begins.
@@ -112,7 +112,7 @@ impl WalFiles {
         WalError::Damaged { at, file: self.describe(page), why }
     }
 
-    /// The WAL ends at `at` if no more of it follows behind `page`; else it is damaged, or some is missing.
+    /// The WAL ends at `at` if no more of it follows past `page`; else it is damaged, or some is missing.
     fn ended(&self, at: Lsn, page: Lsn, why: Invalid) -> Result<Ended, WalError> {
         let size = self.format().segment_size;
         if self.goes_on_at(Lsn(page_of(page).0 + PAGE))
@@ -121,12 +121,12 @@ impl WalFiles {
             return Err(WalError::Missing { at, what: self.describe(page) });
         }
         let segment_end = size.start_of(size.segment_of(page) + 1);
-        let mut behind = Lsn(page_of(page).0 + PAGE);
-        while behind < segment_end {
-            if self.valid_page(behind)? {
+        let mut further = Lsn(page_of(page).0 + PAGE);
+        while further < segment_end {
+            if self.valid_page(further)? {
                 return Err(self.damaged(at, page, why));
             }
-            behind = Lsn(behind.0 + PAGE);
+            further = Lsn(further.0 + PAGE);
         }
         if self.valid_page(segment_end)? {
             return Err(self.damaged(at, page, why));
