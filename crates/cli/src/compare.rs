@@ -30,7 +30,7 @@ use classes::Class;
 use relation::Rules;
 use report::Report;
 use slru::CommitTsLimits;
-use tally::{Place, ReadError, Tally};
+use tally::{Location, ReadError, Tally};
 use walk::{Entry, Inventory, RelationFile, Role, Slru};
 
 /// Threads at most: two files each, so that a disk still reads in long runs.
@@ -204,7 +204,7 @@ fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
             [Some(a), Some(b)] if a != b => {
                 // A file here, a directory there.
                 let [a, b] = entries.map(show_entry);
-                tally.find(Class::Directory, name, Place::default(), a, b);
+                tally.find(Class::Directory, name, Location::default(), a, b);
                 findings.insert(name.clone(), tally);
                 continue;
             }
@@ -295,7 +295,7 @@ fn missing(class: Class, sides: &[Side<'_>; 2], name: &str, paths: [Option<PathB
         Some(_) => format!("{} bytes", sides[side].bytes_of(name)),
         None => "absent".to_owned(),
     };
-    tally.find(class, name, Place::default(), show(0), show(1));
+    tally.find(class, name, Location::default(), show(0), show(1));
 }
 
 /// The pages of a segment of commit timestamps that only one directory has, if nobody can read them.
@@ -345,7 +345,7 @@ fn directory(entries: [Option<&Entry>; 2], name: &str, tally: &mut Tally) {
     if !entries.map(is_there).contains(&false) {
         return;
     }
-    tally.find(Class::Directory, name, Place::default(), show_entry(entries[0]), show_entry(entries[1]));
+    tally.find(Class::Directory, name, Location::default(), show_entry(entries[0]), show_entry(entries[1]));
 }
 
 /// A tablespace must be there, and be two.
@@ -357,7 +357,7 @@ fn tablespace(entries: [Option<&Entry>; 2], name: &str, same_root: bool, tally: 
         [Some(Entry::Link(_) | Entry::Directory), Some(Entry::Link(_) | Entry::Directory)] => Class::TablespaceTarget,
         _ => Class::Directory,
     };
-    tally.find(class, name, Place::default(), show_entry(entries[0]), show_entry(entries[1]));
+    tally.find(class, name, Location::default(), show_entry(entries[0]), show_entry(entries[1]));
 }
 
 fn show_entry(entry: Option<&Entry>) -> String {

@@ -18,6 +18,7 @@ use walrider_layout::control::{ControlFile, DbState};
 use crate::Command;
 use crate::failure::{self, Exit, Failure, SCHEMA_VERSION};
 use crate::out;
+use crate::promote::TellArgs;
 use crate::running::{ControlError, Kind, Running};
 use crate::values::parse_duration;
 
@@ -54,6 +55,13 @@ pub struct StopArgs {
     /// The data directory, or that of walrider receive
     #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
     data_dir: PathBuf,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+/// How long a command waits for what it has asked for.
+#[derive(Args)]
+pub struct WaitArgs {
     /// How long to wait
     #[arg(short, long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     timeout: Duration,
@@ -62,26 +70,26 @@ pub struct StopArgs {
     no_wait: bool,
 }
 
-/// Tell a running standby to read its configuration again
-#[derive(Args)]
-pub struct ReloadArgs {
-    /// The data directory
-    #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
-    data_dir: PathBuf,
+impl WaitArgs {
+    /// `None`: not at all.
+    pub fn timeout(&self) -> Option<Duration> {
+        (!self.no_wait).then_some(self.timeout)
+    }
 }
 
 /// Runs `walrider reload`.
-pub fn reload(args: &ReloadArgs) -> ExitCode {
+pub fn reload(args: &TellArgs) -> ExitCode {
     let told = Running::expect(&args.data_dir, &[Kind::Standby], "standby");
     finish(told.and_then(|standby| standby.signal(Signal::HUP)))
 }
 
 /// Runs `walrider stop`.
 pub fn stop(args: &StopArgs) -> ExitCode {
-    finish(stop_and_wait(&args.data_dir, (!args.no_wait).then_some(args.timeout)))
+    finish(stop_and_wait(&args.data_dir, args.wait.timeout()))
 }
 
-fn finish(result: Result<(), ControlError>) -> ExitCode {
+/// The exit code of a command that tells a process something.
+pub fn finish(result: Result<(), ControlError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => Failure::new(Exit::Refused, error).complain(),

@@ -51,13 +51,14 @@ enum Command {
     Standby(Box<standby::StandbyArgs>),
     Promote(promote::PromoteArgs),
     /// Pause replay of a running standby; it goes on receiving
-    Pause(promote::PauseArgs),
+    Pause(promote::TellArgs),
     /// Resume replay of a running standby
-    Resume(promote::PauseArgs),
+    Resume(promote::TellArgs),
     Receive(receive::ReceiveArgs),
     Status(control::StatusArgs),
     Stop(control::StopArgs),
-    Reload(control::ReloadArgs),
+    /// Tell a running standby to read its configuration again
+    Reload(promote::TellArgs),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum

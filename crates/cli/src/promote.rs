@@ -9,15 +9,10 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::process::Signal;
+use walrider_standby::{PAUSE_FILE, PROMOTE_FILE};
 
-use crate::failure::{Exit, Failure};
+use crate::control::{WaitArgs, finish};
 use crate::running::{ControlError, Kind, Running};
-use crate::values::parse_duration;
-
-/// The file that asks for promotion (`PROMOTE_SIGNAL_FILE`, `access/xlog.h`).
-const PROMOTE_FILE: &str = "promote";
-/// The file while which replay is paused.
-const PAUSE_FILE: &str = "walrider.pause";
 
 /// Promote a running standby
 ///
@@ -28,29 +23,25 @@ pub struct PromoteArgs {
     /// The data directory
     #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
     data_dir: PathBuf,
-    /// How long to wait
-    #[arg(short, long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
-    timeout: Duration,
-    /// Do not wait
-    #[arg(short = 'W', long)]
-    no_wait: bool,
+    #[command(flatten)]
+    wait: WaitArgs,
 }
 
-/// Tell a running standby to pause or resume replay
+/// Tell a running standby something
 #[derive(Args)]
-pub struct PauseArgs {
+pub struct TellArgs {
     /// The data directory
     #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
-    data_dir: PathBuf,
+    pub data_dir: PathBuf,
 }
 
 /// Runs `walrider promote`.
 pub fn run(args: &PromoteArgs) -> ExitCode {
-    finish(promote(&args.data_dir, (!args.no_wait).then_some(args.timeout)))
+    finish(promote(&args.data_dir, args.wait.timeout()))
 }
 
 /// Runs `walrider pause`.
-pub fn pause(args: &PauseArgs) -> ExitCode {
+pub fn pause(args: &TellArgs) -> ExitCode {
     finish(find(&args.data_dir).and_then(|standby| {
         create(&args.data_dir.join(PAUSE_FILE))?;
         standby.signal(Signal::USR2)
@@ -58,18 +49,11 @@ pub fn pause(args: &PauseArgs) -> ExitCode {
 }
 
 /// Runs `walrider resume`.
-pub fn resume(args: &PauseArgs) -> ExitCode {
+pub fn resume(args: &TellArgs) -> ExitCode {
     finish(find(&args.data_dir).and_then(|standby| {
         remove(&args.data_dir.join(PAUSE_FILE))?;
         standby.signal(Signal::USR2)
     }))
-}
-
-fn finish(result: Result<(), ControlError>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => Failure::new(Exit::Refused, error).complain(),
-    }
 }
 
 /// Asks for promotion; with a timeout, waits until it is done.
@@ -208,7 +192,7 @@ mod tests {
     #[test]
     fn paused_and_resumed() {
         let fake = Fake::standby("exit 9", "test -e walrider.pause && touch paused || touch resumed");
-        let args = PauseArgs { data_dir: fake.dir.path().to_owned() };
+        let args = TellArgs { data_dir: fake.dir.path().to_owned() };
         assert_eq!(pause(&args), ExitCode::SUCCESS);
         fake.wait_for("paused");
         assert_eq!(resume(&args), ExitCode::SUCCESS);

@@ -138,7 +138,7 @@ pub fn run(args: ReplayArgs) -> ExitCode {
 }
 
 fn options(args: ReplayArgs) -> Options {
-    let goal = match (args.target_lsn, args.target_time, args.target_xid, args.target_name) {
+    let target = match (args.target_lsn, args.target_time, args.target_xid, args.target_name) {
         (Some(lsn), ..) => Some(RecoveryTarget::Lsn(lsn)),
         (_, Some(time), ..) => Some(RecoveryTarget::Time(time)),
         (_, _, Some(xid), _) => Some(RecoveryTarget::Xid(xid)),
@@ -150,7 +150,7 @@ fn options(args: ReplayArgs) -> Options {
         config_file: args.config_file,
         wal: args.wal,
         inclusive: args.target_exclusive.then_some(false),
-        goal,
+        target,
         timeline: args.target_timeline,
         memory_bytes: args.memory.unwrap_or_else(default_memory),
         verify_images: args.verify_images,
@@ -252,7 +252,7 @@ fn end_reason(stop: Option<&Stop>) -> &'static str {
         Some(Stop::Outage { .. }) => "archive_out_of_reach",
         Some(Stop::Unsupported { .. }) => "unsupported",
         // Only whoever delays commits stops before one.
-        Some(Stop::Interrupted | Stop::Early { .. }) => "interrupted",
+        Some(Stop::Interrupted | Stop::ApplyDelay { .. }) => "interrupted",
         Some(Stop::Corrupt { .. }) => "corrupt",
     }
 }

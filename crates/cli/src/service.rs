@@ -120,10 +120,10 @@ fn summary(status: &StandbyStatus) -> String {
     if let Some(primary) = status.primary.as_ref().filter(|_| status.connected_since.is_some()) {
         words += &format!(" from {primary}");
     }
-    if status.positions.replayed.is_valid() {
-        words += &format!(", replayed {}", status.positions.replayed);
-    } else if status.positions.flushed.is_valid() {
-        words += &format!(", flushed {}", status.positions.flushed);
+    if status.positions.wal.applied.is_valid() {
+        words += &format!(", replayed {}", status.positions.wal.applied);
+    } else if status.positions.wal.held_durable.is_valid() {
+        words += &format!(", flushed {}", status.positions.wal.held_durable);
     }
     words
 }
@@ -169,7 +169,7 @@ mod tests {
             let state = if begun.elapsed() < Duration::from_millis(300) { State::Starting } else { State::Streaming };
             let mut status = StandbyStatus { state, primary: Some("db1:5432".into()), ..StandbyStatus::default() };
             status.connected_since = Some(status.time);
-            status.positions.replayed = Lsn(0x28);
+            status.positions.wal.applied = Lsn(0x28);
             status
         };
         let (tell, told) = mpsc::channel();

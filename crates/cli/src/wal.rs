@@ -157,9 +157,9 @@ pub fn run(args: WalArgs) -> ExitCode {
 impl SourceArgs {
     /// Hands all records asked for to `take`. An end of WAL before the end asked for is an error.
     fn each(&self, mut take: impl FnMut(&Record<'_>) -> Result<ControlFlow<()>, WalError>) -> Result<Ended, WalError> {
-        let mut files = WalFiles::find(&self.source)?;
+        let files = WalFiles::find(&self.source)?;
         let range = Range { start: self.start.unwrap_or(files.start()), end: self.end };
-        let ended = each_record(&mut files, range, &mut take)?;
+        let ended = each_record(&files, range, &mut take)?;
         let Some(end) = self.end else { return Ok(ended) };
         match ended {
             Ended::EndOfWal { at, .. } => Err(WalError::EndsEarly { at, end }),

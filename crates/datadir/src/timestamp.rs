@@ -5,9 +5,9 @@
 
 use jiff::civil;
 use jiff::tz::{AmbiguousOffset, Offset, TimeZone};
+use walrider_layout::POSTGRES_EPOCH;
 
-/// Microseconds from 1970 to 2000, where PostgreSQL's time begins (`POSTGRES_EPOCH_JDATE`).
-const EPOCH_MICROSECONDS: i64 = 946_684_800_000_000;
+const EPOCH_MICROSECONDS: i64 = POSTGRES_EPOCH.as_micros() as i64;
 
 /// A time in microseconds since 2000-01-01 00:00 UTC (`TimestampTz`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -14,6 +14,8 @@ use walrider_layout::{Lsn, TimelineId};
 use crate::durable::{fsync_dir, list_dir, rename, unlink_if_there, write_file};
 use crate::error::{IoContext, Result};
 
+/// How the names of files begin that hold WAL which the primary has not flushed (the spool's early log).
+pub const EARLY_PREFIX: &str = "walrider.early.";
 /// Files of this name are removed by a server that starts (`RemoveTempXlogFiles`).
 const TEMPORARY: &str = "xlogtemp.walrider";
 /// Files are compared in pieces of so many bytes.

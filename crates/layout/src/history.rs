@@ -1,6 +1,7 @@
 //! Timeline history: which timelines lead to one, and where each branched off
 //! (`access/transam/timeline.c`, PostgreSQL 18).
 
+use crate::wal::SegmentSize;
 use crate::{Lsn, TimelineId};
 
 /// One timeline of a history, and the part of the WAL that counts of it: `begin` ≤ position < `end`.
@@ -94,6 +95,14 @@ impl TimelineHistory {
     /// The timelines, newest first.
     pub fn newest_first(&self) -> impl Iterator<Item = &TimelineEntry> {
         self.0.iter().rev()
+    }
+
+    /// The timelines that have WAL in a segment, newest first.
+    pub fn of_segment(&self, segment: u64, size: SegmentSize) -> impl Iterator<Item = &TimelineEntry> {
+        self.newest_first().filter(move |entry| {
+            let last = entry.end.map_or(u64::MAX, |end| size.segment_of(end));
+            (size.segment_of(entry.begin)..=last).contains(&segment)
+        })
     }
 
     /// The timeline that this is the history of.

@@ -9,10 +9,12 @@ pub mod control;
 pub mod history;
 pub mod major;
 pub mod page;
+pub mod positions;
 pub mod wal;
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 pub use major::Major;
 
@@ -38,6 +40,9 @@ pub type MultiXactId = u32;
 
 /// A page of a relation.
 pub type PageBytes = [u8; BLCKSZ];
+
+/// From 1970 to 2000, where PostgreSQL's time begins (`POSTGRES_EPOCH_JDATE`).
+pub const POSTGRES_EPOCH: Duration = Duration::from_secs(946_684_800);
 
 /// Rounds up to the alignment that PostgreSQL gives its data (`MAXALIGN`, 8 bytes).
 ///

@@ -56,8 +56,8 @@ pub fn check(status: &StandbyStatus, limits: &Limits) -> Result<(), String> {
         return Err("replay is paused".to_owned());
     }
     let (done, position, lag_seconds) = match status.command {
-        Command::Standby => ("replay", status.positions.replayed, status.replay_lag_seconds()),
-        Command::Receive => ("flush", status.positions.flushed, None),
+        Command::Standby => ("replay", status.positions.wal.applied, status.replay_lag_seconds()),
+        Command::Receive => ("flush", status.positions.wal.held_durable, None),
     };
     if let Some(limit) = limits.max_lag_bytes {
         match status.positions.behind_bytes(position) {

@@ -67,7 +67,7 @@ pub const METRICS: &[Metric] = &[
     metric(
         "horizon_bytes",
         "The primary's flush position as it last told it, in bytes from the beginning of WAL.",
-        Gauge(|s| s.positions.horizon.is_valid().then_some(s.positions.horizon.0 as f64)),
+        Gauge(|s| s.positions.wal.horizon.is_valid().then_some(s.positions.wal.horizon.0 as f64)),
     ),
     metric(
         "position_bytes",

@@ -4,10 +4,8 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use walrider_layout::{Lsn, TimelineId};
-
-/// Seconds from 1970 to 2000, where PostgreSQL's time begins (`POSTGRES_EPOCH_JDATE`).
-const POSTGRES_EPOCH: Duration = Duration::from_secs(946_684_800);
+use walrider_layout::positions::WalPositions;
+use walrider_layout::{Lsn, POSTGRES_EPOCH, TimelineId};
 
 /// The time that PostgreSQL writes as microseconds since 2000-01-01 00:00 UTC (`TimestampTz`). `None` for zero, which
 /// stands for no time at all, and for what is before 1970.
@@ -111,19 +109,11 @@ impl State {
 }
 
 /// Where each stage stands: ends of what it has done, exclusive; [`Lsn::INVALID`] where nothing is known.
-/// `checkpoint_redo <= replayed`, `reported <= replayed`, `flushed <= written <= received`.
+/// `checkpoint_redo <= applied`, `reported <= applied`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Positions {
-    /// The newest flush position that the primary has told. What the others are behind is counted from here.
-    pub horizon: Lsn,
-    /// Come over the wire.
-    pub received: Lsn,
-    /// Handed to the operating system.
-    pub written: Lsn,
-    /// Durable.
-    pub flushed: Lsn,
-    /// Applied.
-    pub replayed: Lsn,
+    /// Of WAL on its way. What the others lag behind is counted from the horizon.
+    pub wal: WalPositions,
     /// Told to the primary as applied.
     pub reported: Lsn,
     /// The redo pointer of the last restartpoint: a crash makes recovery begin here.
@@ -131,13 +121,13 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// All that stand behind the horizon, with the names under which they are shown.
+    /// All that may lag behind the horizon, with the names under which users know them.
     pub fn stages(&self) -> [(&'static str, Lsn); 6] {
         [
-            ("received", self.received),
-            ("written", self.written),
-            ("flushed", self.flushed),
-            ("replayed", self.replayed),
+            ("received", self.wal.received),
+            ("written", self.wal.held),
+            ("flushed", self.wal.held_durable),
+            ("replayed", self.wal.applied),
             ("reported", self.reported),
             ("checkpoint_redo", self.checkpoint_redo),
         ]
@@ -145,7 +135,7 @@ impl Positions {
 
     /// Bytes from `lsn` to the horizon; `None` while one of them is not known. What is past the horizon is not behind.
     pub fn behind_bytes(&self, lsn: Lsn) -> Option<u64> {
-        (self.horizon.is_valid() && lsn.is_valid()).then(|| self.horizon.0.saturating_sub(lsn.0))
+        (self.wal.horizon.is_valid() && lsn.is_valid()).then(|| self.wal.horizon.0.saturating_sub(lsn.0))
     }
 }
 
@@ -309,7 +299,7 @@ impl StandbyStatus {
     /// Seconds by which replay is behind the primary: none if all that the primary told of is replayed, else the age of
     /// the last commit replayed. Where the clocks differ, so does this. `None` if nothing is known to count from.
     pub fn replay_lag_seconds(&self) -> Option<f64> {
-        match self.positions.behind_bytes(self.positions.replayed) {
+        match self.positions.behind_bytes(self.positions.wal.applied) {
             Some(0) => Some(0.0),
             _ => self.replayed_commit.map(|commit| seconds_between(commit, self.time)),
         }
@@ -361,7 +351,7 @@ impl StandbyStatus {
             "last_error": self.last_error.as_ref().map(|error| {
                 json!({ "time": shown(error.time), "message": error.message })
             }),
-            "horizon": text(self.positions.horizon),
+            "horizon": text(self.positions.wal.horizon),
             "positions": stages,
             "last_message_sent": time(self.last_message_sent),
             "last_message_received": time(self.last_message_received),
@@ -433,11 +423,14 @@ pub(crate) mod tests {
             early: true,
             last_error: Some(LastError { time: at(49.0).unwrap(), message: "connection \"lost\"\\\n".into() }),
             positions: Positions {
-                horizon: Lsn(0x1_0000_0040),
-                received: Lsn(0x1_0000_0050),
-                written: Lsn(0x1_0000_0040),
-                flushed: Lsn(0x1_0000_0038),
-                replayed: Lsn(0x1_0000_0030),
+                wal: WalPositions {
+                    horizon: Lsn(0x1_0000_0040),
+                    received: Lsn(0x1_0000_0050),
+                    held: Lsn(0x1_0000_0040),
+                    held_durable: Lsn(0x1_0000_0038),
+                    applied: Lsn(0x1_0000_0030),
+                    ..WalPositions::default()
+                },
                 reported: Lsn(0x1_0000_0030),
                 checkpoint_redo: Lsn(0x1_0000_0000),
             },
@@ -519,9 +512,9 @@ pub(crate) mod tests {
     #[test]
     fn all_replayed_is_no_lag_however_long_ago() {
         let mut status = streaming();
-        status.positions.replayed = status.positions.horizon;
+        status.positions.wal.applied = status.positions.wal.horizon;
         assert_eq!(status.replay_lag_seconds(), Some(0.0));
-        status.positions.replayed = Lsn::INVALID;
+        status.positions.wal.applied = Lsn::INVALID;
         assert_eq!(status.replay_lag_seconds(), Some(2.0));
         // The primary's clock is ahead.
         status.replayed_commit = Some(status.time + Duration::from_secs(9));

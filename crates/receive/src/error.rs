@@ -41,7 +41,7 @@ pub enum ReceiveError {
     /// Waiting for the connection.
     #[error("could not wait for the connection: {0}")]
     Poll(io::Error),
-    /// WAL far behind what the primary has flushed.
+    /// WAL far past what the primary has flushed.
     #[error(
         "the primary has sent WAL up to {received} and flushed it up to {horizon}: more than can be held; lower \
          walrider.max_ahead there"

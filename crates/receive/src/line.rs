@@ -27,7 +27,7 @@ impl Line {
     /// Streaming has begun on the connection at the spool's position; `primary_flushed` is what the primary has told before.
     pub fn new(connection: Connection, spool: &Arc<Spool>, board: &Board, primary_flushed: Lsn) -> Line {
         let mut positions = Positions::new(board.timing());
-        positions.connect(spool.received(), primary_flushed, Duration::ZERO);
+        positions.connect(spool.held(), primary_flushed, Duration::ZERO);
         Line { connection, positions, spool: spool.clone(), began: Instant::now() }
     }
 
@@ -42,7 +42,7 @@ impl Line {
     /// The connection is lost, or the spool has failed. Both stay so.
     pub(crate) fn report(&mut self, board: &Board, link: Link) -> Result<bool, ReceiveError> {
         self.spool.check()?;
-        self.positions.flushed(self.spool.durable().min(self.positions.written()));
+        self.positions.holds_durably(self.spool.held_durable().min(self.positions.held()));
         let (applied, commits) = board.take_applied();
         self.positions.applied(applied, commits);
         if let Some(report) = self.positions.report(link, self.began.elapsed()) {

@@ -2,19 +2,20 @@
 //! `walrider receive`, without I/O and without a clock. `tests/model/` checks it.
 //!
 //! ```text
-//! flushed ≤ written                 what came in this session
-//! applied ≤ min(written, horizon)   while following; once promoted, all that is held counts
+//! held_durable ≤ held            what came in this session
+//! applied ≤ min(held, horizon)   while following; once promoted, all that is held counts
 //! ```
 //!
 //! The horizon is the newest flush position that the primary has told. A stock primary sends what it has flushed, and the
-//! horizon is never behind. One that sends its WAL early may crash and lose what it sent: that must not be replayed here as
+//! horizon never lags behind that. One that sends its WAL early may crash and lose what it sent: that must not be replayed here as
 //! long as the primary can come back, and must be replayed when it cannot, because it may hold commits that were
-//! acknowledged on our word. What is held behind the horizon stays ([`walrider_spool::Tail`]) when a connection is lost, but is
+//! acknowledged on our word. What is held past the horizon stays ([`walrider_spool::Tail`]) when a connection is lost, but is
 //! not reported in the next session until it has come again: another run of the primary may have something else there.
 
 use std::time::Duration;
 
 use walrider_layout::Lsn;
+use walrider_layout::positions::WalPositions;
 
 /// When to speak without anything new to say (`wal_receiver_status_interval`, `wal_receiver_timeout`); zero: never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,10 +52,8 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Positions {
     timing: Timing,
-    written: Lsn,
-    flushed: Lsn,
-    applied: Lsn,
-    horizon: Lsn,
+    /// Those that are told; segments are not known here.
+    wal: WalPositions,
     /// Of this session.
     session: Session,
 }
@@ -76,8 +75,7 @@ struct Session {
 impl Positions {
     /// A standby that holds no WAL yet.
     pub fn new(timing: Timing) -> Positions {
-        let (written, flushed, applied, horizon) = (Lsn::INVALID, Lsn::INVALID, Lsn::INVALID, Lsn::INVALID);
-        Positions { timing, written, flushed, applied, horizon, session: Session::default() }
+        Positions { timing, wal: WalPositions::default(), session: Session::default() }
     }
 
     /// Other intervals from now on.
@@ -85,46 +83,47 @@ impl Positions {
         self.timing = timing;
     }
 
-    /// Up to where WAL has come in this session, and is in the operating system at least.
-    pub fn written(&self) -> Lsn {
-        self.written
+    /// [`WalPositions::held`].
+    pub fn held(&self) -> Lsn {
+        self.wal.held
     }
 
-    /// The primary's newest flush position that we know of.
+    /// [`WalPositions::horizon`].
     pub fn horizon(&self) -> Lsn {
-        self.horizon
+        self.wal.horizon
     }
 
-    /// A session begins: streaming goes on at `start`, which is what can be replayed, and not behind the primary's flush position.
+    /// A session begins: streaming goes on at `start`, which is what can be replayed, and not past the primary's flush position.
     pub fn connect(&mut self, start: Lsn, primary_flushed: Lsn, now: Duration) {
-        (self.written, self.flushed) = (start, start);
         // What another server has told says nothing of this one.
-        self.horizon = primary_flushed;
+        self.wal = WalPositions { held: start, held_durable: start, horizon: primary_flushed, ..self.wal };
+        self.wal.check();
         self.session = Session { heard_at: now, told_at: now, asked: true, ..Session::default() };
     }
 
     /// A message of the primary has come, with its flush position.
     pub fn heard(&mut self, wal_end: Lsn, reply_requested: bool, now: Duration) {
-        self.horizon = self.horizon.max(wal_end);
+        self.wal.horizon = self.wal.horizon.max(wal_end);
         self.session.asked |= reply_requested;
         self.session.heard_at = now;
         self.session.pinged = false;
     }
 
     /// WAL up to there has got into the operating system.
-    pub fn wrote(&mut self, upto: Lsn) {
-        self.written = self.written.max(upto);
+    pub fn holds(&mut self, upto: Lsn) {
+        self.wal.held = self.wal.held.max(upto);
+        self.wal.check();
     }
 
     /// WAL up to there is durable.
-    pub fn flushed(&mut self, upto: Lsn) {
-        debug_assert!(upto <= self.written);
-        self.flushed = self.flushed.max(upto);
+    pub fn holds_durably(&mut self, upto: Lsn) {
+        self.wal.held_durable = self.wal.held_durable.max(upto);
+        self.wal.check();
     }
 
     /// WAL up to there is replayed; `commits`: a commit was among it.
     pub fn applied(&mut self, upto: Lsn, commits: bool) {
-        self.applied = self.applied.max(upto);
+        self.wal.applied = self.wal.applied.max(upto);
         self.session.commit_applied |= commits;
     }
 
@@ -139,9 +138,9 @@ impl Positions {
     /// along with it, and by itself once the link is quiet and a commit was replayed: who waits for it waits for a commit,
     /// and while more is coming in, there will be something to tell it with.
     pub fn report(&mut self, link: Link, now: Duration) -> Option<Report> {
-        let apply = self.applied.min(self.flushed);
+        let apply = self.wal.applied.min(self.wal.held_durable);
         let ping = self.is_ping_due(now);
-        let report = Report { write: self.written, flush: self.flushed, apply, reply_requested: ping };
+        let report = Report { write: self.wal.held, flush: self.wal.held_durable, apply, reply_requested: ping };
         let moved = match self.session.told {
             None => true,
             Some(told) => {
@@ -159,7 +158,7 @@ impl Positions {
         self.session.asked = false;
         self.session.pinged |= ping;
         // What is replayed but not durable yet is still to be told.
-        self.session.commit_applied &= apply < self.applied;
+        self.session.commit_applied &= apply < self.wal.applied;
         Some(report)
     }
 
@@ -202,11 +201,11 @@ mod tests {
     fn each_stage_is_told_when_it_is_reached() {
         let mut positions = connected();
         positions.heard(Lsn(120), false, Duration::ZERO);
-        positions.wrote(Lsn(120));
+        positions.holds(Lsn(120));
         assert_eq!(positions.report(Link::Busy, Duration::ZERO), told(120, 100, 0));
         // Replayed before it is durable: that is no news to somebody who waits for both.
         positions.applied(Lsn(120), true);
-        positions.flushed(Lsn(120));
+        positions.holds_durably(Lsn(120));
         assert_eq!(positions.report(Link::Busy, Duration::ZERO), told(120, 120, 120));
         assert_eq!(positions.report(Link::Quiet, Duration::ZERO), None);
     }
@@ -214,8 +213,8 @@ mod tests {
     #[test]
     fn replay_alone_is_told_when_the_link_is_quiet_and_a_commit_moved() {
         let mut positions = connected();
-        positions.wrote(Lsn(120));
-        positions.flushed(Lsn(120));
+        positions.holds(Lsn(120));
+        positions.holds_durably(Lsn(120));
         assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 120, 0));
         positions.applied(Lsn(110), false);
         assert_eq!(positions.report(Link::Quiet, Duration::ZERO), None, "no commit");
@@ -229,10 +228,10 @@ mod tests {
     #[test]
     fn a_commit_replayed_before_it_is_durable_is_told_later() {
         let mut positions = connected();
-        positions.wrote(Lsn(120));
+        positions.holds(Lsn(120));
         positions.applied(Lsn(120), true);
         assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 100, 100));
-        positions.flushed(Lsn(120));
+        positions.holds_durably(Lsn(120));
         assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 120, 120));
     }
 
@@ -241,8 +240,8 @@ mod tests {
     fn a_new_session_reports_what_came_in_it() {
         let mut positions = connected();
         positions.heard(Lsn(110), false, Duration::ZERO);
-        positions.wrote(Lsn(130));
-        positions.flushed(Lsn(130));
+        positions.holds(Lsn(130));
+        positions.holds_durably(Lsn(130));
         positions.connect(Lsn(110), Lsn(105), SECOND);
         assert_eq!(positions.horizon(), Lsn(105), "this primary's own");
         assert_eq!(positions.report(Link::Quiet, SECOND), told(110, 110, 0));

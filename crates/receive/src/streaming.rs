@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use walrider_datadir::timestamp::TimestampTz;
+use walrider_layout::positions::WalPositions;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_spool::{SpoolError, Writer};
 use walrider_wire::stream::Streamed;
@@ -22,7 +23,7 @@ use crate::positions::Link;
 const MAX_PENDING_BYTES: usize = 1 << 20;
 /// A message with at least this much WAL is written as it is, without being copied together with others.
 const LARGE_BYTES: usize = 64 << 10;
-/// Most WAL behind the primary's flush position that is held in memory, in bytes; its sender stays far below.
+/// Most WAL past the primary's flush position that is held in memory, in bytes; its sender stays far below.
 const MAX_AHEAD_BYTES: u64 = 256 << 20;
 /// How often to try again to write where the disk is full.
 const FULL_INTERVAL: Duration = Duration::from_secs(1);
@@ -44,7 +45,7 @@ pub struct Streaming<'a> {
     early: bool,
     /// Where the next byte from the primary belongs.
     received: Lsn,
-    /// What came, from `writer.received()` on, and is not written yet.
+    /// What came, from `writer.held()` on, and is not written yet.
     pending: Vec<u8>,
     /// Where to end, if anywhere.
     until: Option<Lsn>,
@@ -57,7 +58,7 @@ pub struct Streaming<'a> {
 impl<'a> Streaming<'a> {
     /// Streaming has begun, at the writer's position.
     pub fn new(writer: &'a mut Writer, board: &'a Board) -> Streaming<'a> {
-        let received = writer.received();
+        let received = writer.held();
         board.set_received(received);
         Streaming {
             writer,
@@ -150,7 +151,7 @@ impl<'a> Streaming<'a> {
                             match self.writer.write_ahead(start, data, horizon) {
                                 Ok(()) => {}
                                 Err(SpoolError::Full { .. }) => {
-                                    let taken = (self.writer.received().0 - start.0) as usize;
+                                    let taken = (self.writer.held().0 - start.0) as usize;
                                     self.pending.extend_from_slice(&data[taken..]);
                                 }
                                 Err(error) => return Err(error.into()),
@@ -184,14 +185,14 @@ impl<'a> Streaming<'a> {
         let horizon = line.positions.horizon();
         self.board.set_horizon(horizon);
         // What came before may be visible now.
-        let moves = self.writer.written() < horizon.min(self.writer.received());
+        let moves = self.writer.written() < horizon.min(self.writer.held());
         if !self.pending.is_empty() || moves {
-            let start = self.writer.received();
+            let start = self.writer.held();
             match self.writer.write_ahead(start, &self.pending, horizon) {
                 Ok(()) => self.pending.clear(),
                 Err(error @ SpoolError::Full { .. }) => {
-                    self.pending.drain(..(self.writer.received().0 - start.0) as usize);
-                    line.positions.wrote(self.writer.received());
+                    self.pending.drain(..(self.writer.held().0 - start.0) as usize);
+                    line.positions.holds(self.writer.held());
                     if self.full_since.replace(Instant::now()).is_none() {
                         self.board.set_disk_full(true);
                         tracing::error!("{error}");
@@ -201,10 +202,12 @@ impl<'a> Streaming<'a> {
                 Err(error) => return Err(error.into()),
             }
         }
-        line.positions.wrote(self.writer.received());
+        line.positions.holds(self.writer.held());
+        let (held, written) = (self.writer.held(), self.writer.written());
+        WalPositions { received: self.received, held, written, ..WalPositions::default() }.check();
         if self.full_since.take().is_some() {
             self.board.set_disk_full(false);
-            tracing::info!("there is space again: receiving goes on at {}", self.writer.received());
+            tracing::info!("there is space again: receiving goes on at {}", self.writer.held());
             // The primary was silent because nobody listened.
             line.positions.heard(Lsn::INVALID, false, line.began.elapsed());
         }

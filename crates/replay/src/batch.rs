@@ -11,7 +11,7 @@ use crate::plan::Planned;
 /// The records of one batch.
 #[derive(Default)]
 pub struct Batch {
-    /// For stretches from the front of the queue on: first record behind the batch.
+    /// For stretches from the front of the queue on: first record past the batch.
     pub upto: Vec<u32>,
     /// Relations dropped in it.
     pub drops: HashSet<RelFileLocator>,
@@ -19,7 +19,7 @@ pub struct Batch {
     pub actions: Vec<Action>,
     /// The last plain commit of the stretch that is being sequenced.
     pub last_commit: Option<u32>,
-    /// Replay stops behind it.
+    /// Replay stops after it.
     pub stop: Option<Stop>,
 }
 
@@ -39,7 +39,7 @@ impl Batch {
     }
 }
 
-/// Where the last of the loaded records ends that replay can get to; one that ends behind `limit` is none.
+/// Where the last of the loaded records ends that replay can get to; one that ends past `limit` is none.
 pub fn loaded_end(queue: &VecDeque<Planned>, limit: Lsn) -> Option<Lsn> {
     let mut end = None;
     for planned in queue {

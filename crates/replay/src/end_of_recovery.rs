@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use walrider_datadir::durable::{list_dir, unlink};
-use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetTimeline};
+use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget, TargetTimeline};
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_datadir::unlogged::reset_unlogged_relations;
 use walrider_datadir::wal_dir::WalDir;
@@ -182,8 +182,8 @@ fn finish(
 /// nothing follows.
 fn last_record(engine: &Engine<'_>) -> Result<Lsn, ReplayError> {
     let control = engine.recovery().control();
-    let begins_behind = control.checkpoint_copy.redo == control.checkpoint;
-    engine.last_record().or(begins_behind.then_some(control.checkpoint)).ok_or_else(|| {
+    let begins_past = control.checkpoint_copy.redo == control.checkpoint;
+    engine.last_record().or(begins_past.then_some(control.checkpoint)).ok_or_else(|| {
         ReplayError::Refused(format!(
             "recovery cannot end at {}: not even the checkpoint record at {} was replayed; choose a later target",
             engine.replayed(),
@@ -203,13 +203,13 @@ fn stop_reason(
     let place = if settings.target_inclusive { "after" } else { "before" };
     Ok(match &settings.target {
         None => "no recovery target specified".to_owned(),
-        Some(Goal::Immediate) => "reached consistency".to_owned(),
-        Some(Goal::Name(name)) => format!("at restore point \"{name}\""),
-        Some(Goal::Xid(xid)) => format!("{place} transaction {xid}"),
-        Some(Goal::Lsn(_)) if settings.target_inclusive => format!("{place} LSN {last_record}\n"),
-        Some(Goal::Lsn(_)) => format!("{place} LSN {}\n", stopped_before(source, format, end)?.0),
+        Some(RecoveryTarget::Immediate) => "reached consistency".to_owned(),
+        Some(RecoveryTarget::Name(name)) => format!("at restore point \"{name}\""),
+        Some(RecoveryTarget::Xid(xid)) => format!("{place} transaction {xid}"),
+        Some(RecoveryTarget::Lsn(_)) if settings.target_inclusive => format!("{place} LSN {last_record}\n"),
+        Some(RecoveryTarget::Lsn(_)) => format!("{place} LSN {}\n", stopped_before(source, format, end)?.0),
         // Which is the first that is too late, whether or not the time itself is included.
-        Some(Goal::Time(_)) => {
+        Some(RecoveryTarget::Time(_)) => {
             let (_, time) = stopped_before(source, format, end)?;
             format!("before {}\n", TimestampTz(time).in_zone(&settings.timezone))
         }

@@ -27,7 +27,7 @@ use crate::restartpoint::Recovery;
 use crate::sequence::Sequencer;
 use crate::spread::{Spread, Step};
 use crate::stats::Stats;
-use crate::target::RecoveryTarget;
+use crate::target::RecoveryStop;
 
 /// Least time for a restartpoint between two batches.
 const LEAST_RESTARTPOINT_STEP: Duration = Duration::from_millis(2);
@@ -43,7 +43,7 @@ pub struct Settings {
     /// Bytes of WAL in one stretch.
     pub window_bytes: u64,
     /// Where to stop.
-    pub target: RecoveryTarget,
+    pub stop: RecoveryStop,
     /// `allow_in_place_tablespaces`: tablespaces may be directories in `pg_tblspc`.
     pub allow_in_place_tablespaces: bool,
 }
@@ -84,7 +84,7 @@ pub enum Stop {
     /// Somebody asked to stop.
     Interrupted,
     /// The next record is a commit that is not to be replayed yet ([`Engine::commits_wait_from`]).
-    Early {
+    ApplyDelay {
         /// When it was made.
         committed: TimestampTz,
     },
@@ -131,7 +131,7 @@ impl<'a> Engine<'a> {
         Engine {
             feed: Feed::new(source, loader, settings.window_bytes, settings.ample.batch_bytes),
             directories: recovery.data_dir().directories(),
-            sequencer: Sequencer::new(source, major, settings.target, globals, recovery),
+            sequencer: Sequencer::new(source, major, settings.stop, globals, recovery),
             pages: Pages::new(settings.pages, files, settings.ample, settings.short),
             in_place_tablespaces: settings.allow_in_place_tablespaces,
             spread: None,
@@ -157,14 +157,14 @@ impl<'a> Engine<'a> {
         self.last_record.is_valid().then_some(self.last_record)
     }
 
-    /// Where replay needs more WAL to go on: behind [`Engine::replayed`] if a record was found in part.
+    /// Where replay needs more WAL to go on: past [`Engine::replayed`] if a record was found in part.
     pub fn needed(&self) -> Lsn {
         self.feed.needed.max(self.replayed)
     }
 
-    /// Whether to look, at the end of valid WAL, if it goes on behind, and is damaged there. At first it is.
-    pub fn look_behind(&mut self, look: bool) {
-        self.feed.looks_behind = look;
+    /// Whether to look, at the end of valid WAL, if it goes on past that, and is damaged there. At first it is.
+    pub fn look_past(&mut self, look: bool) {
+        self.feed.looks_past = look;
     }
 
     /// Lets transactions that were committed later than this wait (`recoveryApplyDelay`); [`Engine::run`] stops before them.
@@ -281,7 +281,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Moves behind the batch.
+    /// Moves past the batch.
     fn retire(&mut self, upto: &[u32]) {
         self.feed.retire(upto, |stretch, last, records| {
             let Span { lsn, end } = stretch.span(last);

@@ -29,8 +29,8 @@ pub struct Feed<'a> {
     window_bytes: u64,
     /// Where the WAL was found to end: nothing of it from there on.
     pub needed: Lsn,
-    /// Whether to look, at the end of valid WAL, if it goes on behind, and is damaged there.
-    pub looks_behind: bool,
+    /// Whether to look, at the end of valid WAL, if it goes on past that, and is damaged there.
+    pub looks_past: bool,
 }
 
 impl<'a> Feed<'a> {
@@ -38,7 +38,7 @@ impl<'a> Feed<'a> {
     pub fn new(source: &'a dyn ReadWal, loader: Loader, window_bytes: u64, batch_bytes: u64) -> Feed<'a> {
         let stretches = (batch_bytes.min(FIRST_BATCH_BYTES) / window_bytes).max(1) as usize;
         let needed = loader.position();
-        Feed { source, loader, queue: VecDeque::new(), stretches, window_bytes, needed, looks_behind: true }
+        Feed { source, loader, queue: VecDeque::new(), stretches, window_bytes, needed, looks_past: true }
     }
 
     /// Loads a batch if there is nothing left; false: there is no more.
@@ -61,9 +61,9 @@ impl<'a> Feed<'a> {
                 // The file to look at is the one where the record should go on.
                 self.needed = page.max(at);
                 let file = self.source.describe(self.needed);
-                // After a crash, pages behind the end may have got to the disk although ones before them did not.
-                let looks = self.looks_behind && archive_recovery;
-                if looks && self.loader.goes_on_behind(page, self.source)? {
+                // After a crash, pages past the end may have got to the disk although ones before them did not.
+                let looks = self.looks_past && archive_recovery;
+                if looks && self.loader.goes_on_past(page, self.source)? {
                     return Ok(Stop::Corrupt { lsn: at, why: format!("{file}: {why}") });
                 }
                 Ok(Stop::EndOfWal { why: format!("{file}: {why}") })

@@ -1,7 +1,7 @@
 //! What is known of segments, and threads that fetch them ahead of who reads.
 //!
 //! Only `restore_command` is worth that: files of directories are looked for by who needs them. The segment that is needed
-//! next is fetched first. How far ahead is bounded by a window, by the disk, and by what the archive has: behind a segment
+//! next is fetched first. How far ahead is bounded by a window, by the disk, and by what the archive has: past a segment
 //! that it does not deliver, nothing is asked for.
 
 use std::collections::BTreeMap;
@@ -264,7 +264,7 @@ impl Shared {
             match state.segments.get(&segment) {
                 None => return Some(segment),
                 Some(Lookup::Known(Ok(found))) if found.segment.is_some() => {}
-                // There is nothing behind it before it is there.
+                // There is nothing past it before it is there.
                 Some(Lookup::Known(_)) => return None,
                 Some(Lookup::Wanted | Lookup::Busy(_)) => {}
             }
@@ -309,8 +309,8 @@ impl State {
         match &found {
             Ok(Found { segment: Some(file), .. }) if file.fetched => {
                 // One that was begun before the end of the archive was found is no news.
-                let mut behind = self.segments.range(segment..).map(|(_, lookup)| lookup);
-                if !behind.any(|lookup| matches!(lookup, Lookup::Known(Ok(found)) if found.segment.is_none())) {
+                let mut further = self.segments.range(segment..).map(|(_, lookup)| lookup);
+                if !further.any(|lookup| matches!(lookup, Lookup::Known(Ok(found)) if found.segment.is_none())) {
                     self.width = self.width.saturating_mul(2);
                 }
             }

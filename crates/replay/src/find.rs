@@ -17,7 +17,7 @@ use walrider_layout::{Lsn, TimelineId};
 
 use crate::error::ReplayError;
 use crate::restore::{Fetched, Refusal, Request, Runner};
-use crate::source::{PACKED, Place};
+use crate::source::{PACKED, Store};
 use crate::upstream::Upstream;
 
 /// Longest history file that is read: a line for each of ten thousand promotions.
@@ -55,7 +55,7 @@ struct Opened {
 
 /// Looks for files in all places, in the order in which they are tried.
 pub struct Finder {
-    pub places: Vec<Place>,
+    pub places: Vec<Store>,
     pub size: SegmentSize,
     pub runner: Runner,
     /// The archive is still written: a segment that is too short is not complete yet, and not an error.
@@ -71,7 +71,7 @@ pub struct Finder {
 
 impl Finder {
     /// Looks in `places`, for WAL of the timelines in `history`.
-    pub fn new(places: Vec<Place>, size: SegmentSize, history: TimelineHistory) -> Finder {
+    pub fn new(places: Vec<Store>, size: SegmentSize, history: TimelineHistory) -> Finder {
         Finder {
             places,
             size,
@@ -106,7 +106,7 @@ impl Finder {
     }
 
     /// The places where segments are looked for now.
-    fn places(&self) -> &[Place] {
+    fn places(&self) -> &[Store] {
         match &self.upstream {
             Some(upstream) if !upstream.uses_archives() => &self.places[self.places.len() - 1..],
             _ => &self.places,
@@ -115,14 +115,14 @@ impl Finder {
 
     /// Whether looking for a segment means to run a command now.
     pub fn runs_commands_now(&self) -> bool {
-        self.places().iter().any(|place| matches!(place, Place::RestoreCommand { .. }))
+        self.places().iter().any(|place| matches!(place, Store::RestoreCommand { .. }))
     }
 
     /// The command among the places, and the data directory that it runs in.
     pub fn command(&self) -> Option<(&str, &Path)> {
         self.places.iter().find_map(|place| match place {
-            Place::RestoreCommand { command, data_dir } => Some((&**command, &**data_dir)),
-            Place::Directory(_) => None,
+            Store::RestoreCommand { command, data_dir } => Some((&**command, &**data_dir)),
+            Store::Directory(_) => None,
         })
     }
 
@@ -160,9 +160,9 @@ impl Finder {
     }
 
     /// Finds a file in a place. `refusal`: what a command said that did not deliver it.
-    fn find(&self, place: &Place, name: &str, refusal: &mut Option<Refusal>) -> Result<Option<Opened>, ReplayError> {
+    fn find(&self, place: &Store, name: &str, refusal: &mut Option<Refusal>) -> Result<Option<Opened>, ReplayError> {
         match place {
-            Place::Directory(directory) => {
+            Store::Directory(directory) => {
                 let path = directory.join(name);
                 match File::open(&path) {
                     Ok(file) => Ok(Some(Opened { file, path, fetched: false })),
@@ -170,7 +170,7 @@ impl Finder {
                     Err(error) => Err(DataDirError::io("open", path, error).into()),
                 }
             }
-            Place::RestoreCommand { command, data_dir } => match self.fetch(command, data_dir, name)? {
+            Store::RestoreCommand { command, data_dir } => match self.fetch(command, data_dir, name)? {
                 Fetched::There(file) => Ok(Some(Opened { file, path: name.into(), fetched: true })),
                 Fetched::Refused(why) => {
                     // Of several timelines, the newest is the one that matters.
@@ -203,12 +203,7 @@ impl Finder {
     /// has the rest in a file of its own, which may be yet to come.
     pub fn find_segment(&self, segment: u64) -> Result<Found, ReplayError> {
         let history = self.history();
-        let candidates: Vec<TimelineEntry> = history
-            .newest_first()
-            .filter(|entry| segment >= self.size.segment_of(entry.begin))
-            .filter(|entry| entry.end.is_none_or(|end| segment <= self.size.segment_of(end)))
-            .copied()
-            .collect();
+        let candidates: Vec<&TimelineEntry> = history.of_segment(segment, self.size).collect();
         let mut refusal = None;
         for entry in &candidates {
             let Some(Opened { file, path, fetched }) = self.find_on(entry.timeline, segment, &mut refusal)? else {
@@ -282,7 +277,7 @@ impl Finder {
             let time = file.metadata().and_then(|metadata| metadata.modified());
             time.map_err(|error| ReplayError::from(DataDirError::io("stat", path, error)))
         };
-        for place in self.places().iter().filter(|place| matches!(place, Place::Directory(_))) {
+        for place in self.places().iter().filter(|place| matches!(place, Store::Directory(_))) {
             let Some(partial) = self.find(place, &format!("{name}.partial"), &mut None)? else { continue };
             match &whole {
                 Some(whole) if modified(&partial)? <= modified(whole)? => {}
@@ -292,9 +287,9 @@ impl Finder {
         Ok(whole)
     }
 
-    fn refuse_packed(&self, timelines: &[TimelineEntry], segment: u64) -> Result<(), ReplayError> {
+    fn refuse_packed(&self, timelines: &[&TimelineEntry], segment: u64) -> Result<(), ReplayError> {
         for place in &self.places {
-            let Place::Directory(directory) = place else { continue };
+            let Store::Directory(directory) = place else { continue };
             for entry in timelines {
                 let name = self.size.file_name(entry.timeline, segment);
                 if let Some(ending) = PACKED.iter().find(|ending| directory.join(format!("{name}.{ending}")).exists()) {

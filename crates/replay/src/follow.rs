@@ -78,7 +78,7 @@ fn follow_upstream(
         // What streams in has no gaps: where it is not valid for long, it is damaged. What lies there from before may have
         // some, and is streamed again.
         let more = upstream.visible() > Lsn(before.0 + 2 * XLOG_BLCKSZ as u64);
-        engine.look_behind(!upstream.uses_archives() && more && since.elapsed() >= SETTLE_TIME);
+        engine.look_past(!upstream.uses_archives() && more && since.elapsed() >= SETTLE_TIME);
         let stop = engine.run(progress)?;
         if engine.replayed() > before {
             (since, damaged) = (Instant::now(), None);
@@ -99,7 +99,7 @@ fn follow_upstream(
             }
             // Being written just now, perhaps.
             Stop::Corrupt { lsn, .. } if damaged != Some(lsn) => (since, damaged) = (Instant::now(), Some(lsn)),
-            Stop::Early { committed } => {
+            Stop::ApplyDelay { committed } => {
                 let due = SystemTime::now() - delay.unwrap_or_default();
                 let micros = committed.0.saturating_sub(TimestampTz::from(due).0);
                 upstream.sleep(Duration::from_micros(micros.max(0) as u64).min(SAFETY_INTERVAL));
@@ -138,7 +138,7 @@ fn follow_directories(
     loop {
         let before = engine.replayed();
         let looks = since.elapsed() >= settle;
-        engine.look_behind(looks);
+        engine.look_past(looks);
         let stop = engine.run(progress)?;
         let more = engine.replayed() > before;
         waiting.note(more);

@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use rayon::prelude::*;
 use walrider_layout::wal::{WalPageHeader, page_header_size, page_of};
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
-use walrider_wal::decode::{Found, Invalid, Status, Stretch, WalFormat, check_page_header};
+use walrider_wal::decode::{Found, Invalid, PIECE, Status, Stretch, WalFormat, check_page_header};
 
 use crate::error::ReplayError;
 use crate::plan::Planned;
@@ -47,7 +47,7 @@ pub trait ReadWal: Sync {
 /// How a stretch ended.
 #[derive(Debug)]
 pub enum Ending {
-    /// The next record is at this position, or behind the page header there.
+    /// The next record is at this position, or past the page header there.
     Goes(Lsn),
     /// There is no valid record at `at`.
     Ends {
@@ -135,7 +135,7 @@ impl Loader {
         }
         source.release_before(self.next);
         let count = count.min(self.width);
-        let first_piece = if self.width == 1 { XLOG_BLCKSZ as u64 } else { READ_BYTES };
+        let first_piece = if self.width == 1 { XLOG_BLCKSZ as u64 } else { PIECE };
         let mut work: Vec<(Planned, RelNumbers)> = Vec::with_capacity(count);
         let mut from = self.next;
         for nth in 0..count {
@@ -226,8 +226,8 @@ impl Loader {
         self.ended.take()
     }
 
-    /// Whether WAL goes on behind a place that is not valid: then it is damaged there, and does not end.
-    pub fn goes_on_behind(&self, page: Lsn, source: &dyn ReadWal) -> Result<bool, ReplayError> {
+    /// Whether WAL goes on past a place that is not valid: then it is damaged there, and does not end.
+    pub fn goes_on_past(&self, page: Lsn, source: &dyn ReadWal) -> Result<bool, ReplayError> {
         let size = self.format.segment_size;
         let mut buffer = vec![0; XLOG_BLCKSZ];
         let mut valid_at = |at: Lsn| -> Result<bool, ReplayError> {
@@ -257,55 +257,29 @@ impl Loader {
 pub fn read_record(source: &dyn ReadWal, format: &WalFormat, at: Lsn) -> Result<Stretch, Ending> {
     let mut stretch = Stretch::new();
     stretch.reset(at, true, Lsn(at.0 + 1), format.segment_size);
-    match fill(&mut stretch, source, format, READ_BYTES, |_| {}) {
+    match fill(&mut stretch, source, format, PIECE, |_| {}) {
         Ending::Goes(_) => Ok(stretch),
         other => Err(other),
     }
 }
 
-/// WAL is read in pieces that stay in the processor's cache until they are decoded and planned.
-const READ_BYTES: u64 = 256 << 10;
-
-/// Fills a stretch from the source, a piece of `piece` bytes first, then larger ones, and decodes it on the way. `each`
-/// sees every record.
+/// Fills a stretch from the source, a piece of `piece` bytes first. `each` sees every record.
 fn fill(
     stretch: &mut Stretch,
     source: &dyn ReadWal,
     format: &WalFormat,
-    mut piece: u64,
-    mut each: impl FnMut(&Found<'_>),
+    piece: u64,
+    each: impl FnMut(&Found<'_>),
 ) -> Ending {
-    let page = XLOG_BLCKSZ as u64;
-    let limit = Lsn(stretch.limit().0.next_multiple_of(page));
-    let mut upto = limit.min(Lsn(stretch.start().0 + piece));
-    let mut timeline = source.timeline_at(stretch.start());
-    loop {
-        while stretch.filled() < upto {
-            let from = stretch.filled();
-            let pages = (upto.0 - from.0).min(READ_BYTES) / page;
-            match source.read(from, &mut stretch.room(pages as usize)) {
-                Ok(0) => break,
-                Ok(got) => stretch.filled_up_to(Lsn(from.0 + got as u64)),
-                Err(error) => return Ending::Failed(error),
-            }
+    let read = |from, slices: &mut [IoSliceMut<'_>]| source.read(from, slices);
+    match stretch.fill(format, piece, read, |lsn| source.timeline_at(lsn), each) {
+        Ok(Status::Complete { next }) if next >= stretch.limit() => Ending::Goes(next),
+        Ok(Status::Complete { next }) => Ending::Ends { at: next, page: page_of(next), why: Invalid::Incomplete },
+        Ok(Status::NeedPages { .. }) => {
+            Ending::Ends { at: stretch.position(), page: stretch.filled(), why: Invalid::Incomplete }
         }
-        let short = stretch.filled() < upto;
-        // A record that goes on in the next segment may do so on the next timeline.
-        timeline = timeline.max(source.timeline_at(Lsn(stretch.filled().0.saturating_sub(1))));
-        piece = (2 * piece).min(READ_BYTES);
-        match stretch.decode_each(format, timeline, &mut each) {
-            Status::Complete { next } if next >= stretch.limit() => return Ending::Goes(next),
-            Status::Invalid { at, page, why } => return Ending::Ends { at, page, why },
-            Status::Complete { next } if short => {
-                return Ending::Ends { at: next, page: page_of(next), why: Invalid::Incomplete };
-            }
-            Status::NeedPages { .. } if short => {
-                return Ending::Ends { at: stretch.position(), page: stretch.filled(), why: Invalid::Incomplete };
-            }
-            // What one record needs, or one piece more.
-            Status::NeedPages { upto: more } => upto = more.max(limit.min(Lsn(upto.0 + piece))),
-            Status::Complete { .. } => upto = limit.min(Lsn(upto.0 + piece)),
-        }
+        Ok(Status::Invalid { at, page, why }) => Ending::Ends { at, page, why },
+        Err(error) => Ending::Failed(error),
     }
 }
 

@@ -51,7 +51,7 @@ pub struct Part<'a> {
     pub planned: &'a Planned,
     /// First record of the batch.
     pub from: u32,
-    /// First record behind the batch.
+    /// First record past the batch.
     pub upto: u32,
     /// Their places.
     places: [Place; 2],

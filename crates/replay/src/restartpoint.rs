@@ -24,7 +24,7 @@ use crate::upstream::Upstream;
 pub struct RestartpointPolicy {
     /// So long after the last one, like `checkpoint_timeout`.
     pub interval: Duration,
-    /// So much WAL behind where recovery would begin, in bytes, like `max_wal_size`.
+    /// So much WAL past where recovery would begin, in bytes, like `max_wal_size`.
     pub wal_bytes: u64,
 }
 
@@ -49,7 +49,7 @@ pub struct Recovery {
     /// What `minRecoveryPoint` was at the start: until there, the directory is not consistent.
     consistent_from: Lsn,
     last_checkpoint: Option<SeenCheckpoint>,
-    /// End of the last record that copied a database, until a restartpoint behind it.
+    /// End of the last record that copied a database, until a restartpoint past it.
     copied_until: Option<Lsn>,
     last_restartpoint: Instant,
     policy: RestartpointPolicy,

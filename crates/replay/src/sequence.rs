@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use walrider_datadir::recovery_settings::RecoveryTarget;
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::{Lsn, Major, TransactionId};
 use walrider_wal::decode::Stretch;
@@ -18,14 +19,14 @@ use crate::load::ReadWal;
 use crate::plan::{Global, Obstacle, Planned};
 use crate::restartpoint::Recovery;
 use crate::stats::Stats;
-use crate::target::{Goal, RecoveryTarget};
+use crate::target::RecoveryStop;
 
 /// Replays what is not a page, and decides where batches and replay end.
 pub struct Sequencer<'a> {
     source: &'a dyn ReadWal,
     major: Major,
     /// Where to stop.
-    target: RecoveryTarget,
+    stop: RecoveryStop,
     /// What records change that is not a page.
     pub globals: Globals,
     /// Where the directory stands.
@@ -42,11 +43,11 @@ impl<'a> Sequencer<'a> {
     pub fn new(
         source: &'a dyn ReadWal,
         major: Major,
-        target: RecoveryTarget,
+        stop: RecoveryStop,
         globals: Globals,
         recovery: Recovery,
     ) -> Sequencer<'a> {
-        Sequencer { source, major, target, globals, recovery, overwritten: Vec::new(), commits_until: None }
+        Sequencer { source, major, stop, globals, recovery, overwritten: Vec::new(), commits_until: None }
     }
 
     /// Whether the directory is consistent at `replayed`.
@@ -83,9 +84,9 @@ impl<'a> Sequencer<'a> {
 
     /// Up to where it is certain that replay gets, as far as the WAL does.
     pub fn certain_until(&self) -> Option<Lsn> {
-        match &self.target.goal {
+        match &self.stop.target {
             _ if self.commits_until.is_some() => None,
-            Some(Goal::Lsn(target)) => Some(*target),
+            Some(RecoveryTarget::Lsn(target)) => Some(*target),
             Some(_) => None,
             None => Some(Lsn(u64::MAX)),
         }
@@ -104,7 +105,7 @@ impl<'a> Sequencer<'a> {
         self.overwritten[..self.overwritten.partition_point(|&overwritten| overwritten < lsn)].last().copied()
     }
 
-    /// Sequences one stretch. Returns the first record behind the batch, and whether the batch ends there.
+    /// Sequences one stretch. Returns the first record past the batch, and whether the batch ends there.
     fn sequence_stretch(
         &mut self,
         planned: &Planned,
@@ -115,9 +116,9 @@ impl<'a> Sequencer<'a> {
         let (limit, stop) = self.limit(planned);
         let mut consistent_at = self.consistency_limit(planned, planned.done, replayed);
         let first = planned.plan.globals.partition_point(|global| global.number < planned.done);
-        let goal = &self.target.goal;
-        let commits_are_plain =
-            self.commits_until.is_none() && !matches!(goal, Some(Goal::Xid(_) | Goal::Time(_) | Goal::Immediate));
+        let goal = &self.stop.target;
+        let commits_are_plain = self.commits_until.is_none()
+            && !matches!(goal, Some(RecoveryTarget::Xid(_) | RecoveryTarget::Time(_) | RecoveryTarget::Immediate));
         for &Global { number, newest_xid, commit } in &planned.plan.globals[first..] {
             if number >= limit || consistent_at.is_some_and(|at| number >= at) {
                 break;
@@ -136,14 +137,14 @@ impl<'a> Sequencer<'a> {
             let record = self
                 .record(planned, number)
                 .map_err(|(lsn, error)| ReplayError::CorruptWal(format!("record at {lsn}: {error}")))?;
-            if self.target.stops_before(&record) {
+            if self.stop.stops_before(&record) {
                 self.advance_up_to(planned, number);
                 batch.stop = Some(Stop::Target);
                 return Ok((number, true));
             }
             if let Some(committed) = self.waits(&record, replayed) {
                 self.advance_up_to(planned, number);
-                batch.stop = Some(Stop::Early { committed });
+                batch.stop = Some(Stop::ApplyDelay { committed });
                 return Ok((number, true));
             }
             self.advance_next_xid(newest_xid);
@@ -161,14 +162,14 @@ impl<'a> Sequencer<'a> {
             for action in actions {
                 barrier |= self.take_action(action, &record, batch)?;
             }
-            if self.target.stops_after(&record) {
+            if self.stop.stops_after(&record) {
                 batch.stop = Some(Stop::Target);
                 return Ok((number + 1, true));
             }
             if barrier {
                 return Ok((number + 1, true));
             }
-            if self.target.goal == Some(Goal::Immediate) {
+            if self.stop.target == Some(RecoveryTarget::Immediate) {
                 consistent_at = self.consistency_limit(planned, number + 1, replayed);
             }
         }
@@ -194,7 +195,7 @@ impl<'a> Sequencer<'a> {
             limit = *number;
             stop = Some(self.obstacle(planned, *number, obstacle));
         }
-        if let Some((lsn, inclusive)) = self.target.lsn_limit() {
+        if let Some((lsn, inclusive)) = self.stop.lsn_limit() {
             let at = places.partition_point(|&place| planned.stretch.span(place).lsn < lsn) as u32;
             if at < places.len() as u32 && at + u32::from(inclusive) <= limit {
                 limit = at + u32::from(inclusive);
@@ -240,7 +241,7 @@ impl<'a> Sequencer<'a> {
 
     /// With `recovery_target = 'immediate'`: the first record, from `from` on, that is not replayed any more.
     fn consistency_limit(&self, planned: &Planned, from: u32, replayed: Lsn) -> Option<u32> {
-        if self.target.goal != Some(Goal::Immediate) {
+        if self.stop.target != Some(RecoveryTarget::Immediate) {
             return None;
         }
         let point = self.recovery.consistency_point(self.globals.backup())?;

@@ -25,9 +25,9 @@ use crate::upstream::Upstream;
 /// Endings of files in WAL archives that some tool has packed.
 pub const PACKED: [&str; 7] = ["gz", "lz4", "zst", "bz2", "xz", "br", "lzo"];
 
-/// A place to look for WAL.
+/// Where segments are looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Store {
     /// A directory of segment files: an archive, or `pg_wal`.
     Directory(PathBuf),
     /// A `restore_command`; what it fetches lies in `pg_wal` for a while.
@@ -39,7 +39,7 @@ pub enum Place {
     },
 }
 
-/// What is behind the end of WAL, once that was asked for again.
+/// What is past the end of WAL, once that was asked for again.
 #[derive(Debug)]
 pub enum End {
     /// Nothing: the WAL ends.
@@ -60,7 +60,7 @@ pub struct Source {
 
 impl Source {
     /// Looks in `places`, for WAL of the timelines in `history`; runs one command at a time.
-    pub fn new(places: Vec<Place>, size: SegmentSize, history: TimelineHistory) -> Source {
+    pub fn new(places: Vec<Store>, size: SegmentSize, history: TimelineHistory) -> Source {
         Source { fetcher: Fetcher::new(Finder::new(places, size, history)) }
     }
 
@@ -182,9 +182,9 @@ impl Source {
 
     /// The directories among the places.
     pub fn directories(&self) -> Vec<PathBuf> {
-        let directory = |place: &Place| match place {
-            Place::Directory(path) => Some(path.clone()),
-            Place::RestoreCommand { .. } => None,
+        let directory = |place: &Store| match place {
+            Store::Directory(path) => Some(path.clone()),
+            Store::RestoreCommand { .. } => None,
         };
         self.finder().places.iter().filter_map(directory).collect()
     }

@@ -17,6 +17,7 @@ use walrider_datadir::durable::list_dir;
 use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetAction, TargetTimeline};
 use walrider_datadir::relation::RelationFiles;
+use walrider_datadir::wal_dir::EARLY_PREFIX;
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::DbState;
 use walrider_layout::history::TimelineHistory;
@@ -39,7 +40,7 @@ use crate::partition::PageSettings;
 use crate::restartpoint::Recovery;
 use crate::source::{End, FETCH_PREFIX, Source};
 use crate::stats::Stats;
-use crate::target::RecoveryTarget;
+use crate::target::RecoveryStop;
 use crate::upstream::Wanted;
 
 /// Most WAL in one batch: the more, the more of a page's changes are done in one visit, while it is in the processor's
@@ -274,7 +275,7 @@ impl Entered<'_> {
             ample,
             short,
             window_bytes,
-            target: RecoveryTarget { goal: self.settings.target.clone(), inclusive: self.settings.target_inclusive },
+            stop: RecoveryStop { target: self.settings.target.clone(), inclusive: self.settings.target_inclusive },
             allow_in_place_tablespaces: self.settings.allow_in_place_tablespaces,
         }
     }
@@ -321,7 +322,7 @@ fn asks_for_archive_recovery(options: &Options, data_dir: &DataDir) -> bool {
     let is_backup = data_dir.label().is_some();
     let archive = options.wal.as_ref().is_some_and(|wal| is_backup || fs::canonicalize(wal).ok() != pg_wal);
     let promotes = options.promotion == Promotion::Always;
-    archive || promotes || options.goal.is_some() || options.timeline.is_some() || options.upstream.is_some()
+    archive || promotes || options.target.is_some() || options.timeline.is_some() || options.upstream.is_some()
 }
 
 /// Whether recovery ends where replay does, as far as options and configuration tell: always if that was asked for; else where a
@@ -364,7 +365,7 @@ fn refuse_crashed_without_end(data_dir: &DataDir, archive_recovery: bool) -> Res
 /// A standby may hold WAL that belongs to a promotion, and that only a standby can tell from what does not.
 fn refuse_what_a_standby_holds(data_dir: &DataDir) -> Result<(), ReplayError> {
     let files = list_dir(&data_dir.path().join("pg_wal"))?;
-    if files.iter().any(|file| file.file_name().to_string_lossy().starts_with("walrider.early.")) {
+    if files.iter().any(|file| file.file_name().to_string_lossy().starts_with(EARLY_PREFIX)) {
         return Err(ReplayError::Refused(format!(
             "\"{}\" is of a standby that has received WAL before its primary had flushed it, which belongs to a promotion: \
              start walrider standby on it, and promote that",

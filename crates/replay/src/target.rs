@@ -1,7 +1,7 @@
 //! Where replay stops: recovery targets (`recoveryStopsBefore`, `recoveryStopsAfter` in
 //! `access/transam/xlogrecovery.c`, PostgreSQL 18).
 
-pub use walrider_datadir::recovery_settings::RecoveryTarget as Goal;
+use walrider_datadir::recovery_settings::RecoveryTarget::{self, Name, Time, Xid};
 use walrider_layout::Lsn;
 use walrider_wal::record::Record;
 use walrider_wal::records::{xact, xlog};
@@ -9,32 +9,32 @@ use walrider_wal::rmgr::RmgrId;
 
 /// A recovery target with `recovery_target_inclusive`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecoveryTarget {
+pub struct RecoveryStop {
     /// The target; none means all WAL that there is.
-    pub goal: Option<Goal>,
+    pub target: Option<RecoveryTarget>,
     /// The record that is the target is replayed, too. Means nothing for some targets, as in PostgreSQL.
     pub inclusive: bool,
 }
 
-impl RecoveryTarget {
+impl RecoveryStop {
     /// Everything.
-    pub fn end_of_wal() -> RecoveryTarget {
-        RecoveryTarget { goal: None, inclusive: true }
+    pub fn end_of_wal() -> RecoveryStop {
+        RecoveryStop { target: None, inclusive: true }
     }
 
     /// First LSN whose record stops replay for its position alone; with it whether the record is still replayed.
     pub fn lsn_limit(&self) -> Option<(Lsn, bool)> {
-        match self.goal {
-            Some(Goal::Lsn(lsn)) => Some((lsn, self.inclusive)),
+        match self.target {
+            Some(RecoveryTarget::Lsn(lsn)) => Some((lsn, self.inclusive)),
             _ => None,
         }
     }
 
     /// Whether replay stops before this record, which is one of those that are replayed in order.
     pub fn stops_before(&self, record: &Record<'_>) -> bool {
-        match self.goal {
-            Some(Goal::Xid(xid)) if !self.inclusive => transaction_end(record).is_some_and(|end| end.0 == xid),
-            Some(Goal::Time(time)) => {
+        match self.target {
+            Some(Xid(xid)) if !self.inclusive => transaction_end(record).is_some_and(|end| end.0 == xid),
+            Some(Time(time)) => {
                 transaction_end(record).is_some_and(|end| end.1 > time.0 || (!self.inclusive && end.1 == time.0))
             }
             _ => false,
@@ -43,9 +43,9 @@ impl RecoveryTarget {
 
     /// Whether replay stops after this record, which is one of those that are replayed in order.
     pub fn stops_after(&self, record: &Record<'_>) -> bool {
-        match &self.goal {
-            Some(Goal::Name(name)) => restore_point_name(record).is_some_and(|found| found == name.as_bytes()),
-            Some(Goal::Xid(xid)) if self.inclusive => transaction_end(record).is_some_and(|end| end.0 == *xid),
+        match &self.target {
+            Some(Name(name)) => restore_point_name(record).is_some_and(|found| found == name.as_bytes()),
+            Some(Xid(xid)) if self.inclusive => transaction_end(record).is_some_and(|end| end.0 == *xid),
             _ => false,
         }
     }

@@ -23,7 +23,7 @@ pub enum Wanted {
 /// What ended a wait for more WAL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// There is more behind the end that was known, in files of the same names.
+    /// There is more past the end that was known, in files of the same names.
     More,
     /// Files may have come, and timelines; or nothing has happened for a while.
     Perhaps,
@@ -59,7 +59,7 @@ pub trait Upstream: Send + Sync {
     /// Waits for a time, or until something else is wanted.
     fn sleep(&self, time: Duration);
 
-    /// Where the WAL that may be replayed ends (exclusive); what `pg_wal` has behind it does not count.
+    /// Where the WAL that may be replayed ends (exclusive); what `pg_wal` has past it does not count.
     fn visible(&self) -> Lsn;
 
     /// Whether WAL is looked for in archives, too: not while it streams in.

@@ -9,13 +9,14 @@
 //! ```
 //!
 //! Entries are in the order in which WAL was received; [`Tail::merge`] of one after the other gives what is held. An entry without
-//! WAL says that nothing behind its position counts. One that does not begin anew follows the one before it: if it does not, one
+//! WAL says that nothing past its position counts. One that does not begin anew follows the one before it: if it does not, one
 //! is lost that was not durable, and what follows was not either, up to one that begins anew. Files are as long as segments; one is
 //! used again, under another N, once all that it has is durable in segments.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use walrider_datadir::wal_dir::EARLY_PREFIX;
 use walrider_layout::bytes::{u32_at, u64_at};
 use walrider_layout::{Lsn, TimelineId};
 
@@ -26,8 +27,6 @@ use crate::state::Shared;
 use crate::stats::count;
 use crate::tail::Tail;
 
-/// How the names of its files begin; a number of eight hexadecimal digits follows.
-const PREFIX: &str = "walrider.early.";
 /// Length in bytes of what precedes the WAL of an entry.
 const HEADER: usize = 24;
 /// Most WAL of one entry, in bytes.
@@ -61,7 +60,7 @@ pub(crate) struct Early {
     wants_spare: bool,
     spare_failed: Option<SpoolError>,
     next_number: u32,
-    /// Files of an earlier run precede: what they have behind `written`, if anything, does not count.
+    /// Files of an earlier run precede: what they have past `written`, if anything, does not count.
     recovered: bool,
     /// How many entries were written, and of these are durable.
     appended: u64,
@@ -85,7 +84,7 @@ impl Early {
     }
 
     /// Up to where all is durable, given that it is up to `flushed` in segments.
-    pub fn durable(&self, flushed: Lsn) -> Lsn {
+    pub fn held_durable(&self, flushed: Lsn) -> Lsn {
         if self.covers_from <= flushed { flushed.max(self.flushed) } else { flushed }
     }
 
@@ -108,14 +107,14 @@ impl Early {
     }
 }
 
-/// The number of a file of the log.
+/// The number of a file of the log: eight hexadecimal digits.
 pub(crate) fn number_of_name(name: &str) -> Option<u32> {
-    let digits = name.strip_prefix(PREFIX).filter(|digits| digits.len() == 8)?;
+    let digits = name.strip_prefix(EARLY_PREFIX).filter(|digits| digits.len() == 8)?;
     u32::from_str_radix(digits, 16).ok()
 }
 
 fn name_of(number: u32) -> String {
-    format!("{PREFIX}{number:08X}")
+    format!("{EARLY_PREFIX}{number:08X}")
 }
 
 /// The CRC of an entry, from `rest`, all that follows the CRC.
@@ -365,10 +364,11 @@ fn sync(shared: &Shared) -> Result<()> {
     state.early.synced = appended;
     // What was taken back meanwhile is not durable.
     state.early.flushed = state.early.flushed.max(written).min(state.early.written);
-    let durable = state.early.durable(state.flushed);
+    let held_durable = state.early.held_durable(state.flushed);
+    state.positions();
     drop(state);
     shared.on_flushed.notify_all();
-    shared.call_back(durable);
+    shared.call_back(held_durable);
     Ok(())
 }
 

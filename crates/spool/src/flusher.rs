@@ -46,7 +46,8 @@ fn flush(shared: &Shared, timeline: TimelineId, unsynced: &Unsynced, written: Ls
     let complete = end <= written;
     let mut state = shared.lock();
     state.flushed = end.min(written);
-    let durable = state.early.durable(state.flushed);
+    let held_durable = state.early.held_durable(state.flushed);
+    state.positions();
     if complete {
         state.unsynced.pop_front();
         state.filing = Some(unsynced.segment);
@@ -55,7 +56,7 @@ fn flush(shared: &Shared, timeline: TimelineId, unsynced: &Unsynced, written: Ls
     }
     drop(state);
     shared.on_flushed.notify_all();
-    shared.call_back(durable);
+    shared.call_back(held_durable);
 
     if complete {
         if name != final_name {

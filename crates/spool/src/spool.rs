@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use walrider_layout::history::history_file_name;
+use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 
@@ -48,8 +49,8 @@ pub struct SpoolOptions {
 /// What a primary has sent before it flushed it goes into the early log, and into segments only once it has
 /// ([`Writer::write_ahead`]). So there are two ends, in bytes, exclusive:
 /// ```text
-/// flushed ≤ written     of what is in segments
-/// durable ≤ received    of all that came in this session; flushed ≤ durable, written ≤ received
+/// flushed ≤ written        of what is in segments
+/// held_durable ≤ held      of all that came in this session; flushed ≤ held_durable, written ≤ held
 /// ```
 pub struct Spool {
     pub(crate) shared: Arc<Shared>,
@@ -102,7 +103,7 @@ impl Spool {
     /// flushed. What the file has before `at` stays; a file that is not there is made of zeros, so `at` should be the
     /// beginning of a segment unless the file has what comes before.
     ///
-    /// What is held behind `at` in the early log stays until it comes again, or something else does; that of an
+    /// What is held past `at` in the early log stays until it comes again, or something else does; that of an
     /// earlier timeline goes.
     ///
     /// # Errors
@@ -131,7 +132,8 @@ impl Spool {
             left.0 != TimelineId(0) && left.0 != timeline && shared.size.offset_of(state.written) != 0;
         state.unsynced.clear();
         state.timeline = timeline;
-        (state.written, state.flushed, state.flush_due, state.received) = (at, at, at, at);
+        (state.written, state.flushed, state.flush_due, state.held) = (at, at, at, at);
+        state.positions();
         state.epoch += 1;
         // What is held of a later timeline waits for that.
         let later = state.tail.0 > timeline;
@@ -157,14 +159,14 @@ impl Spool {
         Ok(Writer::new(self.clone(), timeline, at, tail))
     }
 
-    /// Whether anything is held of this timeline behind `used`.
-    pub fn holds_behind(&self, timeline: TimelineId, used: Lsn) -> bool {
+    /// Whether anything is held of this timeline past `used`.
+    pub fn holds_past(&self, timeline: TimelineId, used: Lsn) -> bool {
         let state = self.shared.lock();
         state.tail.0 == timeline && !state.tail.1.is_empty() && state.tail.1.end() > used
     }
 
-    /// A promotion: what is held behind `used`, the end of the last record that replay finds, gets into segments, durably. Whether
-    /// there was anything. Nobody may be writing. What an `XLOG_SWITCH` leaves unused lies behind `used`: nobody has checked it
+    /// A promotion: what is held past `used`, the end of the last record that replay finds, gets into segments, durably. Whether
+    /// there was anything. Nobody may be writing. What an `XLOG_SWITCH` leaves unused lies past `used`: nobody has checked it
     /// there, and after a power loss a recycled segment may still have something older.
     ///
     /// # Errors
@@ -232,25 +234,29 @@ impl Spool {
         self.shared.size
     }
 
-    /// End of what segments have, in the operating system; zero before the first [`Spool::start_at`].
+    /// How far it is with what has been received; zeros before the first [`Spool::start_at`].
+    pub fn positions(&self) -> WalPositions {
+        self.shared.lock().positions()
+    }
+
+    /// [`WalPositions::written`].
     pub fn written(&self) -> Lsn {
         self.shared.lock().written
     }
 
-    /// End of what is durable in segments.
+    /// [`WalPositions::flushed`].
     pub fn flushed(&self) -> Lsn {
         self.shared.lock().flushed
     }
 
-    /// End of all that came in this session, in the operating system.
-    pub fn received(&self) -> Lsn {
-        self.shared.lock().received
+    /// [`WalPositions::held`].
+    pub fn held(&self) -> Lsn {
+        self.shared.lock().held
     }
 
-    /// End of what is durable of it, in segments or in the early log.
-    pub fn durable(&self) -> Lsn {
-        let state = self.shared.lock();
-        state.early.durable(state.flushed).min(state.received)
+    /// [`WalPositions::held_durable`].
+    pub fn held_durable(&self) -> Lsn {
+        self.positions().held_durable
     }
 
     /// The timeline that is written; zero before the first [`Spool::start_at`].
@@ -310,7 +316,7 @@ impl Spool {
         self.shared.on_written.notify_all();
     }
 
-    /// Has `callback` called with `durable` whenever it moved, and when the spool fails, by the thread that saw it. It
+    /// Has `callback` called with `held_durable` whenever it moved, and when the spool fails, by the thread that saw it. It
     /// replaces the one before; it should be quick, and not keep the spool alive.
     pub fn on_flushed(&self, callback: Box<dyn Fn(Lsn) + Send + Sync>) {
         *self.shared.callback.lock().expect("no panic while locked") = Some(callback.into());

@@ -12,7 +12,7 @@ use crate::state::SegmentId;
 /// Endings of segments that `pg_receivewal --compress` has written; it gives such a name to complete ones only.
 const COMPRESSED: [&str; 2] = [".gz", ".lz4"];
 
-/// The timeline and position at which receiving into a directory of complete and `.partial` segments goes on: behind the
+/// The timeline and position at which receiving into a directory of complete and `.partial` segments goes on: past the
 /// newest complete segment, or at the beginning of the first of the `.partial` ones that follow it; `None` if the directory
 /// has none. Files that are too short for a complete segment are passed over.
 ///

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use walrider_datadir::descriptors::shares;
+use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 
@@ -52,17 +53,17 @@ pub(crate) enum Preparation {
     Failed(SpoolError),
 }
 
-/// All that changes. `flushed <= written`; equal when there is no writer and the flusher is done.
+/// All that changes. Positions are those of [`WalPositions`]; `flushed` and `written` are equal when there is no writer and the
+/// flusher is done.
 pub(crate) struct State {
     pub timeline: TimelineId,
     pub written: Lsn,
     pub flushed: Lsn,
-    /// Up to there somebody waits for the flusher; what lies behind may wait for more.
+    /// Up to there somebody waits for the flusher; what lies past may wait for more.
     pub flush_due: Lsn,
-    /// End of all that came in this session, in segments or in the early log.
-    pub received: Lsn,
+    pub held: Lsn,
     pub early: Early,
-    /// What is held behind `written`, while there is no writer, and its timeline.
+    /// What is held past `written`, while there is no writer, and its timeline.
     pub tail: (TimelineId, Tail),
     /// The files of `flushed..written`, in order; the last may be durable already.
     pub unsynced: VecDeque<Unsynced>,
@@ -82,7 +83,18 @@ pub(crate) struct State {
     pub preparation: Preparation,
 }
 
-/// Called when `flushed` has moved.
+impl State {
+    /// What it knows of positions; called wherever one moves.
+    pub fn positions(&self) -> WalPositions {
+        let State { written, flushed, held, .. } = *self;
+        let held_durable = self.early.held_durable(flushed).min(held);
+        let positions = WalPositions { held, held_durable, written, flushed, ..WalPositions::default() };
+        positions.check();
+        positions
+    }
+}
+
+/// Called when `held_durable` has moved.
 pub(crate) type OnFlushed = Arc<dyn Fn(Lsn) + Send + Sync>;
 
 pub(crate) struct Shared {
@@ -120,7 +132,7 @@ impl Shared {
             written: Lsn::INVALID,
             flushed: Lsn::INVALID,
             flush_due: Lsn::INVALID,
-            received: Lsn::INVALID,
+            held: Lsn::INVALID,
             early: Early::default(),
             tail: (TimelineId(0), Tail::default()),
             unsynced: VecDeque::new(),

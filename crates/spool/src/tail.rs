@@ -3,7 +3,7 @@
 use bytes::{Buf, BytesMut};
 use walrider_layout::Lsn;
 
-/// WAL without gaps from `start` to `end`, behind what is in segments.
+/// WAL without gaps from `start` to `end`, past what is in segments.
 ///
 /// It may come a second time, when a connection is made anew. As long as it is the same, nothing happens; where it differs, the
 /// primary has lost what it had sent before, and what is held from there on is worth nothing.
@@ -58,7 +58,7 @@ impl Tail {
         held.iter().zip(new).position(|(held, new)| held != new).map(|same| Lsn(from.0 + same as u64))
     }
 
-    /// The part of `bytes`, which belong at `at`, that lies behind all that is held; all of them if nothing is.
+    /// The part of `bytes`, which belong at `at`, that lies past all that is held; all of them if nothing is.
     pub fn fresh<'a>(&self, at: Lsn, bytes: &'a [u8]) -> (Lsn, &'a [u8]) {
         let known = if self.is_empty() { 0 } else { self.end().0.saturating_sub(at.0).min(bytes.len() as u64) };
         (Lsn(at.0 + known), &bytes[known as usize..])
@@ -76,7 +76,7 @@ impl Tail {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Forgets what lies behind `end`.
+    /// Forgets what lies past `end`.
     pub fn truncate(&mut self, end: Lsn) {
         self.bytes.truncate(end.0.saturating_sub(self.start.0) as usize);
     }

@@ -21,10 +21,10 @@ pub struct Writer {
     /// Equal to the spool's; nobody else moves it.
     written: Lsn,
     /// The same.
-    received: Lsn,
+    held: Lsn,
     /// What `written` was when it was last announced.
     announced: Lsn,
-    /// What is held of `written..`, from this session up to `received`, and from earlier ones.
+    /// What is held of `written..`, from this session up to `held`, and from earlier ones.
     tail: Tail,
     /// From the segment of `written` on, those that are open: at most one, unless a write across segments failed.
     open: VecDeque<Unsynced>,
@@ -36,7 +36,7 @@ impl Writer {
     /// `spool` has its positions set to `at`, and knows that there is a writer.
     pub(crate) fn new(spool: Arc<Spool>, timeline: TimelineId, at: Lsn, tail: Tail) -> Writer {
         let (open, entry) = (VecDeque::new(), Vec::new());
-        let writer = Writer { spool, timeline, written: at, received: at, announced: at, tail, open, entry };
+        let writer = Writer { spool, timeline, written: at, held: at, announced: at, tail, open, entry };
         let segment = writer.spool.shared.size.segment_of(at);
         writer.prepare_ahead((timeline, segment));
         writer
@@ -48,23 +48,23 @@ impl Writer {
     }
 
     /// Where the next byte belongs.
-    pub fn received(&self) -> Lsn {
-        self.received
+    pub fn held(&self) -> Lsn {
+        self.held
     }
 
-    /// Appends `bytes` at `at`, which must be [`Writer::received`]. When it returns, they are in the operating system, and
+    /// Appends `bytes` at `at`, which must be [`Writer::held`]. When it returns, they are in the operating system, and
     /// every reader of the files sees them. It does not wait for an fsync (but see [`max_unsynced`]); it waits for the next
     /// segment when that is not prepared yet.
     ///
     /// # Errors
-    /// [`SpoolError::Gap`], [`SpoolError::Overlap`]; [`SpoolError::Full`]: try again later, with what lies behind
-    /// [`Writer::received`]; any other trouble with files. Bytes past the positions may have changed.
+    /// [`SpoolError::Gap`], [`SpoolError::Overlap`]; [`SpoolError::Full`]: try again later, with what lies past
+    /// [`Writer::held`]; any other trouble with files. Bytes past the positions may have changed.
     pub fn write(&mut self, at: Lsn, bytes: &[u8]) -> Result<()> {
         self.write_ahead(at, bytes, Lsn(u64::MAX))
     }
 
-    /// The same where the primary has flushed its WAL up to `horizon` only. What lies behind gets into the early log, which
-    /// nobody reads, and into segments once a later call has a horizon behind it; `bytes` may be empty.
+    /// The same where the primary has flushed its WAL up to `horizon` only. What lies past gets into the early log, which
+    /// nobody reads, and into segments once a later call has a horizon past it; `bytes` may be empty.
     ///
     /// Where `bytes` differ from what is held from an earlier session, the primary has lost what it had sent then: the rest
     /// of that is gone, durably, before anything takes its place.
@@ -72,10 +72,10 @@ impl Writer {
     /// # Errors
     /// Those of [`Writer::write`].
     pub fn write_ahead(&mut self, at: Lsn, bytes: &[u8], horizon: Lsn) -> Result<()> {
-        let written = self.received;
-        match at.cmp(&written) {
-            Ordering::Greater => return Err(SpoolError::Gap { written, at }),
-            Ordering::Less => return Err(SpoolError::Overlap { written, at }),
+        let held = self.held;
+        match at.cmp(&held) {
+            Ordering::Greater => return Err(SpoolError::Gap { written: held, at }),
+            Ordering::Less => return Err(SpoolError::Overlap { written: held, at }),
             Ordering::Equal => {}
         }
         self.spool.shared.check()?;
@@ -84,7 +84,7 @@ impl Writer {
         };
         if self.tail.is_empty() && end <= horizon && !self.must_log(at) {
             self.append(at, bytes)?;
-            self.received = end;
+            self.held = end;
             return Ok(());
         }
         if let Some(difference) = self.tail.difference(at, bytes) {
@@ -101,24 +101,24 @@ impl Writer {
             self.append(at, &bytes[..(missing.0 - at.0) as usize])?;
         }
         let (from, fresh) = self.tail.fresh(at, bytes);
-        self.receive(from);
+        self.hold(from);
         let logged = if self.must_log(from) { from } else { horizon.clamp(from, end) };
         let (flushed, ahead) = fresh.split_at((logged.0 - from.0) as usize);
         if !flushed.is_empty() {
             self.advance(horizon)?;
             self.append(from, flushed)?;
-            self.receive(logged);
+            self.hold(logged);
         }
         for piece in ahead.chunks(MAX_ENTRY) {
-            self.spool.shared.append_early(self.timeline, self.received, piece, &mut self.entry)?;
-            self.tail.extend(self.received, piece);
-            self.receive(Lsn(self.received.0 + piece.len() as u64));
+            self.spool.shared.append_early(self.timeline, self.held, piece, &mut self.entry)?;
+            self.tail.extend(self.held, piece);
+            self.hold(Lsn(self.held.0 + piece.len() as u64));
         }
         self.advance(horizon)
     }
 
     /// Whether WAL that comes at `at` goes into the log whatever the horizon: where what the log has before is not durable in
-    /// segments yet. The log has no gaps then, and nothing that was promised is behind one.
+    /// segments yet. The log has no gaps then, and nothing that was promised is past one.
     fn must_log(&self, at: Lsn) -> bool {
         let state = self.spool.shared.lock();
         state.flushed < at && state.early.ends_at(at)
@@ -126,7 +126,7 @@ impl Writer {
 
     /// What is held gets into segments, as far as it came in this session and lies before the horizon.
     fn advance(&mut self, horizon: Lsn) -> Result<()> {
-        let upto = horizon.min(self.received);
+        let upto = horizon.min(self.held);
         if upto > self.written {
             let tail = std::mem::take(&mut self.tail);
             let appended = self.append(self.written, tail.slice(self.written, upto));
@@ -168,9 +168,11 @@ impl Writer {
     }
 
     /// Lets the others see that all up to `end` has come.
-    fn receive(&mut self, end: Lsn) {
-        self.received = end;
-        self.spool.shared.lock().received = end;
+    fn hold(&mut self, end: Lsn) {
+        self.held = end;
+        let mut state = self.spool.shared.lock();
+        state.held = end;
+        state.positions();
     }
 
     /// Wakes those who wait for what was written ([`Spool::wait_written_beyond`]). Apart from writing, so that what cannot wait
@@ -199,7 +201,8 @@ impl Writer {
         if segment != shared.size.segment_of(state.written) || !state.early.covers(state.written, end) {
             state.flush_due = end;
         }
-        (state.written, state.received) = (end, state.received.max(end));
+        (state.written, state.held) = (end, state.held.max(end));
+        state.positions();
         let due = state.flush_due == end;
         drop(state);
         if due {

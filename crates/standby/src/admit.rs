@@ -26,13 +26,6 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Longest history file that is compared.
 const MAX_HISTORY_BYTES: u64 = 1 << 20;
 
-/// Where a directory stands.
-struct Place {
-    timeline: TimelineId,
-    /// Its last byte that is known of.
-    at: Lsn,
-}
-
 /// Errors unless the directory is a standby's, or may be made one, and the primary is the one that it is a copy of. A promotion
 /// that was interrupted goes on whoever the primary is.
 pub(crate) fn admit(follower: &Follower, data_dir: &DataDir) -> Result<(), StandbyError> {
@@ -116,17 +109,15 @@ fn ask(follower: &Follower, settings: &Settings, data_dir: &DataDir, makes: bool
         return Ok(());
     }
     let label = data_dir.label().map_or(TimelineId(0), |label| label.start_timeline);
-    let place = Place {
-        timeline: control.checkpoint_copy.timeline.max(control.min_recovery_point_timeline).max(label),
-        at: control.checkpoint.max(Lsn(control.min_recovery_point.0.saturating_sub(1))),
-    };
-    let own = read_file(&data_dir.path().join("pg_wal").join(history_file_name(place.timeline)), MAX_HISTORY_BYTES)?;
-    check_history(&mut opened, &place, own)
+    let timeline = control.checkpoint_copy.timeline.max(control.min_recovery_point_timeline).max(label);
+    // Its last byte that is known of.
+    let at = control.checkpoint.max(Lsn(control.min_recovery_point.0.saturating_sub(1)));
+    let own = read_file(&data_dir.path().join("pg_wal").join(history_file_name(timeline)), MAX_HISTORY_BYTES)?;
+    check_history(&mut opened, timeline, at, own)
 }
 
-/// The primary's history must lead through where the directory stands.
-fn check_history(opened: &mut Opened, place: &Place, own: Option<Vec<u8>>) -> Result<(), StandbyError> {
-    let Place { timeline, at } = *place;
+/// The primary's history must lead through `at` on `timeline`, where the directory stands.
+fn check_history(opened: &mut Opened, timeline: TimelineId, at: Lsn, own: Option<Vec<u8>>) -> Result<(), StandbyError> {
     let (newest, flushed) = (opened.identity.timeline, opened.identity.flushed);
     if newest < timeline {
         return Err(ReceiveError::OldTimeline { primary: newest, standby: timeline }.into());

@@ -36,12 +36,12 @@ pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_RECYCLED: u64 = 16;
 
 /// File in the data directory that asks for promotion, as PostgreSQL has it (`PROMOTE_SIGNAL_FILE`).
-pub(crate) const PROMOTE_FILE: &str = "promote";
+pub const PROMOTE_FILE: &str = "promote";
 /// File in the data directory from the moment that a promotion has made visible what the primary could have taken back: from
 /// then on there is no way back to following it. Holds the timeline that is left.
 pub(crate) const PROMOTING_FILE: &str = "walrider.promoting";
 /// File in the data directory as long as replay is to pause.
-pub(crate) const PAUSE_FILE: &str = "walrider.pause";
+pub const PAUSE_FILE: &str = "walrider.pause";
 
 /// The connection to the primary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -285,7 +285,7 @@ impl Follower {
         control.link = LinkState::Down;
         loop {
             if control.stops || control.promotes {
-                // What comes in may lie behind what was replayed from `pg_wal`: from now on that counts, as a whole.
+                // What comes in may lie past what was replayed from `pg_wal`: from now on that counts, as a whole.
                 (control.next, control.stream) = (None, None);
                 self.streaming.store(false, Ordering::Release);
                 self.changed.notify_all();
@@ -529,7 +529,7 @@ impl Upstream for Follower {
     fn release(&self, used: Lsn, timeline: TimelineId) -> Result<bool, ReplayError> {
         let release = || -> Result<bool, StandbyError> {
             let spool = self.open_spool()?;
-            if !spool.holds_behind(timeline, used) {
+            if !spool.holds_past(timeline, used) {
                 return Ok(false);
             }
             write_file(&self.settings().data_dir.join(PROMOTING_FILE), format!("{timeline}\n").as_bytes())?;
@@ -552,7 +552,7 @@ impl Upstream for Follower {
 
     fn visible(&self) -> Lsn {
         match self.spool.get() {
-            // What lies behind the horizon does not get into segments.
+            // What lies past the horizon does not get into segments.
             Some(spool) if self.streaming.load(Ordering::Acquire) => spool.written(),
             _ => Lsn(u64::MAX),
         }
@@ -568,7 +568,7 @@ impl Upstream for Follower {
 
     fn ensure_durable(&self, upto: Lsn) -> Result<(), ReplayError> {
         match self.spool.get() {
-            // What is behind came from elsewhere, or was flushed before streaming began anew.
+            // What is past that came from elsewhere, or was flushed before streaming began anew.
             Some(spool) if upto <= spool.written() => {
                 spool.wait_flushed(upto).map_err(|error| ReplayError::Refused(error.to_string()))
             }

@@ -13,6 +13,7 @@ mod settings;
 mod standby;
 
 pub use error::StandbyError;
+pub use follower::{PAUSE_FILE, PROMOTE_FILE};
 pub use receive::{Receive, ReceiveSettings};
 pub use settings::{EarlyMode, Settings, describe_primary};
 pub use standby::{Outcome, Standby};

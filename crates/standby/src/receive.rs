@@ -7,9 +7,10 @@ use std::time::{Duration, SystemTime};
 
 use tracing::Level;
 use walrider_datadir::config::{Unit, parse_number};
+use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
-use walrider_observe::status::{Command, LastError, Positions as Places, StandbyStatus, State, from_timestamptz};
+use walrider_observe::status::{Command, LastError, StandbyStatus, State, from_timestamptz};
 use walrider_receive::board::Board;
 use walrider_receive::connect::{ConnectError, ConnectOptions, Connection, Start};
 use walrider_receive::error::ReceiveError;
@@ -124,13 +125,8 @@ impl Receive {
         if let Some(spool) = inner.spool.get() {
             status.timeline = spool.timeline();
             status.spool = spool_status(&spool.stats());
-            status.positions = Places {
-                horizon: inner.board.horizon(),
-                received: inner.board.received(),
-                written: spool.written(),
-                flushed: spool.flushed(),
-                ..Places::default()
-            };
+            let (horizon, received) = (inner.board.horizon(), inner.board.received());
+            status.positions.wal = WalPositions { horizon, received, ..spool.positions() };
         }
         status
     }
@@ -300,7 +296,7 @@ impl Inner {
         Ok(self.spool.get_or_init(|| spool))
     }
 
-    /// Where to begin: behind what the directory has, else where the slot stands, else at the segment that is being
+    /// Where to begin: past what the directory has, else where the slot stands, else at the segment that is being
     /// written (`FindStreamingStart`, `StreamLog`).
     fn start(&self, opened: &mut Opened, spool: &Spool) -> Result<Task, StandbyError> {
         let size = spool.segment_size();

@@ -55,7 +55,7 @@ pub struct Settings {
     pub retry_interval: Duration,
     /// `recovery_min_apply_delay`.
     pub min_apply_delay: Duration,
-    /// WAL that is kept behind what recovery needs, in bytes (`wal_keep_size`).
+    /// WAL that is kept before what recovery needs, in bytes (`wal_keep_size`).
     pub wal_keep_bytes: u64,
     /// The timeline to follow.
     pub timeline: TargetTimeline,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use walrider_datadir::config::Config;
 use walrider_datadir::open::read_control;
 use walrider_datadir::recovery_settings::RecoverySettings;
+use walrider_layout::positions::WalPositions;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{self, LastError, StandbyStatus, State, from_timestamptz};
 use walrider_replay::end_of_recovery::Promoted;
@@ -89,7 +90,7 @@ impl Standby {
             data_dir: settings.data_dir.clone(),
             config_file: settings.config_file.clone(),
             wal: settings.wal.clone(),
-            goal: None,
+            target: None,
             inclusive: None,
             timeline: Some(settings.timeline).filter(|&timeline| timeline != configured.target_timeline),
             memory_bytes: settings.memory_bytes,
@@ -127,7 +128,9 @@ impl Standby {
         let follower = &self.0.follower;
         // What was not streamed is durable.
         let flushed = || {
-            follower.spool().map_or(Lsn(u64::MAX), |spool| if lsn <= spool.written() { spool.durable() } else { lsn })
+            follower
+                .spool()
+                .map_or(Lsn(u64::MAX), |spool| if lsn <= spool.written() { spool.held_durable() } else { lsn })
         };
         follower.board.applied(lsn, commits, flushed);
         let mut replayed = self.0.replay.lock().expect("no panic while locked");
@@ -255,11 +258,12 @@ impl Standby {
             early: control.early,
             last_error: control.last_error.clone().map(|(time, message)| LastError { time, message }),
             positions: status::Positions {
-                horizon: board.horizon(),
-                received: board.received(),
-                written: spool.map_or(Lsn::INVALID, |spool| spool.received()),
-                flushed: spool.map_or(Lsn::INVALID, |spool| spool.durable()),
-                replayed: replayed.lsn,
+                wal: WalPositions {
+                    horizon: board.horizon(),
+                    received: board.received(),
+                    applied: replayed.lsn,
+                    ..spool.map(|spool| spool.positions()).unwrap_or_default()
+                },
                 reported: board.reported(),
                 checkpoint_redo: control.checkpoint_redo,
             },

@@ -19,15 +19,16 @@ use walrider_layout::wal::{
 use walrider_layout::{Lsn, Major, TimelineId, XLOG_BLCKSZ, maxalign};
 
 use crate::record::{InvalidRecord, Record, RecordHeader, crc_is_valid};
+use crate::records::xlog::XLOG_SWITCH;
 use crate::rmgr::RmgrId;
 
 const PAGE: u64 = XLOG_BLCKSZ as u64;
 
+/// WAL is read in pieces of so many bytes at most, which stay in the processor's cache until they are decoded and planned.
+pub const PIECE: u64 = 256 << 10;
+
 /// Bytes of a page behind a short header.
 const SHORT_BODY: u64 = PAGE - SHORT_PAGE_HEADER_SIZE as u64;
-
-/// `XLOG_SWITCH` (`catalog/pg_control.h`): the rest of the segment is not used.
-const XLOG_SWITCH: u8 = 0x40;
 
 /// What WAL pages are checked against.
 #[derive(Clone, Copy, Debug)]
@@ -117,13 +118,13 @@ fn of_major(magic: u16) -> String {
 /// What [`Stretch::decode`] came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// All records that begin in the stretch are there; the next one begins at `next` or at the first byte behind
+    /// All records that begin in the stretch are there; the next one begins at `next` or at the first byte past
     /// the page header there.
     Complete {
         /// Where to go on.
         next: Lsn,
     },
-    /// A record that begins in the stretch goes on behind it: append pages up to `upto` and call again. If there
+    /// A record that begins in the stretch goes on past it: append pages up to `upto` and call again. If there
     /// are none, the WAL ends at [`Stretch::position`].
     NeedPages {
         /// First position that is not needed yet.
@@ -155,7 +156,7 @@ pub struct Span {
 pub struct Place(u32);
 
 impl Place {
-    /// Behind all records of a stretch.
+    /// Past all records of a stretch.
     pub const END: Place = Place(u32::MAX);
 }
 
@@ -229,7 +230,7 @@ impl Stretch {
     }
 
     /// Begins anew at the page of `from`. Records are taken from `from` on if `exact`, else from the first record
-    /// that begins at or behind it; up to, not including, those that begin at `limit`.
+    /// that begins at or past it; up to, not including, those that begin at `limit`.
     pub fn reset(&mut self, from: Lsn, exact: bool, limit: Lsn, segment_size: SegmentSize) {
         self.start = page_of(from);
         self.limit = limit;
@@ -273,7 +274,7 @@ impl Stretch {
         slices
     }
 
-    /// Position behind the pages that are there.
+    /// Position past the pages that are there.
     pub fn filled(&self) -> Lsn {
         Lsn(self.start.0 + self.filled_pages as u64 * PAGE)
     }
@@ -348,7 +349,7 @@ impl Stretch {
         &self.places
     }
 
-    /// The place of the record of this number, or one behind all records.
+    /// The place of the record of this number, or one past all records.
     pub fn place(&self, number: u32) -> Place {
         self.places.get(number as usize).copied().unwrap_or(Place::END)
     }
@@ -374,7 +375,7 @@ impl Stretch {
         let (lsn, room) = self.position_of(place.0 as usize);
         let mut end = Lsn(lsn.0 + len as u64);
         if len > room {
-            // Behind its last byte, even if that is the end of a page.
+            // Past its last byte, even if that is the end of a page.
             end = Lsn(self.position_of(place.0 as usize + len - 1).0.0 + 1);
         }
         Span { lsn, end }
@@ -416,6 +417,47 @@ impl Stretch {
             return Err(Invalid::PrevLink { found: self.first_prev, expected: last });
         }
         Ok(())
+    }
+
+    /// Reads what this stretch needs, and decodes it on the way, as [`Stretch::decode_each`]: a piece of `piece` bytes first, then
+    /// larger ones, up to [`PIECE`]. `read` reads whole pages from a position on, as far as it has them, and returns how many
+    /// bytes; `timeline_at` knows the timeline of the file that holds a position. WAL that is neither invalid nor complete up to
+    /// the limit is all that there was.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn fill<E>(
+        &mut self,
+        format: &WalFormat,
+        mut piece: u64,
+        mut read: impl FnMut(Lsn, &mut [IoSliceMut<'_>]) -> Result<usize, E>,
+        timeline_at: impl Fn(Lsn) -> TimelineId,
+        mut each: impl FnMut(&Found<'_>),
+    ) -> Result<Status, E> {
+        let limit = Lsn(self.limit.0.next_multiple_of(PAGE));
+        let mut upto = limit.min(Lsn(self.start.0 + piece));
+        let mut timeline = timeline_at(self.start);
+        loop {
+            while self.filled() < upto {
+                let from = self.filled();
+                let pages = (upto.0 - from.0).min(PIECE) / PAGE;
+                match read(from, &mut self.room(pages as usize))? {
+                    0 => break,
+                    got => self.filled_up_to(Lsn(from.0 + got as u64)),
+                }
+            }
+            let short = self.filled() < upto;
+            // A record that goes on in the next segment may do so on the next timeline.
+            timeline = timeline.max(timeline_at(Lsn(self.filled().0.saturating_sub(1))));
+            piece = (2 * piece).min(PIECE);
+            let further = limit.min(Lsn(upto.0 + piece));
+            upto = match self.decode_each(format, timeline, &mut each) {
+                Status::Complete { next } if !short && next < self.limit => further,
+                // What one record needs, or one piece more.
+                Status::NeedPages { upto: more } if !short => more.max(further),
+                status => return Ok(status),
+            };
+        }
     }
 
     /// Decodes as many records as the pages allow.
@@ -498,7 +540,7 @@ impl Stretch {
         Ok(None)
     }
 
-    /// Decodes the record at `position` and moves behind it. `Some`: pages up to there are needed first.
+    /// Decodes the record at `position` and moves past it. `Some`: pages up to there are needed first.
     #[inline]
     fn next_record(
         &mut self,
@@ -556,7 +598,7 @@ impl Stretch {
         Ok(None)
     }
 
-    /// Where a record ends that goes on behind its page, each page on the way checked.
+    /// Where a record ends that goes on past its page, each page on the way checked.
     fn continuation(
         &mut self,
         lsn: Lsn,
@@ -640,11 +682,11 @@ impl Stretch {
 
 /// Whether a record is an `XLOG_SWITCH`: the rest of its segment is not used.
 #[inline]
-fn is_switch(bytes: &[u8]) -> bool {
+pub fn is_switch(bytes: &[u8]) -> bool {
     RecordHeader::parse(bytes).is_some_and(|header| header.rmgr == RmgrId::XLOG && header.rmgr_info() == XLOG_SWITCH)
 }
 
-/// What became of a record that goes on behind its page.
+/// What became of a record that goes on past its page.
 enum Continuation {
     /// It is whole, and ends there.
     Ends(Lsn),

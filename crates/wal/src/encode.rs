@@ -45,7 +45,7 @@ pub fn checkpoint_shutdown(prev: Lsn, checkpoint: &CheckPoint) -> Vec<u8> {
     [&header[..], &body].concat()
 }
 
-/// Where the next record begins, when the last one ends at `end`: right there, or behind the header of the page that
+/// Where the next record begins, when the last one ends at `end`: right there, or past the header of the page that
 /// begins there.
 pub fn next_record(end: Lsn, segment_size: SegmentSize) -> Lsn {
     let header = if end.0.is_multiple_of(PAGE) { page_header_size(end, segment_size) } else { 0 };
@@ -146,7 +146,7 @@ mod tests {
             let mut bytes = wal_up_to(end, size).bytes();
             bytes.truncate((end.0 - START.0) as usize);
             bytes.extend(append(&checkpoint_shutdown(Lsn(START.0 + 40), &checkpoint), end, &format));
-            let behind = Lsn(START.0 + bytes.len() as u64);
+            let past = Lsn(START.0 + bytes.len() as u64);
             bytes.resize(bytes.len().next_multiple_of(XLOG_BLCKSZ), 0);
 
             let mut stretch = Stretch::new();
@@ -155,10 +155,10 @@ mod tests {
             assert_eq!(got, bytes.len());
             stretch.filled_up_to(Lsn(START.0 + got as u64));
             let status = stretch.decode(&wal_format, TimelineId(2));
-            assert_eq!(status, Status::Complete { next: behind }, "{before} bytes before {boundary}");
+            assert_eq!(status, Status::Complete { next: past }, "{before} bytes before {boundary}");
             let place = stretch.place(1);
             let span = stretch.span(place);
-            assert_eq!((span.lsn, span.end), (begins, behind));
+            assert_eq!((span.lsn, span.end), (begins, past));
             let record = Record::parse(Major::V18, stretch.bytes(place), span.lsn, span.end).unwrap();
             assert_eq!(CheckPoint::parse(record.main_data), Some(checkpoint));
         }

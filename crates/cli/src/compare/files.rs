@@ -9,7 +9,7 @@ use walrider_layout::bytes::{u16_at, u32_at, u64_at};
 use walrider_layout::control::{CheckPoint, ControlFile};
 
 use super::classes::Class;
-use super::tally::{Place, ReadError, Tally, excerpt};
+use super::tally::{Location, ReadError, Tally, excerpt};
 
 /// `REPLICATION_STATE_MAGIC` (`replication/logical/origin.c`).
 const ORIGINS_MAGIC: u32 = 0x1257_DADE;
@@ -34,7 +34,7 @@ fn report_bytes(name: &str, a: &[u8], b: &[u8], tally: &mut Tally) {
     }
     let offset = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
     let field = if name.ends_with("pg_filenode.map") { map_field(offset) } else { String::new() };
-    let place = Place { block: None, offset: Some(offset), field };
+    let place = Location { block: None, offset: Some(offset), field };
     tally.find(Class::File, name, place, excerpt(a, offset), excerpt(b, offset));
 }
 
@@ -73,14 +73,14 @@ pub fn compare_origins(name: &str, paths: [Option<&Path>; 2], tally: &mut Tally)
     };
     if left == right {
         let class = if a.is_empty() || b.is_empty() { Class::EmptyFile } else { Class::OriginOrder };
-        tally.find(class, name, Place::default(), format!("{} bytes", a.len()), format!("{} bytes", b.len()));
+        tally.find(class, name, Location::default(), format!("{} bytes", a.len()), format!("{} bytes", b.len()));
         return Ok(());
     }
     let mut origins: Vec<u16> = left.keys().chain(right.keys()).copied().collect();
     origins.sort_unstable();
     origins.dedup();
     for origin in origins.into_iter().filter(|origin| left.get(origin) != right.get(origin)) {
-        let place = Place { block: None, offset: None, field: format!("remote_lsn of origin {origin}") };
+        let place = Location { block: None, offset: None, field: format!("remote_lsn of origin {origin}") };
         let show = |side: &BTreeMap<u16, Lsn>| side.get(&origin).map_or("absent".to_owned(), Lsn::to_string);
         tally.find(Class::Origin, name, place, show(&left), show(&right));
     }
@@ -105,7 +105,7 @@ pub fn compare_control(name: &str, a: &ControlFile, b: &ControlFile, tally: &mut
     for ((field, a), (_, b)) in control_fields(a).into_iter().zip(control_fields(b)) {
         if a != b {
             let class = if field == "time" { Class::ControlTime } else { Class::Control };
-            tally.find(class, name, Place { block: None, offset: None, field: field.to_owned() }, a, b);
+            tally.find(class, name, Location { block: None, offset: None, field: field.to_owned() }, a, b);
         }
     }
 }

@@ -12,7 +12,7 @@ use walrider_redo::mask::{first_difference, mask_page};
 
 use super::classes::Class;
 use super::kind::{PageKind, page_kind};
-use super::tally::{Place, ReadError, Tally, excerpt};
+use super::tally::{Location, ReadError, Tally, excerpt};
 use super::walk::RelationFile;
 
 /// Bytes read at once of each file.
@@ -143,7 +143,7 @@ impl Segment<'_> {
         }
         if !equal && a_rest != b_rest {
             let block = Some(first_block.wrapping_add(a_pages.len().max(b_pages.len()) as u32));
-            let place = Place { block, offset: None, field: "part of a page at the end".into() };
+            let place = Location { block, offset: None, field: "part of a page at the end".into() };
             let size = |rest: &[u8]| format!("{} bytes", rest.len());
             self.tally.find(Class::PartialPage, self.name, place, size(a_rest), size(b_rest));
         }
@@ -161,7 +161,7 @@ impl Segment<'_> {
             Some(page) => format!("LSN {}", Page(page).lsn()),
             None => "past the end".to_owned(),
         };
-        let place = Place { block: Some(block), offset: None, field: "page".into() };
+        let place = Location { block: Some(block), offset: None, field: "page".into() };
         self.tally.find(class, self.name, place, show(a), show(b));
     }
 
@@ -199,7 +199,7 @@ impl Segment<'_> {
         });
         if wrong != [None, None] {
             let [a, b] = wrong.map(|wrong| wrong.unwrap_or_else(|| "right".to_owned()));
-            let place = Place { block: Some(block), offset: Some(8), field: "pd_checksum".into() };
+            let place = Location { block: Some(block), offset: Some(8), field: "pd_checksum".into() };
             self.tally.find(Class::Checksum, self.name, place, a, b);
         }
     }
@@ -219,7 +219,7 @@ fn is_zero(page: &PageBytes) -> bool {
 }
 
 /// The first byte at which two pages differ, and what it belongs to. They do differ.
-fn locate(kind: PageKind, block: BlockNumber, a: &PageBytes, b: &PageBytes) -> Place {
+fn locate(kind: PageKind, block: BlockNumber, a: &PageBytes, b: &PageBytes) -> Location {
     let at = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(0);
     let map_field = match kind {
         PageKind::FreeSpaceMap if at >= FSM_NODES_OFFSET => {
@@ -238,13 +238,13 @@ fn locate(kind: PageKind, block: BlockNumber, a: &PageBytes, b: &PageBytes) -> P
         _ => None,
     };
     if let Some(field) = map_field {
-        return Place { block: Some(block), offset: Some(at), field };
+        return Location { block: Some(block), offset: Some(at), field };
     }
     let (offset, field) = match first_difference(a, b) {
         Some((offset, field)) => (offset, field.to_string()),
         None => (at, String::new()),
     };
-    Place { block: Some(block), offset: Some(offset), field }
+    Location { block: Some(block), offset: Some(offset), field }
 }
 
 #[cfg(test)]

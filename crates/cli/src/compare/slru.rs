@@ -7,7 +7,7 @@ use walrider_layout::{BLCKSZ, TransactionId};
 
 use super::classes::Class;
 use super::relation::{Pair, Sides};
-use super::tally::{Place, ReadError, Tally, excerpt};
+use super::tally::{Location, ReadError, Tally, excerpt};
 use super::walk::Slru;
 
 /// Pages of a segment file (`SLRU_PAGES_PER_SEGMENT`).
@@ -116,7 +116,7 @@ fn compare_page(
     }
     let (shorter, longer) = if a.len() > b.len() { (b, a) } else { (a, b) };
     if shorter.is_empty() && longer.iter().all(|&byte| byte == 0) {
-        let place = Place { block: Some(page), offset: None, field: "page".into() };
+        let place = Location { block: Some(page), offset: None, field: "page".into() };
         let show = |page: &[u8]| if page.is_empty() { "past the end" } else { "zero" };
         return tally.find(Class::SlruTrailingZero, name, place, show(a), show(b));
     }
@@ -129,7 +129,7 @@ fn compare_page(
     };
     let Some(offset) = offset else { return tally.count(Class::CommitTsBeforeOldest) };
     let field = entry(which, in_all, offset, a, b);
-    let place = Place { block: Some(page), offset: Some(offset), field };
+    let place = Location { block: Some(page), offset: Some(offset), field };
     tally.find(Class::Slru, name, place, excerpt(a, offset), excerpt(b, offset));
 }
 

@@ -27,7 +27,7 @@ pub struct Finding {
 
 /// Where a finding is.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct Location {
     /// Block, or page of an SLRU segment.
     pub block: Option<u32>,
     /// Byte of the page, or of the file.
@@ -63,7 +63,7 @@ impl Tally {
     }
 
     /// Counts a finding; keeps it if it is a difference and among the first.
-    pub fn find(&mut self, class: Class, file: &str, place: Place, a: impl Into<String>, b: impl Into<String>) {
+    pub fn find(&mut self, class: Class, file: &str, place: Location, a: impl Into<String>, b: impl Into<String>) {
         self.count(class);
         if class.is_difference(self.strict) && self.first.len() < self.limit {
             self.first.push(Finding {

@@ -22,19 +22,19 @@ struct Line {
 }
 
 /// A data directory with this configuration, and a file of options beside it.
-struct Place {
+struct Configured {
     dir: tempfile::TempDir,
 }
 
-impl Place {
-    fn new(postgresql_conf: &str, toml: &str) -> Place {
+impl Configured {
+    fn new(postgresql_conf: &str, toml: &str) -> Configured {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("data");
         fs::create_dir(&data).unwrap();
         fs::write(data.join("PG_VERSION"), "18\n").unwrap();
         fs::write(data.join("postgresql.conf"), postgresql_conf).unwrap();
         fs::write(dir.path().join("standby.toml"), toml).unwrap();
-        Place { dir }
+        Configured { dir }
     }
 
     fn load(&self, flags: &[&str]) -> Result<Resolved, OptionsError> {
@@ -57,7 +57,7 @@ fn after_pg_basebackup_nothing_is_needed() {
                 recovery_min_apply_delay = 2s\nwal_receiver_status_interval = 3\nwal_receiver_timeout = 4000\n\
                 wal_retrieve_retry_interval = '1min'\nwal_receiver_create_temp_slot = on\nwal_keep_size = 64\n\
                 recovery_target_timeline = current\ncluster_name = 'c1'\nhot_standby_feedback = on\n";
-    let resolved = Place::new(conf, "").load(&[]).unwrap();
+    let resolved = Configured::new(conf, "").load(&[]).unwrap();
     let settings = resolved.settings;
     assert_eq!(settings.primary.as_deref(), Some("host=db1 user=repl"));
     assert_eq!((settings.slot.as_deref(), settings.temporary_slot, settings.create_slot), (Some("s1"), false, false));
@@ -74,7 +74,7 @@ fn after_pg_basebackup_nothing_is_needed() {
 
 #[test]
 fn what_is_built_in() {
-    let resolved = Place::new(PRIMARY, "").load(&[]).unwrap();
+    let resolved = Configured::new(PRIMARY, "").load(&[]).unwrap();
     let settings = resolved.settings;
     let times = [settings.status_interval, settings.receiver_timeout, settings.retry_interval];
     assert_eq!(times, [10, 60, 5].map(Duration::from_secs));
@@ -92,7 +92,7 @@ fn flags_before_file_before_directory() {
                 recovery_min_apply_delay = 1s\n";
     let toml = "primary = 'host=file'\nretry_interval = '2s'\nmin_apply_delay = '2s'\ncreate_slot = true\nslot = 'f'\n\
                 timeline = 3\nlog_level = 'debug'\nmemory = 33554432\njobs = 2\nfetch_jobs = 3\n";
-    let place = Place::new(conf, toml);
+    let place = Configured::new(conf, toml);
     let resolved = place.load(&["--primary", "host=flag", "--min-apply-delay", "3s"]).unwrap();
     let settings = resolved.settings;
     assert_eq!(settings.primary.as_deref(), Some("host=flag"));
@@ -108,7 +108,7 @@ fn flags_before_file_before_directory() {
 
 #[test]
 fn options_that_exclude_each_other_count_together() {
-    let place = Place::new("restore_command = 'directory'\nprimary_slot_name = 'd'\n", "wal = '/file'\n");
+    let place = Configured::new("restore_command = 'directory'\nprimary_slot_name = 'd'\n", "wal = '/file'\n");
     let source = |flags: &[&str]| {
         let settings = place.load(flags).unwrap().settings;
         (settings.restore_command, settings.wal)
@@ -123,7 +123,7 @@ fn options_that_exclude_each_other_count_together() {
     assert_eq!(slot(&["--temporary-slot"]), (None, true));
     assert_eq!(slot(&["--temporary-slot=false"]), (Some("d".into()), false));
     assert_eq!(slot(&["--slot", ""]), (None, false));
-    let place = Place::new("wal_receiver_create_temp_slot = on\n".to_owned().as_str(), "primary = 'host=x'\n");
+    let place = Configured::new("wal_receiver_create_temp_slot = on\n".to_owned().as_str(), "primary = 'host=x'\n");
     assert!(place.load(&[]).unwrap().settings.temporary_slot);
     assert!(!place.load(&["--slot", "s"]).unwrap().settings.temporary_slot);
 }
@@ -139,7 +139,7 @@ fn what_does_not_go_together_is_refused() {
         ("", &["--primary", ""], "nothing says where WAL comes from"),
         ("primary = 'host=h colour=red'", &[], "connection string of the primary is wrong: invalid connection option"),
     ] {
-        let text = Place::new(PRIMARY, toml).error(flags);
+        let text = Configured::new(PRIMARY, toml).error(flags);
         assert!(text.contains(expected), "{toml}: {text}");
     }
 }
@@ -158,7 +158,7 @@ fn errors_of_the_file_name_key_and_line_and_keep_secrets() {
         ("jobs = 1\nprimary = 'password=secret", 2, "literal string"),
         ("primary = 'password=secret' x", 1, ""),
     ] {
-        let text = Place::new(PRIMARY, toml).error(&[]);
+        let text = Configured::new(PRIMARY, toml).error(&[]);
         assert!(text.contains(&format!("standby.toml:{line}: ")) && text.contains(expected), "{toml}: {text}");
         assert!(!text.contains("secret"), "{text}");
     }
@@ -174,11 +174,11 @@ fn errors_of_the_directory_name_file_and_line() {
         "primary_slot_name = 'Not-a-slot'",
         "wal_receiver_status_interval = 1MB",
     ] {
-        let text = Place::new(&format!("{PRIMARY}{line}\n"), "").error(&[]);
+        let text = Configured::new(&format!("{PRIMARY}{line}\n"), "").error(&[]);
         let name = line.split(' ').next().unwrap();
         assert!(text.contains("postgresql.conf:2: ") && text.contains(name), "{text}");
     }
-    let place = Place::new("", "");
+    let place = Configured::new("", "");
     fs::remove_file(place.dir.path().join("data/postgresql.conf")).unwrap();
     assert!(place.error(&["--primary", "x"]).contains("name its postgresql.conf"));
     let error = Resolved::load(&StandbyOptions::default(), None).map(|_| ()).unwrap_err().to_string();
@@ -188,7 +188,7 @@ fn errors_of_the_directory_name_file_and_line() {
 /// The file knows every flag by its name, and no other key.
 #[test]
 fn each_flag_has_its_key() {
-    let error = Place::new(PRIMARY, "no_such_key = 1").error(&[]);
+    let error = Configured::new(PRIMARY, "no_such_key = 1").error(&[]);
     let known: BTreeSet<&str> = error.split('`').skip(3).step_by(2).collect();
     let command = Line::command();
     let flags: BTreeSet<String> = command
@@ -213,7 +213,7 @@ fn each_flag_is_documented() {
 
 #[test]
 fn what_needs_a_restart_is_told() {
-    let place = Place::new(PRIMARY, "");
+    let place = Configured::new(PRIMARY, "");
     let running = place.load(&[]).unwrap();
     let toml = "http = 'h:1'\njobs = 9\nfetch_jobs = 9\nmemory = '17MB'\nlog_format = 'json'\nlog_level = 'warn'\nretry_interval = '1s'";
     fs::write(place.dir.path().join("standby.toml"), toml).unwrap();

@@ -1,5 +1,6 @@
 //! Segment files by number: those of a directory that belong to its newest timeline's history, or the files named.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::IoSliceMut;
@@ -25,7 +26,7 @@ struct Segment {
 pub struct WalFiles {
     format: WalFormat,
     segments: BTreeMap<u64, Segment>,
-    open: Option<(u64, File)>,
+    open: RefCell<Option<(u64, File)>>,
 }
 
 impl WalFiles {
@@ -59,7 +60,9 @@ impl WalFiles {
             None => None,
         };
         if let Some(history) = &history {
-            all.retain(|(number, _, segment)| belongs(*number, segment.timeline, history, size));
+            all.retain(|(number, _, segment)| {
+                history.of_segment(*number, size).any(|entry| entry.timeline == segment.timeline)
+            });
         }
         // Of several files of one segment the newest timeline's counts; a `.partial` one only if there is no other.
         all.sort_by_key(|(number, name_len, segment)| (*number, *name_len > 24, std::cmp::Reverse(segment.timeline)));
@@ -67,7 +70,7 @@ impl WalFiles {
         for (number, _, segment) in all {
             segments.entry(number).or_insert(segment);
         }
-        Ok(WalFiles { format, segments, open: None })
+        Ok(WalFiles { format, segments, open: RefCell::default() })
     }
 
     /// What WAL pages are checked against.
@@ -103,27 +106,20 @@ impl WalFiles {
     }
 
     /// Reads whole pages from the page at `from` on, as far as its segment has them. 0: there is nothing.
-    pub fn read(&mut self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, WalError> {
+    pub fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, WalError> {
         let size = self.format.segment_size;
         let number = size.segment_of(from);
         let Some(segment) = self.segments.get(&number) else { return Ok(0) };
         let failed = |error| WalError::Io(segment.path.clone(), error);
-        if self.open.as_ref().is_none_or(|(open, _)| *open != number) {
-            self.open = Some((number, File::open(&segment.path).map_err(failed)?));
+        let mut open = self.open.borrow_mut();
+        if open.as_ref().is_none_or(|(open, _)| *open != number) {
+            *open = Some((number, File::open(&segment.path).map_err(failed)?));
         }
-        let (_, file) = self.open.as_ref().expect("just opened");
+        let (_, file) = open.as_ref().expect("just opened");
         let offset = size.offset_of(from);
         let got = read_up_to(file, slices, offset, (size.bytes() - offset) as usize).map_err(failed)?;
         Ok(got - got % XLOG_BLCKSZ)
     }
-}
-
-/// Whether a segment's file holds WAL of the history: the timeline was in force somewhere in it.
-fn belongs(number: u64, timeline: TimelineId, history: &TimelineHistory, size: SegmentSize) -> bool {
-    history.newest_first().filter(|entry| entry.timeline == timeline).any(|entry| {
-        let left_before = entry.end.is_some_and(|end| number > size.segment_of(end));
-        number >= size.segment_of(entry.begin) && !left_before
-    })
 }
 
 /// The segments and the history files in a directory.

@@ -5,10 +5,8 @@ use std::ops::ControlFlow;
 
 use walrider_layout::wal::{RECORD_HEADER_SIZE, WalPageHeader, page_header_size, page_of};
 use walrider_layout::{Lsn, XLOG_BLCKSZ, maxalign};
-use walrider_wal::decode::{Invalid, Span, Status, Stretch, check_page_header};
+use walrider_wal::decode::{Invalid, PIECE, Span, Status, Stretch, check_page_header, is_switch};
 use walrider_wal::record::Record;
-use walrider_wal::records::xlog::XLOG_SWITCH;
-use walrider_wal::rmgr::RmgrId;
 
 use super::WalError;
 use super::files::WalFiles;
@@ -20,7 +18,7 @@ const WINDOW: u64 = 1 << 20;
 /// How reading ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Whoever took the records wanted no more of them, or they are behind the end asked for.
+    /// Whoever took the records wanted no more of them, or they are past the end asked for.
     Enough,
     /// No valid record follows, and no other WAL either.
     EndOfWal {
@@ -36,7 +34,7 @@ pub enum Ended {
     },
 }
 
-/// Which records are read: those that begin at or behind `start` and end at or before `end`.
+/// Which records are read: those that begin at or past `start` and end at or before `end`.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
     /// Inclusive; need not be where a record begins.
@@ -47,7 +45,7 @@ pub struct Range {
 
 /// Hands the records to `take`, in order.
 pub fn each_record(
-    files: &mut WalFiles,
+    files: &WalFiles,
     range: Range,
     mut take: impl FnMut(&Record<'_>) -> Result<ControlFlow<()>, WalError>,
 ) -> Result<Ended, WalError> {
@@ -56,7 +54,8 @@ pub fn each_record(
     loop {
         let limit = Lsn((next.0 / WINDOW + 1) * WINDOW);
         stretch.reset(next, exact, limit, files.format().segment_size);
-        let status = fill(files, &mut stretch)?;
+        let read = |from, slices: &mut [IoSliceMut<'_>]| files.read(from, slices);
+        let status = stretch.fill(files.format(), PIECE, read, |lsn| files.timeline_at(lsn), |_| {})?;
         if let Err(why) = stretch.follows(last) {
             return Err(files.damaged(next, page_of(next), why));
         }
@@ -73,6 +72,8 @@ pub fn each_record(
             }
         }
         match status {
+            // Nothing at all was there, not even for a look at the first page.
+            Status::Complete { next: at } if at < limit => return files.ended(at, at, Invalid::Incomplete),
             Status::Complete { next: further } => {
                 exact |= !stretch.places().is_empty();
                 next = further;
@@ -94,37 +95,10 @@ pub fn each_record(
     }
 }
 
-/// Reads what the stretch needs, as far as it is there, and decodes it.
-fn fill(files: &mut WalFiles, stretch: &mut Stretch) -> Result<Status, WalError> {
-    let mut upto = stretch.limit();
-    loop {
-        while stretch.filled() < upto {
-            let from = stretch.filled();
-            let pages = (upto.0 - from.0).div_ceil(PAGE).min(WINDOW / PAGE);
-            let got = files.read(from, &mut stretch.room(pages as usize))?;
-            stretch.filled_up_to(Lsn(from.0 + got as u64));
-            if got == 0 {
-                break;
-            }
-        }
-        // A record that goes on in the next segment may do so on the next timeline.
-        let timeline = files.timeline_at(stretch.start()).max(files.timeline_at(Lsn(stretch.filled().0 - 1)));
-        let short = stretch.filled() < upto;
-        match stretch.decode(files.format(), timeline) {
-            Status::NeedPages { upto: more } if !short => upto = more,
-            // Nothing at all was there, not even for a look at the first page.
-            Status::Complete { next } if short && next < stretch.limit() => {
-                return Ok(Status::Invalid { at: next, page: next, why: Invalid::Incomplete });
-            }
-            status => return Ok(status),
-        }
-    }
-}
-
 /// One past the last byte of a record, before alignment. That is what `pg_waldump --end` goes by.
 fn last_byte(files: &WalFiles, span: Span, bytes: &[u8]) -> Lsn {
     // After a switch the next record is in the next segment; the record itself is a bare header.
-    if bytes[17] == RmgrId::XLOG.0 && bytes[16] & 0xF0 == XLOG_SWITCH {
+    if is_switch(bytes) {
         let page_end = page_of(span.lsn).0 + PAGE;
         let crosses = span.lsn.0 + RECORD_HEADER_SIZE as u64 > page_end;
         let header = if crosses { page_header_size(Lsn(page_end), files.format().segment_size) } else { 0 };
@@ -138,8 +112,8 @@ impl WalFiles {
         WalError::Damaged { at, file: self.describe(page), why }
     }
 
-    /// The WAL ends at `at` if no more of it follows behind `page`; else it is damaged, or some is missing.
-    fn ended(&mut self, at: Lsn, page: Lsn, why: Invalid) -> Result<Ended, WalError> {
+    /// The WAL ends at `at` if no more of it follows past `page`; else it is damaged, or some is missing.
+    fn ended(&self, at: Lsn, page: Lsn, why: Invalid) -> Result<Ended, WalError> {
         let size = self.format().segment_size;
         if self.goes_on_at(Lsn(page_of(page).0 + PAGE))
             && self.read(page_of(page), &mut [IoSliceMut::new(&mut [0; XLOG_BLCKSZ])])? == 0
@@ -147,12 +121,12 @@ impl WalFiles {
             return Err(WalError::Missing { at, what: self.describe(page) });
         }
         let segment_end = size.start_of(size.segment_of(page) + 1);
-        let mut behind = Lsn(page_of(page).0 + PAGE);
-        while behind < segment_end {
-            if self.valid_page(behind)? {
+        let mut further = Lsn(page_of(page).0 + PAGE);
+        while further < segment_end {
+            if self.valid_page(further)? {
                 return Err(self.damaged(at, page, why));
             }
-            behind = Lsn(behind.0 + PAGE);
+            further = Lsn(further.0 + PAGE);
         }
         if self.valid_page(segment_end)? {
             return Err(self.damaged(at, page, why));
@@ -163,7 +137,7 @@ impl WalFiles {
         Ok(Ended::EndOfWal { at, why })
     }
 
-    fn valid_page(&mut self, page: Lsn) -> Result<bool, WalError> {
+    fn valid_page(&self, page: Lsn) -> Result<bool, WalError> {
         let mut buffer = [0; XLOG_BLCKSZ];
         if self.read(page, &mut [IoSliceMut::new(&mut buffer)])? == 0 {
             return Ok(false);

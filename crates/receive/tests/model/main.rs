@@ -52,7 +52,7 @@ struct Standby {
     /// The early log, as far as segments do not have it durably, and how much of it is durable.
     log: Vec<Entry>,
     log_flushed: usize,
-    /// What is held behind the segments.
+    /// What is held past the segments.
     tail: Tail,
     applied: Log,
     promoted: bool,
@@ -68,7 +68,7 @@ impl Standby {
         if !self.tail.is_empty() && at < records(self.tail.start()) {
             if at < horizon {
                 self.segments.push(record);
-                self.positions.wrote(lsn(at + 1));
+                self.positions.holds(lsn(at + 1));
                 return;
             }
             self.discard(Lsn::INVALID);
@@ -81,7 +81,7 @@ impl Standby {
             self.log.push((at, Some(record)));
         }
         self.tail.extend(from, fresh);
-        self.positions.wrote(lsn(at + 1));
+        self.positions.holds(lsn(at + 1));
     }
 
     /// What is held from there on counts no more.
@@ -93,7 +93,7 @@ impl Standby {
 
     /// What came in this session, and the primary has flushed, gets into segments.
     fn advance(&mut self) {
-        let upto = self.positions.horizon().min(self.positions.written());
+        let upto = self.positions.horizon().min(self.positions.held());
         let from = lsn(self.segments.len());
         if upto > from {
             self.segments.extend_from_slice(self.tail.slice(from, upto));
@@ -122,7 +122,7 @@ impl Standby {
     /// Up to where all is durable that came in this session.
     fn durable(&self) -> usize {
         let log = if self.covers(self.log_flushed) { records(self.held(self.log_flushed).end()) } else { 0 };
-        self.segments_flushed.max(log).min(records(self.positions.written()))
+        self.segments_flushed.max(log).min(records(self.positions.held()))
     }
 
     /// Where a session begins.
@@ -151,7 +151,7 @@ struct World {
     primary: Primary,
     standby: Standby,
     session: Option<Session>,
-    /// Commits whose clients were told: the place behind the record, and its run.
+    /// Commits whose clients were told: the place past the record, and its run.
     acknowledged: Vec<(usize, Run)>,
     /// What the primary's WAL was whenever it crashed.
     histories: Vec<Log>,
@@ -327,11 +327,11 @@ impl Model for Bounds {
                 let sent = session.as_mut()?.to_standby.remove(0);
                 standby.positions.heard(lsn(sent.wal_end), false, NOW);
                 if let Some(record) = sent.record {
-                    assert_eq!(sent.at, records(standby.positions.written()), "streaming has no gaps");
+                    assert_eq!(sent.at, records(standby.positions.held()), "streaming has no gaps");
                     standby.receive(sent.at, record);
                 }
                 standby.advance();
-                standby.positions.flushed(lsn(standby.durable()));
+                standby.positions.holds_durably(lsn(standby.durable()));
             }
             Event::SegmentsAreFlushed(upto) => {
                 standby.segments_flushed = upto;
@@ -341,11 +341,11 @@ impl Model for Bounds {
                 let needed = standby.log.iter().position(|entry| end(entry) > flushed).unwrap_or(standby.log.len());
                 standby.log.drain(..needed);
                 standby.log_flushed = standby.log_flushed.saturating_sub(needed);
-                standby.positions.flushed(lsn(standby.durable()));
+                standby.positions.holds_durably(lsn(standby.durable()));
             }
             Event::LogIsFlushed => {
                 standby.log_flushed = standby.log.len();
-                standby.positions.flushed(lsn(standby.durable()));
+                standby.positions.holds_durably(lsn(standby.durable()));
             }
             Event::StandbyApplies => {
                 let next = standby.segments[standby.applied.len()];
@@ -442,7 +442,7 @@ impl Model for Bounds {
                 !world.standby.promoted
                     || world.histories.iter().any(|history| history.starts_with(&world.standby.applied))
             }),
-            Property::sometimes("a tail behind the horizon is promoted", |_, world: &World| {
+            Property::sometimes("a tail past the horizon is promoted", |_, world: &World| {
                 world.standby.promoted && world.standby.applied.len() > records(world.standby.positions.horizon())
             }),
             Property::sometimes("a tail that was never flushed is thrown away", |_, world: &World| {
@@ -460,7 +460,7 @@ impl Model for Bounds {
                 let World { primary, standby, .. } = world;
                 primary.run > 1
                     && !standby.tail.is_empty()
-                    && records(standby.positions.written()) > standby.segments.len()
+                    && records(standby.positions.held()) > standby.segments.len()
             }),
             Property::sometimes("a commit is acknowledged that the horizon does not cover", |_, world: &World| {
                 let horizon = records(world.standby.positions.horizon());

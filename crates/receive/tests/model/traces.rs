@@ -100,12 +100,12 @@ impl Real {
                 self.positions.heard(place(sent.wal_end), false, NOW);
                 let writer = self.writer.as_mut().expect("a session");
                 let bytes: Vec<Run> = sent.record.into_iter().collect();
-                writer.write_ahead(writer.received(), &bytes, self.positions.horizon()).expect("there is space");
-                self.positions.wrote(writer.received());
+                writer.write_ahead(writer.held(), &bytes, self.positions.horizon()).expect("there is space");
+                self.positions.holds(writer.held());
             }
             Event::LogIsFlushed => {
                 let wanted = place(next.standby.durable());
-                while self.spool().durable() < wanted {
+                while self.spool().held_durable() < wanted {
                     std::thread::yield_now();
                 }
             }
@@ -136,12 +136,12 @@ impl Real {
         let standby = &next.standby;
         let mut expected = standby.segments.clone();
         expected.push(0);
-        assert_eq!(self.segments(standby.segments.len()), expected, "segments, and nothing behind them");
+        assert_eq!(self.segments(standby.segments.len()), expected, "segments, and nothing past them");
         if next.session.is_some() {
             let writer = self.writer.as_ref().expect("a session");
-            assert_eq!(writer.received(), place(standby.positions.written().0 as usize));
+            assert_eq!(writer.held(), place(standby.positions.held().0 as usize));
             // The disk may be ahead of the model, never behind.
-            assert!(self.spool().durable() <= writer.received());
+            assert!(self.spool().held_durable() <= writer.held());
         }
     }
 }

@@ -113,7 +113,7 @@ fn loading_goes_on_when_more_has_come() {
     }
 }
 
-/// WAL that is there up to a position; who reads behind it would have to wait.
+/// WAL that is there up to a position; who reads past it would have to wait.
 struct Slow {
     wal: Memory,
     ready: Lsn,
@@ -124,7 +124,7 @@ impl ReadWal for Slow {
         assert!(from < self.ready, "{from} is waited for");
         let room = (self.ready.0 - from.0) as usize;
         let have = self.wal.bytes.len().min((self.ready.0 - START.0) as usize);
-        assert!(slices.iter().map(|slice| slice.len()).sum::<usize>() <= room, "{from} and what is behind it");
+        assert!(slices.iter().map(|slice| slice.len()).sum::<usize>() <= room, "{from} and what is past it");
         Memory { bytes: self.wal.bytes[..have].to_vec(), have }.read(from, slices)
     }
 

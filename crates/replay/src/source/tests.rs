@@ -42,12 +42,12 @@ impl Dirs {
     }
 
     fn reads_directory(&self, history: TimelineHistory) -> Source {
-        Source::new(vec![Place::Directory(self.archive())], size(), history)
+        Source::new(vec![Store::Directory(self.archive())], size(), history)
     }
 
     fn runs_command(&self, command: &str) -> Source {
         let command = command.replace("ARCHIVE", self.archive().to_str().unwrap());
-        let place = Place::RestoreCommand { command, data_dir: self.data() };
+        let place = Store::RestoreCommand { command, data_dir: self.data() };
         Source::new(vec![place], size(), TimelineHistory::alone(TimelineId(1)))
     }
 }
@@ -377,7 +377,7 @@ fn what_pg_wal_has_does_not_hide_an_outage() {
     let pg_wal = dirs.data().join("pg_wal");
     fs::write(pg_wal.join("000000010000000000000003"), vec![9; SEGMENT as usize]).unwrap();
     let command = "test ! -e down && cp ARCHIVE/%f %p".replace("ARCHIVE", dirs.archive().to_str().unwrap());
-    let places = vec![Place::RestoreCommand { command, data_dir: dirs.data() }, Place::Directory(pg_wal)];
+    let places = vec![Store::RestoreCommand { command, data_dir: dirs.data() }, Store::Directory(pg_wal)];
     let source = Source::new(places, size(), TimelineHistory::alone(TimelineId(1)));
     assert_eq!(mark(&source, 2).unwrap(), Some(1));
     fs::write(dirs.data().join("down"), "").unwrap();
@@ -500,7 +500,7 @@ fn what_is_not_visible_is_not_read() {
     fs::write(dir.path().join(size.file_name(TimelineId(1), 1)), vec![7; 1 << 20]).unwrap();
     let start = size.start_of(1);
     let read = |visible: u64| {
-        let places = vec![Place::Directory("/nonexistent".into()), Place::Directory(dir.path().to_owned())];
+        let places = vec![Store::Directory("/nonexistent".into()), Store::Directory(dir.path().to_owned())];
         let source = Source::new(places, size, TimelineHistory::alone(TimelineId(1)))
             .brought_by(Some(Arc::new(VisibleUpTo(Lsn(start.0 + visible)))));
         let (mut first, mut second) = ([1; XLOG_BLCKSZ], [1; XLOG_BLCKSZ]);

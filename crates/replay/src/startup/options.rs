@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use walrider_datadir::DataDir;
-use walrider_datadir::recovery_settings::{RecoveryTarget as Goal, TargetTimeline};
+use walrider_datadir::recovery_settings::{RecoveryTarget, TargetTimeline};
 use walrider_layout::{Lsn, TimelineId};
 
 use crate::end_of_recovery::Promoted;
@@ -25,7 +25,7 @@ pub struct Options {
     /// A directory with WAL; without, what the directory's own configuration says.
     pub wal: Option<PathBuf>,
     /// Where to stop; without, what the configuration says.
-    pub goal: Option<Goal>,
+    pub target: Option<RecoveryTarget>,
     /// `recovery_target_inclusive`; without, what the configuration says.
     pub inclusive: Option<bool>,
     /// The timeline to follow; without, what the configuration says.
@@ -73,7 +73,7 @@ pub struct Summary {
     pub timeline: TimelineId,
     /// The checkpoint record that recovery begins at now.
     pub checkpoint: Lsn,
-    /// Bytes of WAL that PostgreSQL replays again when it starts: those behind the redo position of that checkpoint.
+    /// Bytes of WAL that PostgreSQL replays again when it starts: those past the redo position of that checkpoint.
     pub again_bytes: u64,
     /// Recovery has ended.
     pub promoted: Option<Promoted>,

@@ -4,12 +4,12 @@ use std::fs;
 
 use walrider_datadir::config::{self, Config};
 use walrider_datadir::held::shown;
-use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget as Goal, TargetTimeline};
+use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget, TargetTimeline};
 use walrider_datadir::{DataDir, DataDirError};
 
 use super::Options;
 use crate::error::ReplayError;
-use crate::source::Place;
+use crate::source::Store;
 
 /// Lets the command line override the configuration. Returns what PostgreSQL must be told to finish at the same place.
 pub(super) fn override_settings(
@@ -18,8 +18,8 @@ pub(super) fn override_settings(
     settings: &mut RecoverySettings,
 ) -> Result<Vec<(String, String)>, ReplayError> {
     let mut wanted = Vec::new();
-    if let Some(goal) = &options.goal {
-        if let Some(configured) = settings.target.as_ref().filter(|old| old.parameter() != goal.parameter()) {
+    if let Some(target) = &options.target {
+        if let Some(configured) = settings.target.as_ref().filter(|old| old.parameter() != target.parameter()) {
             return Err(ReplayError::Refused(format!(
                 "{} is set in the configuration of \"{}\", and PostgreSQL allows one recovery target only: remove it, or \
                  give the same target",
@@ -27,15 +27,15 @@ pub(super) fn override_settings(
                 shown(data_dir.path()).display()
             )));
         }
-        settings.target = Some(goal.clone());
-        let value = match goal {
-            Goal::Immediate => "immediate".into(),
-            Goal::Lsn(lsn) => lsn.to_string(),
-            Goal::Name(name) => name.clone(),
-            Goal::Time(time) => time.to_string(),
-            Goal::Xid(xid) => xid.to_string(),
+        settings.target = Some(target.clone());
+        let value = match target {
+            RecoveryTarget::Immediate => "immediate".into(),
+            RecoveryTarget::Lsn(lsn) => lsn.to_string(),
+            RecoveryTarget::Name(name) => name.clone(),
+            RecoveryTarget::Time(time) => time.to_string(),
+            RecoveryTarget::Xid(xid) => xid.to_string(),
         };
-        wanted.push((goal.parameter().to_owned(), value));
+        wanted.push((target.parameter().to_owned(), value));
     }
     if let Some(inclusive) = options.inclusive {
         settings.target_inclusive = inclusive;
@@ -87,13 +87,13 @@ pub(super) fn places(
     data_dir: &DataDir,
     settings: &RecoverySettings,
     archive_recovery: bool,
-) -> Vec<Place> {
+) -> Vec<Store> {
     let mut places = Vec::new();
     if let Some(wal) = &options.wal {
-        places.push(Place::Directory(wal.clone()));
+        places.push(Store::Directory(wal.clone()));
     } else if let Some(command) = settings.restore_command.as_ref().filter(|_| archive_recovery) {
-        places.push(Place::RestoreCommand { command: command.clone(), data_dir: data_dir.path().to_owned() });
+        places.push(Store::RestoreCommand { command: command.clone(), data_dir: data_dir.path().to_owned() });
     }
-    places.push(Place::Directory(data_dir.path().join("pg_wal")));
+    places.push(Store::Directory(data_dir.path().join("pg_wal")));
     places
 }

@@ -44,12 +44,12 @@ fn segments_have_what_the_primary_has_flushed_and_no_more() {
     let bytes = wal(START, START + 1000);
     let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
     writer.write_ahead(Lsn(START), &bytes[..300], Lsn(START + 100)).unwrap();
-    assert_eq!((writer.received(), spool.received()), (Lsn(START + 300), Lsn(START + 300)));
+    assert_eq!((writer.held(), spool.held()), (Lsn(START + 300), Lsn(START + 300)));
     assert_eq!((writer.written(), spool.written()), (Lsn(START + 100), Lsn(START + 100)));
     writer.write_ahead(Lsn(START + 300), &bytes[300..400], Lsn(START)).unwrap();
     assert_eq!(segments(&model, 1), [&bytes[..100], &vec![0; MB as usize - 100]].concat());
     writer.write_ahead(Lsn(START + 400), &[], Lsn(START + 350)).unwrap();
-    assert_eq!((writer.received(), writer.written()), (Lsn(START + 400), Lsn(START + 350)));
+    assert_eq!((writer.held(), writer.written()), (Lsn(START + 400), Lsn(START + 350)));
     assert_eq!(segments(&model, 1), [&bytes[..350], &vec![0; MB as usize - 350]].concat());
     // A horizon that is ahead of all that came says nothing of what is to come.
     writer.write_ahead(Lsn(START + 400), &[], Lsn(START + 900)).unwrap();
@@ -80,7 +80,7 @@ fn a_flush_is_told_when_the_log_is_durable_and_segments_follow_later() {
     let bytes = wal(START, START + 2000);
     for at in (0..2000).step_by(100) {
         writer.write_ahead(Lsn(START + at), &bytes[at as usize..][..100], Lsn(START + at)).unwrap();
-        while spool.durable() < Lsn(START + at + 100) {
+        while spool.held_durable() < Lsn(START + at + 100) {
             std::thread::yield_now();
         }
     }
@@ -102,7 +102,7 @@ fn what_is_held_stays_until_it_comes_again_or_something_else_does() {
     drop(writer);
     // Only the connection was lost.
     let mut writer = spool.start_at(ONE, Lsn(START + 200)).unwrap();
-    assert_eq!((spool.received(), spool.durable()), (Lsn(START + 200), Lsn(START + 200)));
+    assert_eq!((spool.held(), spool.held_durable()), (Lsn(START + 200), Lsn(START + 200)));
     writer.write_ahead(Lsn(START + 200), &old[200..300], Lsn(START + 250)).unwrap();
     assert_eq!(promoted(&model.after_kill(), 250), old);
     drop(writer);
@@ -170,7 +170,7 @@ fn the_log_has_no_gaps_while_it_is_needed() {
         let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
         gate.close();
         let mut write = |to: u64, horizon: u64| {
-            let at = writer.received().0 - START;
+            let at = writer.held().0 - START;
             writer.write_ahead(Lsn(START + at), &bytes[at as usize..to as usize], Lsn(START + horizon)).unwrap();
         };
         write(1000, 1000);
@@ -180,10 +180,10 @@ fn the_log_has_no_gaps_while_it_is_needed() {
         write(2000, 2000);
         write(3000, 3000);
         gate.let_one_pass();
-        while spool.durable() < Lsn(START + 2000) {
+        while spool.held_durable() < Lsn(START + 2000) {
             std::thread::yield_now();
         }
-        let (durable, fsyncs) = (spool.durable().0 - START, spool.stats().fsyncs);
+        let (durable, fsyncs) = (spool.held_durable().0 - START, spool.stats().fsyncs);
         write(4000, 3000);
         while spool.stats().fsyncs == fsyncs {
             std::thread::yield_now();
@@ -215,9 +215,9 @@ fn a_full_disk_loses_nothing() {
         let error = writer.write_ahead(Lsn(START + at), &bytes[at as usize..][..300], horizon).unwrap_err();
         assert!(error.is_full(), "{error}");
         *full.lock().unwrap() = None;
-        let received = writer.received();
+        let received = writer.held();
         writer.write_ahead(received, &bytes[(received.0 - START) as usize..at as usize + 300], horizon).unwrap();
-        assert_eq!((writer.received().0, writer.written().0), (START + at + 300, START + at + 100));
+        assert_eq!((writer.held().0, writer.written().0), (START + at + 300, START + at + 100));
     }
     drop((writer, spool));
     assert_eq!(promoted(&model, 700), bytes);
@@ -232,7 +232,7 @@ fn what_restartpoints_have_removed_is_not_compared() {
     let bytes = wal(START, START + 2 * MB + 600);
     let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
     writer.write_ahead(Lsn(START), &bytes, Lsn(START)).unwrap();
-    writer.write_ahead(writer.received(), &[], Lsn(START + 2 * MB + 100)).unwrap();
+    writer.write_ahead(writer.held(), &[], Lsn(START + 2 * MB + 100)).unwrap();
     drop((writer, spool));
     let spool = on(&model, early_options());
     assert_eq!(spool.shared.lock().tail.1.start(), Lsn(START));
@@ -247,7 +247,7 @@ fn what_restartpoints_have_removed_is_not_compared() {
 fn nothing_of_another_timeline_is_durable() {
     let (spool, mut writer, gate) = held_up(Call::SyncData, |_| true);
     writer.write_ahead(Lsn(MB), &[1; 1000], Lsn(MB)).unwrap();
-    while spool.durable() < Lsn(MB + 1000) {
+    while spool.held_durable() < Lsn(MB + 1000) {
         std::thread::yield_now();
     }
     writer.write_ahead(Lsn(MB + 1000), &[], Lsn(MB + 1000)).unwrap();
@@ -255,9 +255,9 @@ fn nothing_of_another_timeline_is_durable() {
     let mut writer = spool.start_at(TimelineId(2), Lsn(MB)).unwrap();
     gate.close();
     writer.write(Lsn(MB), &[2; 800]).unwrap();
-    assert_eq!(spool.durable(), Lsn(MB));
+    assert_eq!(spool.held_durable(), Lsn(MB));
     gate.open();
-    while spool.durable() < Lsn(MB + 800) {
+    while spool.held_durable() < Lsn(MB + 800) {
         std::thread::yield_now();
     }
 }
@@ -290,7 +290,7 @@ fn an_entry_that_does_not_follow_counts_as_lost() {
     }
 }
 
-/// The segment for what is flushed could not be made; what lies behind got into the log, and all of it passed for written.
+/// The segment for what is flushed could not be made; what lies past got into the log, and all of it passed for written.
 #[test]
 fn what_a_full_disk_does_not_take_is_not_received() {
     let (model, made) = (Model::default(), Mutex::new(0));
@@ -314,12 +314,12 @@ fn what_a_full_disk_does_not_take_is_not_received() {
     let horizon = Lsn(START + MB + 50);
     let error = writer.write_ahead(Lsn(START + at), &bytes[at as usize..], horizon).unwrap_err();
     assert!(error.is_full(), "{error}");
-    let received = writer.received().0 - START;
+    let received = writer.held().0 - START;
     let left = promoted(&model.after_kill(), at.min(received));
     assert_eq!(left[..received as usize], bytes[..received as usize]);
     full.store(false, Ordering::SeqCst);
-    writer.write_ahead(writer.received(), &bytes[received as usize..], horizon).unwrap();
-    assert_eq!((writer.received(), writer.written()), (Lsn(START + MB + 200), horizon));
+    writer.write_ahead(writer.held(), &bytes[received as usize..], horizon).unwrap();
+    assert_eq!((writer.held(), writer.written()), (Lsn(START + MB + 200), horizon));
 }
 
 /// What is true when a picture is taken.
@@ -368,7 +368,7 @@ fn round(mut random: Random) {
             writer.write_ahead(Lsn(START + at), piece, Lsn(START + truth.horizon)).unwrap();
             at = to;
             truth.received = truth.received.max(at);
-            truth.durable = truth.durable.max(spool.durable().0 - START);
+            truth.durable = truth.durable.max(spool.held_durable().0 - START);
             match random.below(30) {
                 0 => check(&model.after_power_loss(&mut disk), truth.durable, &truth),
                 1 => check(&model.after_kill(), truth.received, &truth),
@@ -382,7 +382,7 @@ fn round(mut random: Random) {
         match what {
             // The link is lost.
             0 => {}
-            // The primary crashes: other WAL from somewhere behind its last flush.
+            // The primary crashes: other WAL from somewhere past its last flush.
             1 => {
                 let lost = truth.horizon + lost % (truth.received.saturating_sub(truth.horizon) + 1);
                 for byte in &mut truth.bytes[lost as usize..] {
@@ -418,7 +418,7 @@ fn check(left: &Model, promised: u64, truth: &Truth) {
     let found = segments(left, truth.horizon + 2 * MB);
     assert!(
         found[truth.horizon as usize..] == vec![0; found.len() - truth.horizon as usize],
-        "WAL behind the horizon in a segment"
+        "WAL past the horizon in a segment"
     );
     let valid = valid_end(&found, truth);
     let promoted = promoted(left, valid);

@@ -197,7 +197,7 @@ fn an_incomplete_segment_is_partial() {
 }
 
 #[test]
-fn receiving_goes_on_behind_what_is_complete() {
+fn receiving_goes_on_past_what_is_complete() {
     let three = TimelineId(3);
     let at = |timeline, segment| Some((timeline, Lsn(segment * MB)));
     let partial = |timeline, segment| format!("{}.partial", name(timeline, segment));

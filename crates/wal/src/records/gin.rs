@@ -42,16 +42,16 @@ const ITEM_SIZE: usize = 6;
 
 /// Which page of which tree an insertion or a split is about (`GIN_INSERT_IS…`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PageKind {
     /// A page of a posting tree, not of the entry tree.
     pub is_data: bool,
     /// A leaf.
     pub is_leaf: bool,
 }
 
-impl Place {
-    fn of(flags: u16) -> Place {
-        Place { is_data: flags & GIN_INSERT_ISDATA != 0, is_leaf: flags & GIN_INSERT_ISLEAF != 0 }
+impl PageKind {
+    fn of(flags: u16) -> PageKind {
+        PageKind { is_data: flags & GIN_INSERT_ISDATA != 0, is_leaf: flags & GIN_INSERT_ISLEAF != 0 }
     }
 
     fn describe(&self, out: &mut String) {
@@ -79,7 +79,7 @@ impl<'a> CreatePostingTree<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Insert {
     /// Where.
-    pub place: Place,
+    pub place: PageKind,
     /// On an inner page: the child that was split, and its new right half.
     pub children: Option<(BlockNumber, BlockNumber)>,
 }
@@ -89,7 +89,7 @@ impl Insert {
     #[inline]
     pub fn parse(main_data: &[u8]) -> Option<Insert> {
         let mut reader = Reader::new(main_data);
-        let place = Place::of(reader.u16()?);
+        let place = PageKind::of(reader.u16()?);
         let children = if place.is_leaf { None } else { Some((block_id(&mut reader)?, block_id(&mut reader)?)) };
         Some(Insert { place, children })
     }
@@ -209,7 +209,7 @@ pub fn posting_list<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     /// Where.
-    pub place: Place,
+    pub place: PageKind,
     /// The root is split: its contents move to two new pages.
     pub is_root: bool,
 }
@@ -221,7 +221,7 @@ impl Split {
         // The index, and block numbers that redo does not need: images have them.
         reader.take(24)?;
         let flags = reader.u16()?;
-        Some(Split { place: Place::of(flags), is_root: flags & GIN_SPLIT_ROOT != 0 })
+        Some(Split { place: PageKind::of(flags), is_root: flags & GIN_SPLIT_ROOT != 0 })
     }
 }
 
