@@ -7,6 +7,8 @@
 
 mod page;
 
+use walrider_layout::page::PageMut;
+use walrider_layout::{BlockNumber, Lsn};
 use walrider_wal::records::gist::{
     Delete, PageDelete, PageSplit, PageUpdate, XLOG_GIST_DELETE, XLOG_GIST_PAGE_DELETE, XLOG_GIST_PAGE_SPLIT,
     XLOG_GIST_PAGE_UPDATE,
@@ -15,7 +17,7 @@ use walrider_wal::records::gist::{
 use crate::index_tuple;
 use crate::items::{append_index_tuples, index_multi_delete, index_tuple_delete, index_tuple_overwrite};
 use crate::special::Special;
-use crate::{BlockRedo, Outcome, RedoError};
+use crate::{BlockRedo, Outcome, RedoError, mask};
 use page::{F_DELETED, F_FOLLOW_RIGHT, F_HAS_GARBAGE, F_LEAF, F_TUPLES_DELETED, GIST_ROOT_BLKNO, NO_BLOCK, Opaque};
 
 const SHORT: RedoError = RedoError::DataLength("GiST record");
@@ -35,6 +37,21 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         (XLOG_GIST_PAGE_UPDATE | XLOG_GIST_DELETE | XLOG_GIST_PAGE_DELETE, id) => Err(RedoError::BlockReference(id)),
         (info, _) => Err(RedoError::UnknownType(info)),
     }
+}
+
+/// What may differ between two pages (`gist_mask`).
+pub(crate) fn mask(page: &mut PageMut<'_>, _: BlockNumber) -> Result<(), RedoError> {
+    mask::header(page);
+    mask::unused_space(page)?;
+    let mut opaque = Opaque::of(page.get())?;
+    if opaque.flags & F_LEAF != 0 {
+        mask::lp_flags(page);
+    }
+    opaque.nsn = Lsn(0);
+    // F_FOLLOW_RIGHT is set after the record was written.
+    opaque.flags = (opaque.flags | F_FOLLOW_RIGHT) & !F_HAS_GARBAGE;
+    opaque.put(page);
+    Ok(())
 }
 
 /// The left half of a split that now has its downlink (`gistRedoClearFollowRight`).

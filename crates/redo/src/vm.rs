@@ -40,11 +40,7 @@ pub struct VmClear {
 /// # Errors
 /// When the record's data is too short, or it lacks the heap's block reference.
 pub fn unregistered_clears(record: &Record<'_>) -> Result<ArrayVec<VmClear, 2>, RedoError> {
-    match cleared_flags(record) {
-        None => Ok(ArrayVec::new()),
-        Some(Some(flags)) => flagged_clears(record, flags),
-        Some(None) => Err(RedoError::DataLength("heap record")),
-    }
+    cleared(record)?.map_or(Ok(ArrayVec::new()), |flags| flagged_clears(record, flags))
 }
 
 /// Whether [`unregistered_clears`] has to be asked at all: nearly no record says that it cleared bits.
@@ -53,24 +49,45 @@ pub fn may_clear(record: &Record<'_>) -> bool {
     cleared_flags(record).is_some()
 }
 
-/// The flags of a record that says so; `Some(None)` if it ends before them.
+/// The flags of a record which says that it cleared bits.
+///
+/// # Errors
+/// When the record's data is too short.
+pub(crate) fn cleared(record: &Record<'_>) -> Result<Option<u8>, RedoError> {
+    cleared_flags(record).map(|flags| flags.ok_or(RedoError::DataLength("heap record"))).transpose()
+}
+
+/// Which bits such a record clears.
+pub(crate) fn bits_cleared(record: &Record<'_>) -> u8 {
+    // LOCK has the same number as LOCK_UPDATED of the other manager.
+    if record.info() & heap::XLOG_HEAP_OPMASK == heap::XLOG_HEAP_LOCK { ALL_FROZEN } else { VALID_BITS }
+}
+
+/// As [`cleared`]; `Some(None)` if the record ends before its flags.
 #[inline]
 fn cleared_flags(record: &Record<'_>) -> Option<Option<u8>> {
     let operation = record.info() & heap::XLOG_HEAP_OPMASK;
-    // Where the flags are in the main data, and which of them clear bits.
-    let (flags_at, mask) = match (record.header.rmgr, operation) {
-        (RmgrId::HEAP, heap::XLOG_HEAP_INSERT) => (2, heap::XLH_INSERT_ALL_VISIBLE_CLEARED),
-        (RmgrId::HEAP, heap::XLOG_HEAP_DELETE) => (7, heap::XLH_DELETE_ALL_VISIBLE_CLEARED),
-        (RmgrId::HEAP, heap::XLOG_HEAP_UPDATE | heap::XLOG_HEAP_HOT_UPDATE) => {
-            (7, heap::XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | heap::XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED)
+    let main = record.main_data;
+    // The flags, and which of them clear bits.
+    let (flags, mask) = match (record.header.rmgr, operation) {
+        (RmgrId::HEAP, heap::XLOG_HEAP_INSERT) => {
+            (heap::Insert::parse(main).map(|insert| insert.flags), heap::XLH_INSERT_ALL_VISIBLE_CLEARED)
         }
+        (RmgrId::HEAP, heap::XLOG_HEAP_DELETE) => {
+            (heap::Delete::parse(main).map(|delete| delete.flags), heap::XLH_DELETE_ALL_VISIBLE_CLEARED)
+        }
+        (RmgrId::HEAP, heap::XLOG_HEAP_UPDATE | heap::XLOG_HEAP_HOT_UPDATE) => (
+            heap::Update::parse(main).map(|update| update.flags),
+            heap::XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | heap::XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED,
+        ),
         (RmgrId::HEAP, heap::XLOG_HEAP_LOCK) | (RmgrId::HEAP2, heap2::XLOG_HEAP2_LOCK_UPDATED) => {
-            (7, heap::XLH_LOCK_ALL_FROZEN_CLEARED)
+            (heap::Lock::parse(main).map(|lock| lock.flags), heap::XLH_LOCK_ALL_FROZEN_CLEARED)
         }
-        (RmgrId::HEAP2, heap2::XLOG_HEAP2_MULTI_INSERT) => (0, heap::XLH_INSERT_ALL_VISIBLE_CLEARED),
+        (RmgrId::HEAP2, heap2::XLOG_HEAP2_MULTI_INSERT) => {
+            (heap2::MultiInsert::parse(main, true).map(|insert| insert.flags), heap::XLH_INSERT_ALL_VISIBLE_CLEARED)
+        }
         _ => return None,
     };
-    let flags = record.main_data.get(flags_at).copied();
     flags.is_none_or(|flags| flags & mask != 0).then_some(flags)
 }
 
@@ -83,10 +100,8 @@ fn flagged_clears(record: &Record<'_>, flags: u8) -> Result<ArrayVec<VmClear, 2>
     let is_update =
         record.header.rmgr == RmgrId::HEAP && matches!(operation, heap::XLOG_HEAP_UPDATE | heap::XLOG_HEAP_HOT_UPDATE);
     if !is_update {
-        let is_lock = operation == heap::XLOG_HEAP_LOCK; // The same number as LOCK_UPDATED of the other manager.
-        let bits = if is_lock { ALL_FROZEN } else { VALID_BITS };
         if record.block(heap::BLKREF_VM).is_none() {
-            clears.push(VmClear { rel: heap.rel, heap_block: heap.block, bits });
+            clears.push(VmClear { rel: heap.rel, heap_block: heap.block, bits: bits_cleared(record) });
         }
         return Ok(clears);
     }

@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 use walrider_layout::Lsn;
+use walrider_redo::Change;
 
 use crate::error::ReplayError;
 use crate::partition::{FsmChange, FsmOp, Part, Partition, Report, Shared};
-use crate::plan::{Change, PARTITIONS, partition_of};
+use crate::plan::{PARTITIONS, partition_of};
 use crate::rels::PageKey;
 use crate::restartpoint::Recovery;
 use crate::stats::Stats;

@@ -15,13 +15,13 @@ use rustc_hash::FxHashMap;
 use walrider_datadir::relation::RelationFiles;
 use walrider_layout::Lsn;
 use walrider_layout::bytes::prefetch;
-use walrider_redo::{Effects, Env, FreeSpace, Outcome, RedoError, Target, fsm, mask, redo_block, vm};
+use walrider_redo::{Change, Effects, Env, FreeSpace, Outcome, RedoError, Target, fsm, mask, redo_block, vm};
 use walrider_wal::decode::Place;
 use walrider_wal::record::Record;
 
 use crate::error::{RedoFailure, ReplayError};
 use crate::frames::Frames;
-use crate::plan::{Change, PageOp, Planned, has_check_images};
+use crate::plan::{PageOp, Planned, has_check_images};
 use crate::rels::{PageKey, RelFork, RelTable};
 
 /// What all partitions share while a batch is worked on.
