@@ -16,10 +16,11 @@ use crate::index_tuple::{TID_SIZE, Tid, make_tid};
 use crate::items::{self, AtExisting, ItemsOf};
 use crate::{BlockRedo, RedoError, mask};
 
-/// The kind of a page, in its last two bytes (`access/brin_page.h`).
-const BRIN_PAGETYPE_META: u16 = 0xF091;
+/// The kind of a page, in its last two bytes (`access/brin_page.h`): the metapage, the first of three.
+pub const BRIN_PAGETYPE_META: u16 = 0xF091;
 const BRIN_PAGETYPE_REVMAP: u16 = 0xF092;
-const BRIN_PAGETYPE_REGULAR: u16 = 0xF093;
+/// A page of tuples, the last of three.
+pub const BRIN_PAGETYPE_REGULAR: u16 = 0xF093;
 /// Bytes of the special space (`sizeof(BrinSpecialSpace)`).
 const SPECIAL_SIZE: usize = 8;
 /// Where in it the flags are, and that of a page which is being emptied.
@@ -62,7 +63,7 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 }
 
 /// What may differ between two pages (`brin_mask`).
-pub(crate) fn mask(page: &mut PageMut<'_>, _: BlockNumber) -> Result<(), RedoError> {
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
     mask::header(page);
     let special = page.get().special();
     if special < PAGE_HEADER_SIZE || special + SPECIAL_SIZE > BLCKSZ {

@@ -8,7 +8,6 @@ mod page;
 mod posting;
 mod split;
 
-use walrider_layout::BlockNumber;
 use walrider_layout::page::PageMut;
 use walrider_wal::records::btree::{
     Delete, Insert, MarkPageHalfDead, Metadata, NewRoot, Removal, Split, UnlinkPage, Vacuum, XLOG_BTREE_DEDUP,
@@ -61,9 +60,8 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 }
 
 /// What may differ between two pages (`btree_mask`).
-pub(crate) fn mask(page: &mut PageMut<'_>, _: BlockNumber) -> Result<(), RedoError> {
-    mask::header(page);
-    mask::unused_space(page)?;
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    mask::header_and_hole(page)?;
     let mut opaque = Opaque::of(page.get())?;
     if opaque.flags & BTP_LEAF != 0 {
         mask::lp_flags(page);

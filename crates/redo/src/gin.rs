@@ -12,7 +12,6 @@ mod page;
 mod posting;
 mod recompress;
 
-use walrider_layout::BlockNumber;
 use walrider_layout::page::{PAGE_HEADER_SIZE, PageMut};
 use walrider_wal::records::gin::{
     CreatePostingTree, DeleteListPages, DeletePage, Insert, InsertDataInternal, InsertEntry, InsertListPage, META_SIZE,
@@ -57,7 +56,7 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 }
 
 /// What may differ between two pages (`gin_mask`).
-pub(crate) fn mask(page: &mut PageMut<'_>, _: BlockNumber) -> Result<(), RedoError> {
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
     mask::header(page);
     if Opaque::of(page.get())?.flags & GIN_DELETED != 0 {
         mask::content(page);
@@ -213,12 +212,9 @@ fn update_list_tail(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         };
     }
     if redo.needs_redo()? {
-        let mut opaque = Opaque::of(redo.page.get())?;
         append_tuples(redo, ntuples)?;
         // All of them are of one heap tuple.
-        opaque.max_offset = opaque.max_offset.wrapping_add(1);
-        opaque.put(&mut redo.page);
-        redo.changed();
+        redo.changed_special(|opaque: &mut Opaque| opaque.max_offset = opaque.max_offset.wrapping_add(1))?;
     }
     Ok(())
 }

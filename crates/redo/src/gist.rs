@@ -7,8 +7,8 @@
 
 mod page;
 
+use walrider_layout::Lsn;
 use walrider_layout::page::PageMut;
-use walrider_layout::{BlockNumber, Lsn};
 use walrider_wal::records::gist::{
     Delete, PageDelete, PageSplit, PageUpdate, XLOG_GIST_DELETE, XLOG_GIST_PAGE_DELETE, XLOG_GIST_PAGE_SPLIT,
     XLOG_GIST_PAGE_UPDATE,
@@ -18,6 +18,7 @@ use crate::index_tuple;
 use crate::items::{append_index_tuples, index_multi_delete, index_tuple_delete, index_tuple_overwrite};
 use crate::special::Special;
 use crate::{BlockRedo, Outcome, RedoError, mask};
+pub use page::GIST_PAGE_ID;
 use page::{F_DELETED, F_FOLLOW_RIGHT, F_HAS_GARBAGE, F_LEAF, F_TUPLES_DELETED, GIST_ROOT_BLKNO, NO_BLOCK, Opaque};
 
 const SHORT: RedoError = RedoError::DataLength("GiST record");
@@ -40,9 +41,8 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 }
 
 /// What may differ between two pages (`gist_mask`).
-pub(crate) fn mask(page: &mut PageMut<'_>, _: BlockNumber) -> Result<(), RedoError> {
-    mask::header(page);
-    mask::unused_space(page)?;
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    mask::header_and_hole(page)?;
     let mut opaque = Opaque::of(page.get())?;
     if opaque.flags & F_LEAF != 0 {
         mask::lp_flags(page);
@@ -108,12 +108,9 @@ fn check_count(added: usize, stated: usize) -> Result<(), RedoError> {
 /// where it was not set, the image of `wal_consistency_checking` differs from what replay makes, PostgreSQL's own too.
 fn delete(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if redo.needs_redo()? {
-        let mut opaque = Opaque::of(redo.page.get())?;
         let Delete { deleted, .. } = Delete::parse(redo.record.main_data).ok_or(SHORT)?;
         index_multi_delete(&mut redo.page, deleted.iter())?;
-        opaque.flags = opaque.flags & !F_HAS_GARBAGE | F_TUPLES_DELETED;
-        opaque.put(&mut redo.page);
-        redo.changed();
+        redo.changed_special(|opaque: &mut Opaque| opaque.flags = opaque.flags & !F_HAS_GARBAGE | F_TUPLES_DELETED)?;
     }
     Ok(())
 }
@@ -150,11 +147,8 @@ fn page_split(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> {
 fn page_delete_leaf(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if redo.needs_redo()? {
         let PageDelete { delete_xid, .. } = PageDelete::parse(redo.record.main_data).ok_or(SHORT)?;
-        let mut opaque = Opaque::of(redo.page.get())?;
         page::put_delete_xid(&mut redo.page, delete_xid)?;
-        opaque.flags |= F_DELETED;
-        opaque.put(&mut redo.page);
-        redo.changed();
+        redo.changed_special(|opaque: &mut Opaque| opaque.flags |= F_DELETED)?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ mod page;
 
 use walrider_layout::bytes::Reader;
 use walrider_layout::page::PageMut;
-use walrider_layout::{BlockNumber, OffsetNumber, maxalign};
+use walrider_layout::{OffsetNumber, maxalign};
 use walrider_wal::record::{BlockRef, Record};
 use walrider_wal::records::hash::*;
 use walrider_wal::records::parts::Items;
@@ -19,6 +19,7 @@ use crate::items::{add_index_item, index_multi_delete};
 use crate::rmgr::Touch;
 use crate::special::Special;
 use crate::{BlockRedo, Outcome, RedoError, mask};
+pub use page::HASHO_PAGE_ID;
 use page::{
     INVALID, LH_BITMAP_PAGE, LH_BUCKET_NEEDS_SPLIT_CLEANUP, LH_BUCKET_PAGE, LH_META_PAGE, LH_OVERFLOW_PAGE,
     LH_PAGE_HAS_DEAD_TUPLES, LH_PAGE_TYPE, LH_UNUSED_PAGE, Meta, Opaque,
@@ -79,9 +80,8 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 }
 
 /// What may differ between two pages (`hash_mask`).
-pub(crate) fn mask(page: &mut PageMut<'_>, _: BlockNumber) -> Result<(), RedoError> {
-    mask::header(page);
-    mask::unused_space(page)?;
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    mask::header_and_hole(page)?;
     let mut opaque = Opaque::of(page.get())?;
     match opaque.flag & LH_PAGE_TYPE {
         LH_UNUSED_PAGE => mask::content(page),

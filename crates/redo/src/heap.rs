@@ -22,8 +22,8 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         (XLOG_HEAP_DELETE, BLKREF_HEAP) => delete(redo),
         (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_HEAP_NEW) => update_new_page(redo),
         (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_HEAP_OLD) => update_old_page(redo),
-        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_VM_NEW) => update_vm_of_new(redo),
-        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_VM_OLD) => update_vm_of_old(redo),
+        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_VM_NEW) => update_vm(redo, true),
+        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_VM_OLD) => update_vm(redo, false),
         // What TRUNCATE does to files is in records of the storage manager.
         (XLOG_HEAP_TRUNCATE, _) => Ok(()),
         (XLOG_HEAP_CONFIRM, BLKREF_HEAP) => confirm(redo),
@@ -36,8 +36,7 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 
 /// What may differ between two pages (`heap_mask`).
 pub(crate) fn mask(page: &mut PageMut<'_>, block: BlockNumber) -> Result<(), RedoError> {
-    mask::header(page);
-    mask::unused_space(page)?;
+    mask::header_and_hole(page)?;
     for number in 1..=page.get().max_offset() {
         let Some(id) = page.get().item_id(number) else { break };
         let outside = RedoError::LinePointer(number);
@@ -129,19 +128,25 @@ pub(crate) fn report_free_space(redo: &mut BlockRedo<'_, '_>, free_bytes: usize)
 /// the page is registered; for where it is not, see [`vm::unregistered_clears`]).
 pub(crate) fn clear_vm(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let heap_block = block_ref(redo, BLKREF_HEAP)?.block;
-    let bits = vm::bits_cleared(redo.record);
-    if vm::cleared(redo.record)?.is_some() && redo.needs_redo()? && clear_on_vm_page(redo, heap_block, bits)? {
+    let cleared = vm::cleared(redo.record).transpose()?.is_some();
+    if cleared && redo.needs_redo()? && clear_on_vm_page(redo, heap_block)? {
         redo.changed();
     }
     Ok(())
 }
 
 /// Clears bits on the page of the visibility map being redone; whether one was set.
-fn clear_on_vm_page(redo: &mut BlockRedo<'_, '_>, heap_block: BlockNumber, bits: u8) -> Result<bool, RedoError> {
+fn clear_on_vm_page(redo: &mut BlockRedo<'_, '_>, heap_block: BlockNumber) -> Result<bool, RedoError> {
+    check_vm_page(redo, heap_block)?;
+    Ok(vm::clear_bits(&mut redo.page, heap_block, vm::bits_cleared(redo.record)))
+}
+
+/// Whether the page being redone is that of the visibility map which has the bits of a heap block.
+pub(crate) fn check_vm_page(redo: &BlockRedo<'_, '_>, heap_block: BlockNumber) -> Result<(), RedoError> {
     if redo.block.fork != ForkNumber::VisibilityMap || redo.block.block != vm::map_block(heap_block) {
         return Err(RedoError::CorruptRecord("visibility map page is not that of the heap block"));
     }
-    Ok(vm::clear_bits(&mut redo.page, heap_block, bits))
+    Ok(())
 }
 
 /// `heap_xlog_insert`.
@@ -294,35 +299,23 @@ fn add_updated_tuple(redo: &mut BlockRedo<'_, '_>, update: &Update, same_page: b
     Ok(())
 }
 
-/// The visibility map page of the new tuple's page; where the old one's bits are on it too, it stands for both
-/// (`heap_xlog_update`).
-fn update_vm_of_new(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    let Some(flags) = vm::cleared(redo.record)? else { return Ok(()) };
+/// The visibility map page of the new tuple's page or of the old one's; where the old one's bits are on that of the new one
+/// too, it stands for both (`heap_xlog_update`).
+fn update_vm(redo: &mut BlockRedo<'_, '_>, of_new: bool) -> Result<(), RedoError> {
+    let Some(flags) = vm::cleared(redo.record).transpose()? else { return Ok(()) };
     if !redo.needs_redo()? {
         return Ok(());
     }
     let new = block_ref(redo, UPDATE_BLKREF_HEAP_NEW)?;
     let old = redo.record.block(UPDATE_BLKREF_HEAP_OLD).unwrap_or(new);
-    let mut changed = clear_on_vm_page(redo, new.block, vm::VALID_BITS)?;
+    let mut changed = of_new && clear_on_vm_page(redo, new.block)?;
     // That no page is registered for the old bits does not mean that they are here: they may be on another page and
     // have been clear.
-    if flags & XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED != 0 && vm::map_block(old.block) == redo.block.block {
-        changed |= clear_on_vm_page(redo, old.block, vm::VALID_BITS)?;
+    let both = flags & XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED != 0 && vm::map_block(old.block) == redo.block.block;
+    if both || !of_new {
+        changed |= clear_on_vm_page(redo, old.block)?;
     }
     if changed {
-        redo.changed();
-    }
-    Ok(())
-}
-
-/// The visibility map page of the old tuple's page (`heap_xlog_update`).
-fn update_vm_of_old(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    if vm::cleared(redo.record)?.is_none() || !redo.needs_redo()? {
-        return Ok(());
-    }
-    let new = block_ref(redo, UPDATE_BLKREF_HEAP_NEW)?;
-    let old = redo.record.block(UPDATE_BLKREF_HEAP_OLD).unwrap_or(new);
-    if clear_on_vm_page(redo, old.block, vm::VALID_BITS)? {
         redo.changed();
     }
     Ok(())

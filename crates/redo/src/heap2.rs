@@ -10,7 +10,9 @@ use walrider_wal::records::heap::{
 };
 use walrider_wal::records::heap2::*;
 
-use crate::heap::{begin, clear_all_visible, clear_vm, report_free_space, report_low_free_space, set_all_visible};
+use crate::heap::{
+    begin, check_vm_page, clear_all_visible, clear_vm, report_free_space, report_low_free_space, set_all_visible,
+};
 use crate::heap_tuple::{NewTuple, TUPLE_HEADER_SIZE, header_mut};
 use crate::rmgr::{Class, Touch};
 use crate::{BlockRedo, Outcome, RedoError, items, vm};
@@ -151,9 +153,7 @@ fn visible_vm(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         return Ok(());
     }
     let heap = redo.record.block(VISIBLE_BLKREF_HEAP).ok_or(RedoError::BlockReference(VISIBLE_BLKREF_HEAP))?;
-    if redo.block.fork != ForkNumber::VisibilityMap || redo.block.block != vm::map_block(heap.block) {
-        return Err(RedoError::CorruptRecord("visibility map page is not that of the heap block"));
-    }
+    check_vm_page(redo, heap.block)?;
     let bits = visible.flags & vm::VALID_BITS;
     if redo.page.get().is_new() {
         // PostgreSQL initialises the page in any case, but writes it only if a bit changes.

@@ -18,14 +18,15 @@ pub fn mask_page(rmgr: RmgrId, page: &mut PageBytes, block: BlockNumber) {
     let _ = rmgr::mask(rmgr, &mut PageMut(page), block);
 }
 
-/// The mask of resource managers that have none.
-pub(crate) fn nothing(_: &mut PageMut<'_>, _: BlockNumber) -> Result<(), RedoError> {
-    Ok(())
+/// What pages without hint bits differ in (`seq_mask`, `generic_mask`).
+pub(crate) fn without_hints(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    lsn_and_checksum(page);
+    unused_space(page)
 }
 
-/// The mask of pages without hint bits (`seq_mask`, `generic_mask`).
-pub(crate) fn contents(page: &mut PageMut<'_>, _: BlockNumber) -> Result<(), RedoError> {
-    lsn_and_checksum(page);
+/// What nearly all pages differ in.
+pub(crate) fn header_and_hole(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    header(page);
     unused_space(page)
 }
 
@@ -99,17 +100,6 @@ pub fn check_image(record: &Record<'_>, block: &BlockRef<'_>, page: &PageBytes) 
     Ok(match first_difference(&ours, &theirs) {
         Some((offset, field)) => ImageCheck::Different(offset, field),
         None => ImageCheck::Same,
-    })
-}
-
-/// Where a page, right after redo of a record, contradicts the record's image of it; see [`check_image`].
-///
-/// # Errors
-/// As [`check_image`].
-pub fn verify_image(record: &Record<'_>, block: &BlockRef<'_>, page: &PageBytes) -> Result<Option<String>, RedoError> {
-    Ok(match check_image(record, block, page)? {
-        ImageCheck::Different(offset, field) => Some(format!("{field} (offset {offset} of the page)")),
-        ImageCheck::Same | ImageCheck::Unchecked => None,
     })
 }
 

@@ -8,6 +8,8 @@ use walrider_wal::record::{BlockRef, Record};
 use walrider_wal::rmgr::RmgrId;
 
 use crate::{BlockRedo, RedoError, brin, btree, generic, gin, gist, hash, heap, heap2, mask, seq, spgist, vm, xlog};
+use Class::{Global, Pages};
+use Touch::Change;
 
 /// Redoes one block of a record, once the outcome of the page is known (`rm_redo`).
 pub type RedoFn = fn(&mut BlockRedo<'_, '_>) -> Result<(), RedoError>;
@@ -37,12 +39,15 @@ pub enum Touch {
 }
 
 macro_rules! rmgrs {
-    ($($id:ident $class:path, $redo:expr, $mask:path, $touch:path, $more:path;)*) => {
+    (
+        |$record:ident, $block:ident, $page:ident, $number:ident|
+        $($id:ident $class:expr, $redo:expr, $mask:expr, $touch:expr, $clears:expr;)*
+    ) => {
         /// How a record is replayed.
         #[inline]
-        pub fn class_of(record: &Record<'_>) -> Class {
-            match record.header.rmgr {
-                $(RmgrId::$id => $class(record),)*
+        pub fn class_of($record: &Record<'_>) -> Class {
+            match $record.header.rmgr {
+                $(RmgrId::$id => $class,)*
                 _ => Class::Unsupported,
             }
         }
@@ -56,79 +61,62 @@ macro_rules! rmgrs {
             }
         }
 
-        /// Blanks what a page may differ in without any record saying so (`rm_mask`); for callers to whom a page must make
-        /// sense. See [`mask::mask_page`] for others.
+        /// [`mask::mask_page`], for callers to whom the page, at this block number, must make sense.
         ///
         /// # Errors
         /// When header, line pointers or special space make no sense, as on a page that is all zeros.
-        pub(crate) fn mask(rmgr: RmgrId, page: &mut PageMut<'_>, block: BlockNumber) -> Result<(), RedoError> {
+        pub(crate) fn mask(rmgr: RmgrId, $page: &mut PageMut<'_>, $number: BlockNumber) -> Result<(), RedoError> {
             match rmgr {
-                $(RmgrId::$id => $mask(page, block),)*
+                $(RmgrId::$id => $mask,)*
                 _ => Ok(()),
             }
         }
 
         /// What a record does to the page of one of its block references, where it does not overwrite it.
         #[inline]
-        pub fn touch(record: &Record<'_>, block: &BlockRef<'_>) -> Touch {
-            match record.header.rmgr {
-                $(RmgrId::$id => $touch(record, block),)*
+        pub fn touch($record: &Record<'_>, $block: &BlockRef<'_>) -> Touch {
+            match $record.header.rmgr {
+                $(RmgrId::$id => $touch,)*
                 _ => Touch::Change,
             }
         }
 
         /// Whether [`vm::unregistered_clears`] has to be asked for pages beyond the record's block references.
         #[inline]
-        pub(crate) fn may_clear(record: &Record<'_>) -> bool {
-            match record.header.rmgr {
-                $(RmgrId::$id => $more(record),)*
+        pub(crate) fn may_clear($record: &Record<'_>) -> bool {
+            match $record.header.rmgr {
+                $(RmgrId::$id => $clears,)*
                 _ => false,
             }
         }
     };
 }
 
-// A row for each: how its records are replayed, redo of a block, mask of a page, which block references do not just change
-// their page, and whether there are pages beyond these.
+// How its records are replayed, redo of a block, mask of a page, what is done to a block's page, and whether to more pages.
 rmgrs! {
-    XLOG       xlog::class,  Some(xlog::redo),    mask::nothing,  xlog::touch,  never;
-    XACT       global,       None,                mask::nothing,  change,       never;
-    SMGR       global,       None,                mask::nothing,  change,       never;
-    CLOG       global,       None,                mask::nothing,  change,       never;
-    DBASE      global,       None,                mask::nothing,  change,       never;
-    TBLSPC     global,       None,                mask::nothing,  change,       never;
-    MULTIXACT  global,       None,                mask::nothing,  change,       never;
-    RELMAP     global,       None,                mask::nothing,  change,       never;
-    STANDBY    global,       None,                mask::nothing,  change,       never;
-    HEAP2      heap2::class, Some(heap2::redo),   heap::mask,     heap2::touch, vm::may_clear;
-    HEAP       heap::class,  Some(heap::redo),    heap::mask,     change,       vm::may_clear;
-    BTREE      pages,        Some(btree::redo),   btree::mask,    change,       never;
-    HASH       pages,        Some(hash::redo),    hash::mask,     hash::touch,  never;
-    GIN        pages,        Some(gin::redo),     gin::mask,      change,       never;
-    GIST       pages,        Some(gist::redo),    gist::mask,     change,       never;
-    SEQ        pages,        Some(seq::redo),     mask::contents, change,       never;
-    SPGIST     pages,        Some(spgist::redo),  spgist::mask,   change,       never;
-    BRIN       pages,        Some(brin::redo),    brin::mask,     change,       never;
-    COMMIT_TS  global,       None,                mask::nothing,  change,       never;
-    REPLORIGIN global,       None,                mask::nothing,  change,       never;
-    GENERIC    pages,        Some(generic::redo), mask::contents, change,       never;
-    LOGICALMSG global,       None,                mask::nothing,  change,       never;
-}
-
-fn pages(_: &Record<'_>) -> Class {
-    Class::Pages
-}
-
-fn global(_: &Record<'_>) -> Class {
-    Class::Global
-}
-
-fn change(_: &Record<'_>, _: &BlockRef<'_>) -> Touch {
-    Touch::Change
-}
-
-fn never(_: &Record<'_>) -> bool {
-    false
+    |record, block, page, number|
+    XLOG       xlog::class(record),  Some(xlog::redo),    Ok(()),                    xlog::touch(record, block),  false;
+    XACT       Global,               None,                Ok(()),                    Change,                      false;
+    SMGR       Global,               None,                Ok(()),                    Change,                      false;
+    CLOG       Global,               None,                Ok(()),                    Change,                      false;
+    DBASE      Global,               None,                Ok(()),                    Change,                      false;
+    TBLSPC     Global,               None,                Ok(()),                    Change,                      false;
+    MULTIXACT  Global,               None,                Ok(()),                    Change,                      false;
+    RELMAP     Global,               None,                Ok(()),                    Change,                      false;
+    STANDBY    Global,               None,                Ok(()),                    Change,                      false;
+    HEAP2      heap2::class(record), Some(heap2::redo),   heap::mask(page, number),  heap2::touch(record, block), vm::may_clear(record);
+    HEAP       heap::class(record),  Some(heap::redo),    heap::mask(page, number),  Change,                      vm::may_clear(record);
+    BTREE      Pages,                Some(btree::redo),   btree::mask(page),         Change,                      false;
+    HASH       Pages,                Some(hash::redo),    hash::mask(page),          hash::touch(record, block),  false;
+    GIN        Pages,                Some(gin::redo),     gin::mask(page),           Change,                      false;
+    GIST       Pages,                Some(gist::redo),    gist::mask(page),          Change,                      false;
+    SEQ        Pages,                Some(seq::redo),     mask::without_hints(page), Change,                      false;
+    SPGIST     Pages,                Some(spgist::redo),  spgist::mask(page),        Change,                      false;
+    BRIN       Pages,                Some(brin::redo),    brin::mask(page),          Change,                      false;
+    COMMIT_TS  Global,               None,                Ok(()),                    Change,                      false;
+    REPLORIGIN Global,               None,                Ok(()),                    Change,                      false;
+    GENERIC    Pages,                Some(generic::redo), mask::without_hints(page), Change,                      false;
+    LOGICALMSG Global,               None,                Ok(()),                    Change,                      false;
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@
 
 mod page;
 
+use walrider_layout::OffsetNumber;
 use walrider_layout::page::{PAGE_HEADER_SIZE, PageMut};
-use walrider_layout::{BlockNumber, OffsetNumber};
 use walrider_wal::records::spgist::{
     AddLeaf, AddNode, Downlink, MoveLeafs, PickSplit, SplitTuple, VacuumLeaf, VacuumRedirect, VacuumRoot,
     XLOG_SPGIST_ADD_LEAF, XLOG_SPGIST_ADD_NODE, XLOG_SPGIST_MOVE_LEAFS, XLOG_SPGIST_PICKSPLIT, XLOG_SPGIST_SPLIT_TUPLE,
@@ -18,6 +18,7 @@ use walrider_wal::records::spgist::{
 
 use crate::items::index_multi_delete;
 use crate::{BlockRedo, RedoError, mask};
+pub use page::SPGIST_PAGE_ID;
 use page::{DeadTuple, Opaque, SPGIST_LEAF, SPGIST_NULLS};
 
 const SHORT: RedoError = RedoError::DataLength("SP-GiST record");
@@ -51,7 +52,7 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 }
 
 /// What may differ between two pages (`spg_mask`).
-pub(crate) fn mask(page: &mut PageMut<'_>, _: BlockNumber) -> Result<(), RedoError> {
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
     mask::header(page);
     if page.get().lower() >= PAGE_HEADER_SIZE { mask::unused_space(page) } else { Ok(()) }
 }

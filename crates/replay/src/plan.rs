@@ -4,7 +4,7 @@ use walrider_layout::{ForkNumber, Lsn, Major, TransactionId};
 use walrider_redo::rmgr::{Class, class_of, redo_fn};
 use walrider_redo::{Change, pages_touched};
 use walrider_wal::decode::{Found, Place, Stretch};
-use walrider_wal::record::{Record, XLR_CHECK_CONSISTENCY};
+use walrider_wal::record::Record;
 
 use crate::globals::PlainCommit;
 use crate::rels::{PageKey, RelNumbers, RelTable};
@@ -130,12 +130,6 @@ impl Plan {
         })
         .map_err(|error| Obstacle::Corrupt(error.to_string()))
     }
-}
-
-/// Whether a record carries images to check redo's result against.
-#[inline]
-pub fn has_check_images(record: &Record<'_>) -> bool {
-    record.header.info & XLR_CHECK_CONSISTENCY != 0
 }
 
 /// A stretch with its plan, on its way through replay.

@@ -29,7 +29,7 @@ pub const LH_PAGE_HAS_DEAD_TUPLES: u16 = 1 << 7;
 pub const INVALID: u32 = u32::MAX;
 
 /// Marks the page as one of a hash index.
-const HASHO_PAGE_ID: u16 = 0xFF80;
+pub const HASHO_PAGE_ID: u16 = 0xFF80;
 
 /// The special space (`HashPageOpaqueData`), without the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ pub const SPGIST_LEAF: u16 = 1 << 2;
 pub const SPGIST_NULLS: u16 = 1 << 3;
 
 /// Marks the page as one of SP-GiST.
-const SPGIST_PAGE_ID: u16 = 0xFF82;
+pub const SPGIST_PAGE_ID: u16 = 0xFF82;
 
 /// The special space (`SpGistPageOpaqueData`), without the mark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
