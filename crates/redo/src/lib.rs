@@ -26,4 +26,4 @@ pub mod vm;
 pub mod xlog;
 
 pub use block::{BlockRedo, Effects, Env, FreeSpace, Outcome, RedoError, Target, redo_block};
-pub use touched::{Change, Touched, pages_touched};
+pub use touched::{Change, Touched, blocks_touched, maps_touched, pages_touched};

@@ -83,7 +83,7 @@ macro_rules! rmgrs {
 
         /// Whether [`vm::unregistered_clears`] has to be asked for pages beyond the record's block references.
         #[inline]
-        pub(crate) fn may_clear($record: &Record<'_>) -> bool {
+        pub fn may_clear($record: &Record<'_>) -> bool {
             match $record.header.rmgr {
                 $(RmgrId::$id => $clears,)*
                 _ => false,

@@ -1,5 +1,6 @@
 //! Which pages a record touches, told from the record alone.
 
+use arrayvec::ArrayVec;
 use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 use walrider_wal::record::Record;
 
@@ -32,32 +33,43 @@ pub struct Touched {
     pub change: Change,
 }
 
-/// Calls `each` with the pages that a record touches, in the order in which they are to be changed; one page may come twice.
+/// The pages that a record touches, in the order in which they are to be changed; one page may come twice.
 ///
 /// Not among them: pages of the free space map, of which only redo of a heap page tells ([`crate::Effects`]), unless the
 /// record refers to one; and what global records do to files ([`crate::rmgr::Class::Global`]), cut tails of maps included.
 /// Of a resource manager without redo, they are the record's block references.
 ///
 /// # Errors
-/// As [`vm::unregistered_clears`]. `each` was then called with some of the pages.
+/// As [`vm::unregistered_clears`].
+pub fn pages_touched(record: &Record<'_>) -> Result<impl Iterator<Item = Touched>, RedoError> {
+    let maps = if may_clear(record) { maps_touched(record)? } else { ArrayVec::new() };
+    Ok(blocks_touched(record).chain(maps))
+}
+
+/// Of [`pages_touched`], those that the record refers to.
 #[inline]
-pub fn pages_touched(record: &Record<'_>, mut each: impl FnMut(Touched)) -> Result<(), RedoError> {
-    for block in &record.blocks {
+pub fn blocks_touched(record: &Record<'_>) -> impl Iterator<Item = Touched> {
+    record.blocks.iter().filter_map(|block| {
         let change = match touch(record, block) {
-            Touch::Nothing => continue,
+            Touch::Nothing => return None,
             _ if block.will_init || block.image_applies() => Change::Overwrite(block.id),
             Touch::Lock => Change::Lock,
             Touch::Change | Touch::ChangeOrCreate => Change::Block(block.id),
         };
-        each(Touched { rel: block.rel, fork: block.fork, block: block.block, change });
-    }
-    if may_clear(record) {
-        for (nth, clear) in (0..).zip(&vm::unregistered_clears(record)?) {
-            let (fork, block) = (ForkNumber::VisibilityMap, vm::map_block(clear.heap_block));
-            each(Touched { rel: clear.rel, fork, block, change: Change::VmClear(nth) });
-        }
-    }
-    Ok(())
+        Some(Touched { rel: block.rel, fork: block.fork, block: block.block, change })
+    })
+}
+
+/// Of [`pages_touched`], those that the record does not refer to; none but where [`may_clear`] says so.
+///
+/// # Errors
+/// As [`vm::unregistered_clears`].
+pub fn maps_touched(record: &Record<'_>) -> Result<ArrayVec<Touched, 2>, RedoError> {
+    let touched = |(nth, clear): (u8, &vm::VmClear)| {
+        let (fork, block) = (ForkNumber::VisibilityMap, vm::map_block(clear.heap_block));
+        Touched { rel: clear.rel, fork, block, change: Change::VmClear(nth) }
+    };
+    Ok((0..).zip(&vm::unregistered_clears(record)?).map(touched).collect())
 }
 
 #[cfg(test)]
@@ -73,9 +85,7 @@ mod tests {
         let touched = |flags| {
             let builder = RecordBuilder::new(RmgrId::HEAP, XLOG_HEAP_DELETE).main_data([0, 0, 0, 0, 0, 0, 0, flags]);
             let bytes = builder.block(0, TEST_REL, ForkNumber::Main, 70_000).build();
-            let mut pages = Vec::new();
-            pages_touched(&RecordBuilder::parse(&bytes, Lsn(40)), |page| pages.push(page)).unwrap();
-            pages
+            pages_touched(&RecordBuilder::parse(&bytes, Lsn(40))).unwrap().collect::<Vec<_>>()
         };
         let heap = Touched { rel: TEST_REL, fork: ForkNumber::Main, block: 70_000, change: Change::Block(0) };
         let fork = ForkNumber::VisibilityMap;

@@ -1,8 +1,8 @@
 //! From records to page operations: which pages each record changes, sorted into partitions.
 
 use walrider_layout::{ForkNumber, Lsn, Major, TransactionId};
-use walrider_redo::rmgr::{Class, class_of, redo_fn};
-use walrider_redo::{Change, pages_touched};
+use walrider_redo::rmgr::{Class, class_of, may_clear, redo_fn};
+use walrider_redo::{Change, Touched, blocks_touched, maps_touched};
 use walrider_wal::decode::{Found, Place, Stretch};
 use walrider_wal::record::Record;
 
@@ -118,17 +118,27 @@ impl Plan {
         if !record.blocks.is_empty() && redo_fn(rmgr).is_none() {
             return Err(Obstacle::Corrupt(format!("{rmgr} record with block references")));
         }
-        let place = found.place;
-        pages_touched(record, |page| {
-            let key = PageKey::new(numbers.number(table, page.rel, page.fork), page.block);
-            let op = PageOp { key, place, change: page.change };
-            if page.fork == ForkNumber::FreeSpaceMap {
-                self.fsm_ops.push(op);
-            } else {
-                self.ops[partition_of(key)].push(op);
+        for page in blocks_touched(record) {
+            self.put(page, found.place, table, numbers);
+        }
+        if may_clear(record) {
+            for page in maps_touched(record).map_err(|error| Obstacle::Corrupt(error.to_string()))? {
+                self.put(page, found.place, table, numbers);
             }
-        })
-        .map_err(|error| Obstacle::Corrupt(error.to_string()))
+        }
+        Ok(())
+    }
+
+    // A call for each page would cost more than it does.
+    #[inline(always)]
+    fn put(&mut self, page: Touched, place: Place, table: &RelTable, numbers: &mut RelNumbers) {
+        let key = PageKey::new(numbers.number(table, page.rel, page.fork), page.block);
+        let op = PageOp { key, place, change: page.change };
+        if page.fork == ForkNumber::FreeSpaceMap {
+            self.fsm_ops.push(op);
+        } else {
+            self.ops[partition_of(key)].push(op);
+        }
     }
 }
 
