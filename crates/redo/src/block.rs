@@ -2,12 +2,11 @@
 //! (`XLogReadBufferForRedoExtended` in `access/transam/xlogutils.c`, PostgreSQL 18).
 
 use walrider_layout::page::PageMut;
-use walrider_layout::{BlockNumber, ForkNumber, Major, OffsetNumber, PageBytes, RelFileLocator};
+use walrider_layout::{BlockNumber, Major, OffsetNumber, PageBytes, RelFileLocator};
 use walrider_wal::image;
 use walrider_wal::record::{BlockRef, Record};
-use walrider_wal::rmgr::RmgrId;
 
-use crate::redo_fn;
+use crate::rmgr::{Touch, redo_fn, touch};
 
 /// What of the cluster's settings redo depends on.
 #[derive(Clone, Copy, Debug)]
@@ -159,16 +158,6 @@ impl BlockRedo<'_, '_> {
     }
 }
 
-/// Whether a missing or unreadable page is taken as zeros and extended (`RBM_ZERO_ON_ERROR`): only the visibility
-/// map page of `XLOG_HEAP2_VISIBLE` (`heap_xlog_visible`).
-#[inline]
-fn zero_on_error(record: &Record<'_>, block: &BlockRef<'_>) -> bool {
-    record.header.rmgr == RmgrId::HEAP2 && block.fork == ForkNumber::VisibilityMap && {
-        use walrider_wal::records::heap2::XLOG_HEAP2_VISIBLE;
-        record.info() & 0x70 == XLOG_HEAP2_VISIBLE && block.id == 0
-    }
-}
-
 /// Redoes one block reference of a record on its page.
 ///
 /// # Errors
@@ -197,7 +186,7 @@ pub fn redo_block(
         page.0.fill(0);
         Outcome::NeedsRedo
     } else {
-        let zero_on_error = zero_on_error(record, block);
+        let zero_on_error = touch(record, block) == Touch::ChangeOrCreate;
         if zero_on_error && !target.exists {
             target.exists = true;
             dirty = true;
@@ -212,6 +201,10 @@ pub fn redo_block(
     };
     let mut redoing = BlockRedo { record, block, outcome, page, env, effects, dirty };
     redo(&mut redoing)?;
+    debug_assert!(
+        !redoing.dirty || matches!(outcome, Outcome::NeedsRedo | Outcome::Restored),
+        "redo changed a page that was to be left alone"
+    );
     target.dirty |= redoing.dirty;
     Ok(outcome)
 }

@@ -7,21 +7,25 @@
 //! Where the page of a new tuple does not exist, PostgreSQL takes its block number from a buffer that it does not have.
 //! Ours is that of the record, in this case too. It cannot matter: such an index is dropped later.
 
-use walrider_layout::bytes::{put_u16, put_u32};
+use walrider_layout::bytes::{put_u16, put_u32, u16_at};
 use walrider_layout::page::{PAGE_HEADER_SIZE, PageMut};
 use walrider_layout::{BLCKSZ, BlockNumber};
 use walrider_wal::records::brin::*;
 
 use crate::index_tuple::{TID_SIZE, Tid, make_tid};
 use crate::items::{self, AtExisting, ItemsOf};
-use crate::{BlockRedo, RedoError};
+use crate::{BlockRedo, RedoError, mask};
 
-/// The kind of a page, in its last two bytes (`access/brin_page.h`).
-const BRIN_PAGETYPE_META: u16 = 0xF091;
+/// The kind of a page, in its last two bytes (`access/brin_page.h`): the metapage, the first of three.
+pub const BRIN_PAGETYPE_META: u16 = 0xF091;
 const BRIN_PAGETYPE_REVMAP: u16 = 0xF092;
-const BRIN_PAGETYPE_REGULAR: u16 = 0xF093;
+/// A page of tuples, the last of three.
+pub const BRIN_PAGETYPE_REGULAR: u16 = 0xF093;
 /// Bytes of the special space (`sizeof(BrinSpecialSpace)`).
 const SPECIAL_SIZE: usize = 8;
+/// Where in it the flags are, and that of a page which is being emptied.
+const FLAGS: usize = 4;
+const BRIN_EVACUATE_PAGE: u8 = 1 << 0;
 
 /// The metapage (`BrinMetaPageData`).
 const BRIN_META_MAGIC: u32 = 0xA810_9CFA;
@@ -56,6 +60,23 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         (operation, id) if identify(operation).is_some() => Err(RedoError::BlockReference(id)),
         _ => Err(RedoError::UnknownType(redo.info())),
     }
+}
+
+/// What may differ between two pages (`brin_mask`).
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    mask::header(page);
+    let special = page.get().special();
+    if special < PAGE_HEADER_SIZE || special + SPECIAL_SIZE > BLCKSZ {
+        return Err(RedoError::CorruptPage("header offsets make no sense"));
+    }
+    let has_lower = page.get().lower() > PAGE_HEADER_SIZE;
+    match u16_at(page.0, special + SPECIAL_SIZE - 2) {
+        BRIN_PAGETYPE_REGULAR => mask::unused_space(page)?,
+        BRIN_PAGETYPE_META if has_lower => mask::unused_space(page)?,
+        _ => {}
+    }
+    page.0[special + FLAGS] &= !BRIN_EVACUATE_PAGE;
+    Ok(())
 }
 
 /// Begins a page anew (`XLogInitBufferForRedo`, `brin_page_init`).

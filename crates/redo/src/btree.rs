@@ -8,6 +8,7 @@ mod page;
 mod posting;
 mod split;
 
+use walrider_layout::page::PageMut;
 use walrider_wal::records::btree::{
     Delete, Insert, MarkPageHalfDead, Metadata, NewRoot, Removal, Split, UnlinkPage, Vacuum, XLOG_BTREE_DEDUP,
     XLOG_BTREE_DELETE, XLOG_BTREE_INSERT_LEAF, XLOG_BTREE_INSERT_META, XLOG_BTREE_INSERT_POST, XLOG_BTREE_INSERT_UPPER,
@@ -18,10 +19,10 @@ use walrider_wal::records::btree::{
 use crate::index_tuple;
 use crate::items::{add_index_item, index_multi_delete, index_tuple_delete};
 use crate::special::Special;
-use crate::{BlockRedo, RedoError};
+use crate::{BlockRedo, RedoError, mask};
 use page::{
     BTP_DELETED, BTP_HALF_DEAD, BTP_HAS_FULLXID, BTP_HAS_GARBAGE, BTP_INCOMPLETE_SPLIT, BTP_LEAF, BTP_META, BTP_ROOT,
-    Opaque, P_NONE,
+    BTP_SPLIT_END, Opaque, P_NONE,
 };
 
 const SHORT: RedoError = RedoError::DataLength("B-tree record");
@@ -56,6 +57,20 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         (info, id) if walrider_wal::records::btree::identify(info).is_some() => Err(RedoError::BlockReference(id)),
         (info, _) => Err(RedoError::UnknownType(info)),
     }
+}
+
+/// What may differ between two pages (`btree_mask`).
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    mask::header_and_hole(page)?;
+    let mut opaque = Opaque::of(page.get())?;
+    if opaque.flags & BTP_LEAF != 0 {
+        mask::lp_flags(page);
+    }
+    // Redo of a split leaves BTP_SPLIT_END and the cycle id of the right page empty.
+    opaque.flags &= !(BTP_HAS_GARBAGE | BTP_SPLIT_END);
+    opaque.cycle_id = 0;
+    opaque.put(page);
+    Ok(())
 }
 
 /// Block 0 of the `INSERT` records without posting list (`btree_xlog_insert`).

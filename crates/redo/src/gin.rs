@@ -12,6 +12,7 @@ mod page;
 mod posting;
 mod recompress;
 
+use walrider_layout::page::{PAGE_HEADER_SIZE, PageMut};
 use walrider_wal::records::gin::{
     CreatePostingTree, DeleteListPages, DeletePage, Insert, InsertDataInternal, InsertEntry, InsertListPage, META_SIZE,
     Split, UpdateMeta, XLOG_GIN_CREATE_PTREE, XLOG_GIN_DELETE_LISTPAGE, XLOG_GIN_DELETE_PAGE, XLOG_GIN_INSERT,
@@ -22,7 +23,7 @@ use walrider_wal::records::gin::{
 use crate::index_tuple::{make_tid, tuple_size};
 use crate::items::{add_index_item, append_index_tuples, index_tuple_delete};
 use crate::special::Special;
-use crate::{BlockRedo, Outcome, RedoError};
+use crate::{BlockRedo, Outcome, RedoError, mask};
 use page::{
     GIN_COMPRESSED, GIN_DATA, GIN_DELETED, GIN_INCOMPLETE_SPLIT, GIN_LEAF, GIN_LIST, GIN_LIST_FULLROW, INVALID_BLOCK,
     Opaque,
@@ -52,6 +53,17 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         (info, id) if identify(info).is_some() => Err(RedoError::BlockReference(id)),
         (info, _) => Err(RedoError::UnknownType(info)),
     }
+}
+
+/// What may differ between two pages (`gin_mask`).
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    mask::header(page);
+    if Opaque::of(page.get())?.flags & GIN_DELETED != 0 {
+        mask::content(page);
+        return Ok(());
+    }
+    // Pages of old versions do not tell where their contents end.
+    if page.get().lower() > PAGE_HEADER_SIZE { mask::unused_space(page) } else { Ok(()) }
 }
 
 /// Block 0 of `CREATE_PTREE` (`ginRedoCreatePTree`).
@@ -200,12 +212,9 @@ fn update_list_tail(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         };
     }
     if redo.needs_redo()? {
-        let mut opaque = Opaque::of(redo.page.get())?;
         append_tuples(redo, ntuples)?;
         // All of them are of one heap tuple.
-        opaque.max_offset = opaque.max_offset.wrapping_add(1);
-        opaque.put(&mut redo.page);
-        redo.changed();
+        redo.changed_special(|opaque: &mut Opaque| opaque.max_offset = opaque.max_offset.wrapping_add(1))?;
     }
     Ok(())
 }

@@ -7,6 +7,8 @@
 
 mod page;
 
+use walrider_layout::Lsn;
+use walrider_layout::page::PageMut;
 use walrider_wal::records::gist::{
     Delete, PageDelete, PageSplit, PageUpdate, XLOG_GIST_DELETE, XLOG_GIST_PAGE_DELETE, XLOG_GIST_PAGE_SPLIT,
     XLOG_GIST_PAGE_UPDATE,
@@ -15,7 +17,8 @@ use walrider_wal::records::gist::{
 use crate::index_tuple;
 use crate::items::{append_index_tuples, index_multi_delete, index_tuple_delete, index_tuple_overwrite};
 use crate::special::Special;
-use crate::{BlockRedo, Outcome, RedoError};
+use crate::{BlockRedo, Outcome, RedoError, mask};
+pub use page::GIST_PAGE_ID;
 use page::{F_DELETED, F_FOLLOW_RIGHT, F_HAS_GARBAGE, F_LEAF, F_TUPLES_DELETED, GIST_ROOT_BLKNO, NO_BLOCK, Opaque};
 
 const SHORT: RedoError = RedoError::DataLength("GiST record");
@@ -35,6 +38,20 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         (XLOG_GIST_PAGE_UPDATE | XLOG_GIST_DELETE | XLOG_GIST_PAGE_DELETE, id) => Err(RedoError::BlockReference(id)),
         (info, _) => Err(RedoError::UnknownType(info)),
     }
+}
+
+/// What may differ between two pages (`gist_mask`).
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    mask::header_and_hole(page)?;
+    let mut opaque = Opaque::of(page.get())?;
+    if opaque.flags & F_LEAF != 0 {
+        mask::lp_flags(page);
+    }
+    opaque.nsn = Lsn(0);
+    // F_FOLLOW_RIGHT is set after the record was written.
+    opaque.flags = (opaque.flags | F_FOLLOW_RIGHT) & !F_HAS_GARBAGE;
+    opaque.put(page);
+    Ok(())
 }
 
 /// The left half of a split that now has its downlink (`gistRedoClearFollowRight`).
@@ -91,12 +108,9 @@ fn check_count(added: usize, stated: usize) -> Result<(), RedoError> {
 /// where it was not set, the image of `wal_consistency_checking` differs from what replay makes, PostgreSQL's own too.
 fn delete(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if redo.needs_redo()? {
-        let mut opaque = Opaque::of(redo.page.get())?;
         let Delete { deleted, .. } = Delete::parse(redo.record.main_data).ok_or(SHORT)?;
         index_multi_delete(&mut redo.page, deleted.iter())?;
-        opaque.flags = opaque.flags & !F_HAS_GARBAGE | F_TUPLES_DELETED;
-        opaque.put(&mut redo.page);
-        redo.changed();
+        redo.changed_special(|opaque: &mut Opaque| opaque.flags = opaque.flags & !F_HAS_GARBAGE | F_TUPLES_DELETED)?;
     }
     Ok(())
 }
@@ -133,11 +147,8 @@ fn page_split(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> {
 fn page_delete_leaf(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if redo.needs_redo()? {
         let PageDelete { delete_xid, .. } = PageDelete::parse(redo.record.main_data).ok_or(SHORT)?;
-        let mut opaque = Opaque::of(redo.page.get())?;
         page::put_delete_xid(&mut redo.page, delete_xid)?;
-        opaque.flags |= F_DELETED;
-        opaque.put(&mut redo.page);
-        redo.changed();
+        redo.changed_special(|opaque: &mut Opaque| opaque.flags |= F_DELETED)?;
     }
     Ok(())
 }

@@ -3,11 +3,12 @@
 //! PostgreSQL redoes all pages of a record in one go. Nothing that it does to one of them depends on what another one
 //! holds: links are block numbers and buckets, which the record has, and the metapage's counts follow from the record
 //! and the metapage alone. So each page is redone alone here. Block 0 of MOVE_PAGE_CONTENTS, SQUEEZE_PAGE and DELETE,
-//! the bucket's first page, is in the record only to be locked, and stays as it is: see [`crate::only_locks`].
+//! the bucket's first page, is in the record only to be locked, and stays as it is: see [`crate::rmgr::Touch`].
 
 mod page;
 
 use walrider_layout::bytes::Reader;
+use walrider_layout::page::PageMut;
 use walrider_layout::{OffsetNumber, maxalign};
 use walrider_wal::record::{BlockRef, Record};
 use walrider_wal::records::hash::*;
@@ -15,11 +16,13 @@ use walrider_wal::records::parts::Items;
 
 use crate::index_tuple::tuple_size;
 use crate::items::{add_index_item, index_multi_delete};
+use crate::rmgr::Touch;
 use crate::special::Special;
-use crate::{BlockRedo, Outcome, RedoError};
+use crate::{BlockRedo, Outcome, RedoError, mask};
+pub use page::HASHO_PAGE_ID;
 use page::{
-    INVALID, LH_BITMAP_PAGE, LH_BUCKET_NEEDS_SPLIT_CLEANUP, LH_META_PAGE, LH_OVERFLOW_PAGE, LH_PAGE_HAS_DEAD_TUPLES,
-    LH_UNUSED_PAGE, Meta, Opaque,
+    INVALID, LH_BITMAP_PAGE, LH_BUCKET_NEEDS_SPLIT_CLEANUP, LH_BUCKET_PAGE, LH_META_PAGE, LH_OVERFLOW_PAGE,
+    LH_PAGE_HAS_DEAD_TUPLES, LH_PAGE_TYPE, LH_UNUSED_PAGE, Meta, Opaque,
 };
 
 const SHORT: RedoError = RedoError::DataLength("hash index record");
@@ -76,9 +79,34 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     }
 }
 
+/// What may differ between two pages (`hash_mask`).
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    mask::header_and_hole(page)?;
+    let mut opaque = Opaque::of(page.get())?;
+    match opaque.flag & LH_PAGE_TYPE {
+        LH_UNUSED_PAGE => mask::content(page),
+        LH_OVERFLOW_PAGE | LH_BUCKET_PAGE => mask::lp_flags(page),
+        _ => {}
+    }
+    opaque.flag &= !LH_PAGE_HAS_DEAD_TUPLES;
+    opaque.put(page);
+    Ok(())
+}
+
+/// The first page of a bucket of which another page is changed is only locked, unless its image is to be restored, or compared
+/// with.
+///
+/// These are the pages that PostgreSQL registers with `REGBUF_NO_IMAGE` and `REGBUF_NO_CHANGE` (`access/hash/hash.c`,
+/// `hashovfl.c`, PostgreSQL 18; the same in 17). No other record does that with page checksums; without them, nobody verifies
+/// the heap page of `XLOG_HEAP2_VISIBLE`. An image may be there for `wal_consistency_checking`, which looks at the page.
+#[inline]
+pub(crate) fn touch(record: &Record<'_>, block: &BlockRef<'_>) -> Touch {
+    if block.image.is_none() && names_bucket(record, block) { Touch::Lock } else { Touch::Change }
+}
+
 /// Whether the block is the first page of a bucket of which another page is changed.
 #[inline]
-pub(crate) fn names_bucket(record: &Record<'_>, block: &BlockRef<'_>) -> bool {
+fn names_bucket(record: &Record<'_>, block: &BlockRef<'_>) -> bool {
     block.id == 0 && matches!(record.info(), XLOG_HASH_MOVE_PAGE_CONTENTS | XLOG_HASH_SQUEEZE_PAGE | XLOG_HASH_DELETE)
 }
 

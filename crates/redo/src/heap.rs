@@ -1,12 +1,13 @@
 //! Redo of the heap (`access/heap/heapam_xlog.c`, PostgreSQL 18.6).
 
-use walrider_layout::page::{PD_ALL_VISIBLE, PageMut};
-use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, TransactionId};
-use walrider_wal::record::BlockRef;
+use walrider_layout::page::{ItemState, PD_ALL_VISIBLE, PageMut};
+use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, TransactionId, maxalign};
+use walrider_wal::record::{BlockRef, Record};
 use walrider_wal::records::heap::*;
 
 use crate::heap_tuple::{self, HeaderMut, MOVED_PARTITIONS, NewTuple, TUPLE_HEADER_SIZE, header_mut};
-use crate::{BlockRedo, FreeSpace, Outcome, RedoError, items, vm};
+use crate::rmgr::Class;
+use crate::{BlockRedo, FreeSpace, Outcome, RedoError, items, mask, vm};
 
 /// Below this, the free space of a page that was inserted into is passed on to the free space map: a fifth of a page.
 const LOW_FREE_SPACE: usize = BLCKSZ / 5;
@@ -18,30 +19,44 @@ const LOW_FREE_SPACE: usize = BLCKSZ / 5;
 pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     match (redo.info() & XLOG_HEAP_OPMASK, redo.block.id) {
         (XLOG_HEAP_INSERT, BLKREF_HEAP) => insert(redo),
-        (XLOG_HEAP_INSERT, BLKREF_VM) => {
-            let insert = Insert::parse(redo.record.main_data).ok_or(RedoError::DataLength("insert"))?;
-            clear_vm(redo, insert.flags & XLH_INSERT_ALL_VISIBLE_CLEARED != 0, vm::VALID_BITS)
-        }
         (XLOG_HEAP_DELETE, BLKREF_HEAP) => delete(redo),
-        (XLOG_HEAP_DELETE, BLKREF_VM) => {
-            let delete = Delete::parse(redo.record.main_data).ok_or(RedoError::DataLength("delete"))?;
-            clear_vm(redo, delete.flags & XLH_DELETE_ALL_VISIBLE_CLEARED != 0, vm::VALID_BITS)
-        }
         (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_HEAP_NEW) => update_new_page(redo),
         (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_HEAP_OLD) => update_old_page(redo),
-        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_VM_NEW) => update_vm_of_new(redo),
-        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_VM_OLD) => update_vm_of_old(redo),
+        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_VM_NEW) => update_vm(redo, true),
+        (XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE, UPDATE_BLKREF_VM_OLD) => update_vm(redo, false),
         // What TRUNCATE does to files is in records of the storage manager.
         (XLOG_HEAP_TRUNCATE, _) => Ok(()),
         (XLOG_HEAP_CONFIRM, BLKREF_HEAP) => confirm(redo),
         (XLOG_HEAP_LOCK, BLKREF_HEAP) => lock(redo),
-        (XLOG_HEAP_LOCK, BLKREF_VM) => {
-            let lock = Lock::parse(redo.record.main_data).ok_or(RedoError::DataLength("lock"))?;
-            clear_vm(redo, lock.flags & XLH_LOCK_ALL_FROZEN_CLEARED != 0, vm::ALL_FROZEN)
-        }
+        (XLOG_HEAP_INSERT | XLOG_HEAP_DELETE | XLOG_HEAP_LOCK, BLKREF_VM) => clear_vm(redo),
         (XLOG_HEAP_INPLACE, BLKREF_HEAP) => inplace(redo),
         (_, id) => Err(RedoError::BlockReference(id)),
     }
+}
+
+/// What may differ between two pages (`heap_mask`).
+pub(crate) fn mask(page: &mut PageMut<'_>, block: BlockNumber) -> Result<(), RedoError> {
+    mask::header_and_hole(page)?;
+    for number in 1..=page.get().max_offset() {
+        let Some(id) = page.get().item_id(number) else { break };
+        let outside = RedoError::LinePointer(number);
+        if id.state() == ItemState::Normal {
+            let header = page.0.get_mut(id.offset()..).and_then(|tail| tail.first_chunk_mut());
+            HeaderMut(header.ok_or(outside.clone())?).mask(block, number);
+        }
+        // Padding is whatever lay there before.
+        let (end, padded) = (id.offset() + id.len(), id.offset() + maxalign(id.len()));
+        if !id.is_empty() {
+            page.0.get_mut(end..padded).ok_or(outside)?.fill(0);
+        }
+    }
+    Ok(())
+}
+
+/// INPLACE carries invalidations, as commits do.
+#[inline]
+pub(crate) fn class(record: &Record<'_>) -> Class {
+    if record.info() & XLOG_HEAP_OPMASK == XLOG_HEAP_INPLACE { Class::Global } else { Class::Pages }
 }
 
 /// A block that the record must refer to.
@@ -50,17 +65,17 @@ fn block_ref<'r>(redo: &BlockRedo<'r, '_>, id: u8) -> Result<&'r BlockRef<'r>, R
     redo.record.block(id).ok_or(RedoError::BlockReference(id))
 }
 
-/// Prepares a page that the record may initialise; both places where it says so must agree
+/// Whether the page, which the record may initialise, is to be changed; both places where it says so must agree
 /// (`XLogReadBufferForRedoExtended`).
 #[inline]
-pub(crate) fn init_page(redo: &mut BlockRedo<'_, '_>, initialises: bool) -> Result<(), RedoError> {
-    if redo.block.will_init != initialises {
-        return Err(RedoError::WillInit);
+pub(crate) fn begin(redo: &mut BlockRedo<'_, '_>, initialises: bool) -> Result<bool, RedoError> {
+    if !initialises {
+        return redo.needs_redo();
     }
-    if initialises && redo.outcome == Outcome::NeedsRedo {
-        redo.page.init(0);
+    match redo.outcome {
+        Outcome::Restored if redo.block.will_init => Ok(false),
+        _ => redo.init_page(0).map(|()| true),
     }
-    Ok(())
 }
 
 /// `PageClearAllVisible`.
@@ -111,28 +126,34 @@ pub(crate) fn report_free_space(redo: &mut BlockRedo<'_, '_>, free_bytes: usize)
 
 /// Clears bits of the record's heap block on the registered page of the visibility map (`heap_xlog_vm_clear`, where
 /// the page is registered; for where it is not, see [`vm::unregistered_clears`]).
-pub(crate) fn clear_vm(redo: &mut BlockRedo<'_, '_>, flagged: bool, bits: u8) -> Result<(), RedoError> {
+pub(crate) fn clear_vm(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let heap_block = block_ref(redo, BLKREF_HEAP)?.block;
-    if flagged && redo.outcome == Outcome::NeedsRedo && clear_on_vm_page(redo, heap_block, bits)? {
+    let cleared = vm::cleared(redo.record).transpose()?.is_some();
+    if cleared && redo.needs_redo()? && clear_on_vm_page(redo, heap_block)? {
         redo.changed();
     }
     Ok(())
 }
 
 /// Clears bits on the page of the visibility map being redone; whether one was set.
-fn clear_on_vm_page(redo: &mut BlockRedo<'_, '_>, heap_block: BlockNumber, bits: u8) -> Result<bool, RedoError> {
+fn clear_on_vm_page(redo: &mut BlockRedo<'_, '_>, heap_block: BlockNumber) -> Result<bool, RedoError> {
+    check_vm_page(redo, heap_block)?;
+    Ok(vm::clear_bits(&mut redo.page, heap_block, vm::bits_cleared(redo.record)))
+}
+
+/// Whether the page being redone is that of the visibility map which has the bits of a heap block.
+pub(crate) fn check_vm_page(redo: &BlockRedo<'_, '_>, heap_block: BlockNumber) -> Result<(), RedoError> {
     if redo.block.fork != ForkNumber::VisibilityMap || redo.block.block != vm::map_block(heap_block) {
         return Err(RedoError::CorruptRecord("visibility map page is not that of the heap block"));
     }
-    Ok(vm::clear_bits(&mut redo.page, heap_block, bits))
+    Ok(())
 }
 
 /// `heap_xlog_insert`.
 fn insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let record = redo.record;
     let insert = Insert::parse(record.main_data).ok_or(RedoError::DataLength("insert"))?;
-    init_page(redo, record.info() & XLOG_HEAP_INIT_PAGE != 0)?;
-    if redo.outcome != Outcome::NeedsRedo {
+    if !begin(redo, record.info() & XLOG_HEAP_INIT_PAGE != 0)? {
         return Ok(());
     }
     let (carried, data) = HeapHeader::split(redo.block.data).ok_or(RedoError::DataLength("inserted tuple"))?;
@@ -151,7 +172,7 @@ fn insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 fn delete(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let record = redo.record;
     let delete = Delete::parse(record.main_data).ok_or(RedoError::DataLength("delete"))?;
-    if redo.outcome != Outcome::NeedsRedo {
+    if !redo.needs_redo()? {
         return Ok(());
     }
     let mut header = header_mut(&mut redo.page, delete.number)?;
@@ -181,8 +202,7 @@ fn update_new_page(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         None => true,
         Some(old) => old.block == redo.block.block,
     };
-    init_page(redo, record.info() & XLOG_HEAP_INIT_PAGE != 0 && !same_page)?;
-    if redo.outcome != Outcome::NeedsRedo {
+    if !begin(redo, record.info() & XLOG_HEAP_INIT_PAGE != 0 && !same_page)? {
         return Ok(());
     }
     if same_page {
@@ -204,9 +224,8 @@ fn update_new_page(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 fn update_old_page(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let update = Update::parse(redo.record.main_data).ok_or(RedoError::DataLength("update"))?;
     let new_block = block_ref(redo, UPDATE_BLKREF_HEAP_NEW)?.block;
-    init_page(redo, false)?;
     // Both references to one block: the old tuple was changed together with the new one.
-    if redo.outcome != Outcome::NeedsRedo || new_block == redo.block.block {
+    if !redo.needs_redo()? || new_block == redo.block.block {
         return Ok(());
     }
     update_old_tuple(redo, &update, new_block)?;
@@ -280,38 +299,23 @@ fn add_updated_tuple(redo: &mut BlockRedo<'_, '_>, update: &Update, same_page: b
     Ok(())
 }
 
-/// The visibility map page of the new tuple's page; where the old one's bits are on it too, it stands for both
-/// (`heap_xlog_update`).
-fn update_vm_of_new(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    let update = Update::parse(redo.record.main_data).ok_or(RedoError::DataLength("update"))?;
-    let cleared = XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED;
-    if redo.outcome != Outcome::NeedsRedo || update.flags & cleared == 0 {
+/// The visibility map page of the new tuple's page or of the old one's; where the old one's bits are on that of the new one
+/// too, it stands for both (`heap_xlog_update`).
+fn update_vm(redo: &mut BlockRedo<'_, '_>, of_new: bool) -> Result<(), RedoError> {
+    let Some(flags) = vm::cleared(redo.record).transpose()? else { return Ok(()) };
+    if !redo.needs_redo()? {
         return Ok(());
     }
     let new = block_ref(redo, UPDATE_BLKREF_HEAP_NEW)?;
     let old = redo.record.block(UPDATE_BLKREF_HEAP_OLD).unwrap_or(new);
-    let mut changed = clear_on_vm_page(redo, new.block, vm::VALID_BITS)?;
+    let mut changed = of_new && clear_on_vm_page(redo, new.block)?;
     // That no page is registered for the old bits does not mean that they are here: they may be on another page and
     // have been clear.
-    if update.flags & XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED != 0 && vm::map_block(old.block) == redo.block.block {
-        changed |= clear_on_vm_page(redo, old.block, vm::VALID_BITS)?;
+    let both = flags & XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED != 0 && vm::map_block(old.block) == redo.block.block;
+    if both || !of_new {
+        changed |= clear_on_vm_page(redo, old.block)?;
     }
     if changed {
-        redo.changed();
-    }
-    Ok(())
-}
-
-/// The visibility map page of the old tuple's page (`heap_xlog_update`).
-fn update_vm_of_old(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
-    let update = Update::parse(redo.record.main_data).ok_or(RedoError::DataLength("update"))?;
-    let cleared = XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED;
-    if redo.outcome != Outcome::NeedsRedo || update.flags & cleared == 0 {
-        return Ok(());
-    }
-    let new = block_ref(redo, UPDATE_BLKREF_HEAP_NEW)?;
-    let old = redo.record.block(UPDATE_BLKREF_HEAP_OLD).unwrap_or(new);
-    if clear_on_vm_page(redo, old.block, vm::VALID_BITS)? {
         redo.changed();
     }
     Ok(())
@@ -320,7 +324,7 @@ fn update_vm_of_old(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// `heap_xlog_confirm`.
 fn confirm(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let confirm = Confirm::parse(redo.record.main_data).ok_or(RedoError::DataLength("confirm"))?;
-    if redo.outcome != Outcome::NeedsRedo {
+    if !redo.needs_redo()? {
         return Ok(());
     }
     let own_ctid = (redo.block.block, confirm.number);
@@ -332,7 +336,7 @@ fn confirm(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// `heap_xlog_lock`.
 fn lock(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let lock = Lock::parse(redo.record.main_data).ok_or(RedoError::DataLength("lock"))?;
-    if redo.outcome != Outcome::NeedsRedo {
+    if !redo.needs_redo()? {
         return Ok(());
     }
     let mut header: HeaderMut<'_> = header_mut(&mut redo.page, lock.number)?;
@@ -351,7 +355,7 @@ fn lock(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// `heap_xlog_inplace`, as far as the page goes; the invalidations mean nothing to a directory without a server.
 fn inplace(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let inplace = Inplace::parse(redo.record.major, redo.record.main_data).ok_or(RedoError::DataLength("inplace"))?;
-    if redo.outcome != Outcome::NeedsRedo {
+    if !redo.needs_redo()? {
         return Ok(());
     }
     let data = redo.block.data;

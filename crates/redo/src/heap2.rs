@@ -3,14 +3,18 @@
 use walrider_layout::ForkNumber;
 use walrider_layout::OffsetNumber;
 use walrider_layout::page::{ItemId, PageMut};
+use walrider_wal::record::{BlockRef, Record};
 use walrider_wal::records::heap::{
     BLKREF_HEAP, BLKREF_VM, HeapHeader, Lock, XLH_INSERT_ALL_FROZEN_SET, XLH_INSERT_ALL_VISIBLE_CLEARED,
-    XLH_LOCK_ALL_FROZEN_CLEARED, XLOG_HEAP_INIT_PAGE, XLOG_HEAP_OPMASK,
+    XLOG_HEAP_INIT_PAGE, XLOG_HEAP_OPMASK,
 };
 use walrider_wal::records::heap2::*;
 
-use crate::heap::{clear_all_visible, clear_vm, init_page, report_free_space, report_low_free_space, set_all_visible};
+use crate::heap::{
+    begin, check_vm_page, clear_all_visible, clear_vm, report_free_space, report_low_free_space, set_all_visible,
+};
 use crate::heap_tuple::{NewTuple, TUPLE_HEADER_SIZE, header_mut};
+use crate::rmgr::{Class, Touch};
 use crate::{BlockRedo, Outcome, RedoError, items, vm};
 
 /// Redoes one block (`heap2_redo`).
@@ -25,25 +29,33 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         (XLOG_HEAP2_VISIBLE, VISIBLE_BLKREF_VM) => visible_vm(redo),
         (XLOG_HEAP2_VISIBLE, VISIBLE_BLKREF_HEAP) => visible_heap(redo),
         (XLOG_HEAP2_MULTI_INSERT, BLKREF_HEAP) => multi_insert(redo),
-        (XLOG_HEAP2_MULTI_INSERT, BLKREF_VM) => {
-            let flags = redo.record.main_data.first().ok_or(RedoError::DataLength("multi-insert"))?;
-            clear_vm(redo, flags & XLH_INSERT_ALL_VISIBLE_CLEARED != 0, vm::VALID_BITS)
-        }
         (XLOG_HEAP2_LOCK_UPDATED, BLKREF_HEAP) => lock_updated(redo),
-        (XLOG_HEAP2_LOCK_UPDATED, BLKREF_VM) => {
-            let lock = Lock::parse(redo.record.main_data).ok_or(RedoError::DataLength("lock updated"))?;
-            clear_vm(redo, lock.flags & XLH_LOCK_ALL_FROZEN_CLEARED != 0, vm::ALL_FROZEN)
-        }
+        (XLOG_HEAP2_MULTI_INSERT | XLOG_HEAP2_LOCK_UPDATED, BLKREF_VM) => clear_vm(redo),
         // Both serve logical decoding; what REWRITE writes is no page.
         (XLOG_HEAP2_NEW_CID | XLOG_HEAP2_REWRITE, _) => Ok(()),
         (_, id) => Err(RedoError::BlockReference(id)),
     }
 }
 
+/// What REWRITE writes is no page.
+#[inline]
+pub(crate) fn class(record: &Record<'_>) -> Class {
+    if record.info() & XLOG_HEAP_OPMASK == XLOG_HEAP2_REWRITE { Class::Global } else { Class::Pages }
+}
+
+/// VISIBLE makes the page of the visibility map where it has to (`heap_xlog_visible`).
+#[inline]
+pub(crate) fn touch(record: &Record<'_>, block: &BlockRef<'_>) -> Touch {
+    let creates = block.fork == ForkNumber::VisibilityMap
+        && record.info() & XLOG_HEAP_OPMASK == XLOG_HEAP2_VISIBLE
+        && block.id == VISIBLE_BLKREF_VM;
+    if creates { Touch::ChangeOrCreate } else { Touch::Change }
+}
+
 /// `heap_xlog_prune_freeze`.
 fn prune(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let prune = Prune::parse(redo.record.main_data).ok_or(RedoError::DataLength("prune"))?;
-    if redo.outcome == Outcome::NeedsRedo {
+    if redo.needs_redo()? {
         let items = PruneItems::parse(redo.block.data, prune.flags).ok_or(RedoError::DataLength("prune items"))?;
         prune_items(&mut redo.page, &items, prune.flags & XLHP_CLEANUP_LOCK == 0)?;
         freeze(&mut redo.page, &items)?;
@@ -118,7 +130,7 @@ fn freeze(page: &mut PageMut<'_>, items: &PruneItems<'_>) -> Result<(), RedoErro
 /// The heap page of `heap_xlog_visible`.
 fn visible_heap(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let visible = Visible::parse(redo.record.main_data).ok_or(RedoError::DataLength("visible"))?;
-    if redo.outcome == Outcome::NeedsRedo {
+    if redo.needs_redo()? {
         set_all_visible(&mut redo.page);
         // Where no image protects hint bits, the page has no image in this record either, and keeps its LSN.
         if redo.env.hint_bits_are_logged {
@@ -137,13 +149,11 @@ fn visible_heap(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// The page of the visibility map of `heap_xlog_visible`; a page that does not exist or is new comes into being.
 fn visible_vm(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let visible = Visible::parse(redo.record.main_data).ok_or(RedoError::DataLength("visible"))?;
-    if redo.outcome != Outcome::NeedsRedo {
+    if !redo.needs_redo()? {
         return Ok(());
     }
     let heap = redo.record.block(VISIBLE_BLKREF_HEAP).ok_or(RedoError::BlockReference(VISIBLE_BLKREF_HEAP))?;
-    if redo.block.fork != ForkNumber::VisibilityMap || redo.block.block != vm::map_block(heap.block) {
-        return Err(RedoError::CorruptRecord("visibility map page is not that of the heap block"));
-    }
+    check_vm_page(redo, heap.block)?;
     let bits = visible.flags & vm::VALID_BITS;
     if redo.page.get().is_new() {
         // PostgreSQL initialises the page in any case, but writes it only if a bit changes.
@@ -164,8 +174,7 @@ fn multi_insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let record = redo.record;
     let initialises = record.info() & XLOG_HEAP_INIT_PAGE != 0;
     let insert = MultiInsert::parse(record.main_data, initialises).ok_or(LENGTH)?;
-    init_page(redo, initialises)?;
-    if redo.outcome != Outcome::NeedsRedo {
+    if !begin(redo, initialises)? {
         return Ok(());
     }
     let data = redo.block.data;
@@ -200,7 +209,7 @@ fn multi_insert(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 /// `heap_xlog_lock_updated`.
 fn lock_updated(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     let lock = Lock::parse(redo.record.main_data).ok_or(RedoError::DataLength("lock updated"))?;
-    if redo.outcome != Outcome::NeedsRedo {
+    if !redo.needs_redo()? {
         return Ok(());
     }
     let mut header = header_mut(&mut redo.page, lock.number)?;

@@ -32,10 +32,13 @@ const HEAP_COMBOCID: u16 = 0x0020;
 const HEAP_XMAX_EXCL_LOCK: u16 = 0x0040;
 const HEAP_XMAX_LOCK_ONLY: u16 = 0x0080;
 const HEAP_LOCK_MASK: u16 = HEAP_XMAX_EXCL_LOCK | HEAP_XMAX_KEYSHR_LOCK;
+const HEAP_XMIN_FROZEN: u16 = 0x0300;
 const HEAP_XMAX_COMMITTED: u16 = 0x0400;
 const HEAP_XMAX_INVALID: u16 = 0x0800;
 const HEAP_XMAX_IS_MULTI: u16 = 0x1000;
 const HEAP_MOVED: u16 = 0x4000 | 0x8000;
+/// All that says what xmin and xmax mean.
+const HEAP_XACT_MASK: u16 = 0xFFF0;
 /// All that says what xmax means.
 const HEAP_XMAX_BITS: u16 =
     HEAP_XMAX_COMMITTED | HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI | HEAP_LOCK_MASK | HEAP_XMAX_LOCK_ONLY;
@@ -45,6 +48,8 @@ const HEAP_HOT_UPDATED: u16 = 0x4000;
 
 const TOO_LONG: RedoError = RedoError::CorruptRecord("parts of a tuple are longer than the tuple");
 
+/// Line pointer in `t_ctid` while an insertion is speculative (`SpecTokenOffsetNumber`).
+const SPECULATIVE_TOKEN: OffsetNumber = 0xFFFE;
 /// `t_ctid` of a row that moved to another partition (`MovedPartitionsBlockNumber`, `MovedPartitionsOffsetNumber`).
 pub const MOVED_PARTITIONS: (BlockNumber, OffsetNumber) = (BlockNumber::MAX, 0xFFFD);
 
@@ -93,7 +98,7 @@ pub fn hoff(tuple: &[u8]) -> usize {
 }
 
 /// Changes the header of a tuple.
-pub struct HeaderMut<'p>(&'p mut [u8; TUPLE_HEADER_SIZE]);
+pub struct HeaderMut<'p>(pub(crate) &'p mut [u8; TUPLE_HEADER_SIZE]);
 
 impl HeaderMut<'_> {
     /// `HeapTupleHeaderSetXmin`.
@@ -163,6 +168,20 @@ impl HeaderMut<'_> {
     pub fn set_hot_updated(&mut self, hot: bool) {
         let infomask2 = u16_at(self.0, T_INFOMASK2) & !HEAP_HOT_UPDATED;
         self.set_infomask2(if hot { infomask2 | HEAP_HOT_UPDATED } else { infomask2 });
+    }
+
+    /// Blanks what may differ between the headers of one tuple, which is at this place (`heap_mask`).
+    pub fn mask(&mut self, block: BlockNumber, number: OffsetNumber) {
+        let infomask = self.infomask();
+        let frozen = infomask & HEAP_XMIN_FROZEN == HEAP_XMIN_FROZEN;
+        let hints = if frozen { HEAP_XMAX_COMMITTED | HEAP_XMAX_INVALID } else { HEAP_XACT_MASK };
+        self.set_infomask(infomask & !hints);
+        // Redo stores FirstCommandId.
+        put_u32(self.0, T_FIELD3, 0);
+        // Redo of a speculative insertion does not know the token, and stores the tuple's own place.
+        if u16_at(self.0, T_CTID + 4) == SPECULATIVE_TOKEN {
+            self.set_ctid((block, number));
+        }
     }
 
     /// Whether xmax only locks (`HEAP_XMAX_IS_LOCKED_ONLY`), by the mask alone.

@@ -1,55 +1,44 @@
 //! What may differ between two pages that are the same: masks, as `wal_consistency_checking` applies them
-//! (`access/common/bufmask.c` and the `rm_mask` functions, PostgreSQL 18), and the first difference that remains.
+//! (`access/common/bufmask.c`, PostgreSQL 18; those of an access method are in its module), and the first difference that
+//! remains.
 
-use walrider_layout::bytes::{put_u16, put_u32, put_u64, u16_at};
 use walrider_layout::page::{ITEM_ID_SIZE, ItemState, PAGE_HEADER_SIZE, Page, PageMut};
 use walrider_layout::page::{PD_ALL_VISIBLE, PD_HAS_FREE_LINES, PD_PAGE_FULL};
-use walrider_layout::{BLCKSZ, BlockNumber, Lsn, OffsetNumber, PageBytes, maxalign};
+use walrider_layout::{BLCKSZ, BlockNumber, Lsn, PageBytes, maxalign};
 use walrider_wal::image;
 use walrider_wal::record::{BlockRef, Record, XLR_CHECK_CONSISTENCY};
 use walrider_wal::rmgr::RmgrId;
 
-use crate::RedoError;
-
-const HEADER: RedoError = RedoError::CorruptPage("header offsets make no sense");
+use crate::{RedoError, rmgr};
 
 /// Blanks what a page may differ in without any record saying so. Resource managers without relation pages, and those of
 /// extensions, mask nothing. Of a page that makes no sense, as one full of zeros, a part may stay as it is.
 pub fn mask_page(rmgr: RmgrId, page: &mut PageBytes, block: BlockNumber) {
     // PostgreSQL stops with an error here. The caller compares with another page, and sees the difference.
-    let _ = try_mask_page(rmgr, page, block);
+    let _ = rmgr::mask(rmgr, &mut PageMut(page), block);
 }
 
-/// As [`mask_page`], for callers to whom a page must make sense.
-///
-/// # Errors
-/// When header or line pointers make no sense, as on a page that is all zeros.
-pub fn try_mask_page(rmgr: RmgrId, page: &mut PageBytes, block: BlockNumber) -> Result<(), RedoError> {
-    let page = &mut PageMut(page);
-    match rmgr {
-        RmgrId::HEAP | RmgrId::HEAP2 => mask_heap(page, block),
-        RmgrId::BTREE => mask_btree(page),
-        RmgrId::HASH => mask_hash(page),
-        RmgrId::GIN => mask_gin(page),
-        RmgrId::GIST => mask_gist(page),
-        RmgrId::SPGIST => mask_spgist(page),
-        RmgrId::BRIN => mask_brin(page),
-        RmgrId::SEQ | RmgrId::GENERIC => {
-            mask_lsn_and_checksum(page);
-            mask_unused_space(page)
-        }
-        _ => Ok(()),
-    }
+/// What pages without hint bits differ in (`seq_mask`, `generic_mask`).
+pub(crate) fn without_hints(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    lsn_and_checksum(page);
+    unused_space(page)
+}
+
+/// What nearly all pages differ in.
+pub(crate) fn header_and_hole(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    header(page);
+    unused_space(page)
 }
 
 /// `mask_page_lsn_and_checksum`
-fn mask_lsn_and_checksum(page: &mut PageMut<'_>) {
+fn lsn_and_checksum(page: &mut PageMut<'_>) {
     page.set_lsn(Lsn(0));
     page.set_checksum(0);
 }
 
-/// `mask_page_hint_bits`
-fn mask_hint_bits(page: &mut PageMut<'_>) {
+/// `mask_page_lsn_and_checksum`, `mask_page_hint_bits`
+pub(crate) fn header(page: &mut PageMut<'_>) {
+    lsn_and_checksum(page);
     page.set_prune_xid(0);
     // PD_ALL_VISIBLE: replay leaves it alone on a page that is newer than the record (heap_xlog_visible).
     let flags = page.get().flags() & !(PD_PAGE_FULL | PD_HAS_FREE_LINES | PD_ALL_VISIBLE);
@@ -57,17 +46,17 @@ fn mask_hint_bits(page: &mut PageMut<'_>) {
 }
 
 /// `mask_unused_space`
-fn mask_unused_space(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+pub(crate) fn unused_space(page: &mut PageMut<'_>) -> Result<(), RedoError> {
     let (lower, upper, special) = (page.get().lower(), page.get().upper(), page.get().special());
     if lower > upper || special < upper || lower < PAGE_HEADER_SIZE || special > BLCKSZ {
-        return Err(HEADER);
+        return Err(RedoError::CorruptPage("header offsets make no sense"));
     }
     page.0[lower..upper].fill(0);
     Ok(())
 }
 
 /// `mask_lp_flags`
-fn mask_lp_flags(page: &mut PageMut<'_>) {
+pub(crate) fn lp_flags(page: &mut PageMut<'_>) {
     for number in 1..=page.get().max_offset() {
         if let Some(id) = page.get().item_id(number) {
             page.set_item_id(number, id.with_state(ItemState::Unused));
@@ -76,175 +65,10 @@ fn mask_lp_flags(page: &mut PageMut<'_>) {
 }
 
 /// `mask_page_content`
-fn mask_content(page: &mut PageMut<'_>) {
+pub(crate) fn content(page: &mut PageMut<'_>) {
     page.0[PAGE_HEADER_SIZE..].fill(0);
     page.set_lower(0);
     page.set_upper(0);
-}
-
-/// Where the special space is, which must have at least `size` bytes.
-fn special(page: &PageMut<'_>, size: usize) -> Result<usize, RedoError> {
-    let special = page.get().special();
-    if special < PAGE_HEADER_SIZE || special + size > BLCKSZ { Err(HEADER) } else { Ok(special) }
-}
-
-/// Changes the bits of a 16-bit field.
-fn change_u16(page: &mut PageMut<'_>, at: usize, change: impl FnOnce(u16) -> u16) {
-    let value = change(u16_at(page.0, at));
-    put_u16(page.0, at, value);
-}
-
-/// `heap_mask`
-fn mask_heap(page: &mut PageMut<'_>, block: BlockNumber) -> Result<(), RedoError> {
-    mask_lsn_and_checksum(page);
-    mask_hint_bits(page);
-    mask_unused_space(page)?;
-    for number in 1..=page.get().max_offset() {
-        let Some(id) = page.get().item_id(number) else { break };
-        let outside = RedoError::LinePointer(number);
-        if id.state() == ItemState::Normal {
-            let tuple = page.0.get_mut(id.offset()..).and_then(|tail| tail.get_mut(..23)).ok_or(outside.clone())?;
-            mask_heap_tuple(tuple, block, number);
-        }
-        // Padding is whatever lay there before.
-        let (end, padded) = (id.offset() + id.len(), id.offset() + maxalign(id.len()));
-        if !id.is_empty() {
-            page.0.get_mut(end..padded).ok_or(outside)?.fill(0);
-        }
-    }
-    Ok(())
-}
-
-/// The header of a heap tuple (`HeapTupleHeaderData`, `access/htup_details.h`).
-fn mask_heap_tuple(tuple: &mut [u8], block: BlockNumber, number: OffsetNumber) {
-    const T_CID: usize = 8;
-    const T_CTID: usize = 12;
-    const T_INFOMASK: usize = 20;
-    const HEAP_XMIN_FROZEN: u16 = 0x0300;
-    const HEAP_XMAX_COMMITTED: u16 = 0x0400;
-    const HEAP_XMAX_INVALID: u16 = 0x0800;
-    const HEAP_XACT_MASK: u16 = 0xFFF0;
-    const SPECULATIVE_TOKEN: u16 = 0xFFFE;
-
-    let infomask = u16_at(tuple, T_INFOMASK);
-    let frozen = infomask & HEAP_XMIN_FROZEN == HEAP_XMIN_FROZEN;
-    let hints = if frozen { HEAP_XMAX_COMMITTED | HEAP_XMAX_INVALID } else { HEAP_XACT_MASK };
-    put_u16(tuple, T_INFOMASK, infomask & !hints);
-    // Redo stores FirstCommandId.
-    put_u32(tuple, T_CID, 0);
-    // Redo of a speculative insertion does not know the token, and stores the tuple's own place.
-    if u16_at(tuple, T_CTID + 4) == SPECULATIVE_TOKEN {
-        put_u16(tuple, T_CTID, (block >> 16) as u16);
-        put_u16(tuple, T_CTID + 2, block as u16);
-        put_u16(tuple, T_CTID + 4, number);
-    }
-}
-
-/// `btree_mask`
-fn mask_btree(page: &mut PageMut<'_>) -> Result<(), RedoError> {
-    const FLAGS: usize = 12;
-    const CYCLE_ID: usize = 14;
-    const BTP_LEAF: u16 = 1 << 0;
-    const BTP_SPLIT_END: u16 = 1 << 5;
-    const BTP_HAS_GARBAGE: u16 = 1 << 6;
-
-    mask_lsn_and_checksum(page);
-    mask_hint_bits(page);
-    mask_unused_space(page)?;
-    let special = special(page, 16)?;
-    if u16_at(page.0, special + FLAGS) & BTP_LEAF != 0 {
-        mask_lp_flags(page);
-    }
-    // Redo of a split leaves BTP_SPLIT_END and the cycle id of the right page empty.
-    change_u16(page, special + FLAGS, |flags| flags & !(BTP_HAS_GARBAGE | BTP_SPLIT_END));
-    put_u16(page.0, special + CYCLE_ID, 0);
-    Ok(())
-}
-
-/// `hash_mask`
-fn mask_hash(page: &mut PageMut<'_>) -> Result<(), RedoError> {
-    const FLAGS: usize = 12;
-    const LH_OVERFLOW_PAGE: u16 = 1 << 0;
-    const LH_BUCKET_PAGE: u16 = 1 << 1;
-    const LH_PAGE_TYPE: u16 = 0x000F;
-    const LH_PAGE_HAS_DEAD_TUPLES: u16 = 1 << 7;
-
-    mask_lsn_and_checksum(page);
-    mask_hint_bits(page);
-    mask_unused_space(page)?;
-    let special = special(page, 16)?;
-    match u16_at(page.0, special + FLAGS) & LH_PAGE_TYPE {
-        0 => mask_content(page),
-        LH_OVERFLOW_PAGE | LH_BUCKET_PAGE => mask_lp_flags(page),
-        _ => {}
-    }
-    change_u16(page, special + FLAGS, |flags| flags & !LH_PAGE_HAS_DEAD_TUPLES);
-    Ok(())
-}
-
-/// `gin_mask`
-fn mask_gin(page: &mut PageMut<'_>) -> Result<(), RedoError> {
-    const FLAGS: usize = 6;
-    const GIN_DELETED: u16 = 1 << 2;
-
-    mask_lsn_and_checksum(page);
-    let special = special(page, 8)?;
-    mask_hint_bits(page);
-    if u16_at(page.0, special + FLAGS) & GIN_DELETED != 0 {
-        mask_content(page);
-        return Ok(());
-    }
-    // Pages of old versions do not tell where their contents end.
-    if page.get().lower() > PAGE_HEADER_SIZE { mask_unused_space(page) } else { Ok(()) }
-}
-
-/// `gist_mask`
-fn mask_gist(page: &mut PageMut<'_>) -> Result<(), RedoError> {
-    const FLAGS: usize = 12;
-    const F_LEAF: u16 = 1 << 0;
-    const F_FOLLOW_RIGHT: u16 = 1 << 3;
-    const F_HAS_GARBAGE: u16 = 1 << 4;
-
-    mask_lsn_and_checksum(page);
-    mask_hint_bits(page);
-    mask_unused_space(page)?;
-    let special = special(page, 16)?;
-    // The node sequence number is an LSN.
-    put_u64(page.0, special, 0);
-    if u16_at(page.0, special + FLAGS) & F_LEAF != 0 {
-        mask_lp_flags(page);
-    }
-    // F_FOLLOW_RIGHT is set after the record was written.
-    change_u16(page, special + FLAGS, |flags| (flags | F_FOLLOW_RIGHT) & !F_HAS_GARBAGE);
-    Ok(())
-}
-
-/// `spg_mask`
-fn mask_spgist(page: &mut PageMut<'_>) -> Result<(), RedoError> {
-    mask_lsn_and_checksum(page);
-    mask_hint_bits(page);
-    if page.get().lower() >= PAGE_HEADER_SIZE { mask_unused_space(page) } else { Ok(()) }
-}
-
-/// `brin_mask`
-fn mask_brin(page: &mut PageMut<'_>) -> Result<(), RedoError> {
-    const FLAGS: usize = 4;
-    const TYPE: usize = 6;
-    const BRIN_PAGETYPE_META: u16 = 0xF091;
-    const BRIN_PAGETYPE_REGULAR: u16 = 0xF093;
-    const BRIN_EVACUATE_PAGE: u16 = 1 << 0;
-
-    mask_lsn_and_checksum(page);
-    mask_hint_bits(page);
-    let special = special(page, 8)?;
-    let has_lower = page.get().lower() > PAGE_HEADER_SIZE;
-    match u16_at(page.0, special + TYPE) {
-        BRIN_PAGETYPE_REGULAR => mask_unused_space(page)?,
-        BRIN_PAGETYPE_META if has_lower => mask_unused_space(page)?,
-        _ => {}
-    }
-    change_u16(page, special + FLAGS, |flags| flags & !BRIN_EVACUATE_PAGE);
-    Ok(())
 }
 
 /// Whether a page that a record changed agrees with the image that `wal_consistency_checking` put into it.
@@ -276,17 +100,6 @@ pub fn check_image(record: &Record<'_>, block: &BlockRef<'_>, page: &PageBytes) 
     Ok(match first_difference(&ours, &theirs) {
         Some((offset, field)) => ImageCheck::Different(offset, field),
         None => ImageCheck::Same,
-    })
-}
-
-/// Where a page, right after redo of a record, contradicts the record's image of it; see [`check_image`].
-///
-/// # Errors
-/// As [`check_image`].
-pub fn verify_image(record: &Record<'_>, block: &BlockRef<'_>, page: &PageBytes) -> Result<Option<String>, RedoError> {
-    Ok(match check_image(record, block, page)? {
-        ImageCheck::Different(offset, field) => Some(format!("{field} (offset {offset} of the page)")),
-        ImageCheck::Same | ImageCheck::Unchecked => None,
     })
 }
 
@@ -337,6 +150,7 @@ fn item_name(page: Page<'_>, offset: usize) -> String {
 mod tests {
     use super::*;
     use crate::items::{AtExisting, ItemsOf, add_item};
+    use walrider_layout::bytes::{put_u16, put_u32, u16_at};
 
     fn heap_page(tuples: &[[u8; 29]]) -> PageBytes {
         let mut bytes = [0; BLCKSZ];
@@ -412,10 +226,10 @@ mod tests {
     fn pages_that_make_no_sense_are_errors() {
         for rmgr in [9, 10, 11, 12, 13, 14, 15, 17, 20].map(RmgrId) {
             let mut page = [0xFF; BLCKSZ];
-            assert!(try_mask_page(rmgr, &mut page, 0).is_err(), "{rmgr}");
+            assert!(rmgr::mask(rmgr, &mut PageMut(&mut page), 0).is_err(), "{rmgr}");
         }
         let mut page = heap_page(&[[1; 29]]);
         PageMut(&mut page).set_item_id(1, walrider_layout::page::ItemId::normal(8190, 29));
-        assert_eq!(try_mask_page(RmgrId::HEAP, &mut page, 0), Err(RedoError::LinePointer(1)));
+        assert_eq!(rmgr::mask(RmgrId::HEAP, &mut PageMut(&mut page), 0), Err(RedoError::LinePointer(1)));
     }
 }

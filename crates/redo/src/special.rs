@@ -37,6 +37,17 @@ pub trait Special: Sized {
     fn put(&self, page: &mut PageMut<'_>) {
         self.store(&mut page.0[Self::AT..]);
     }
+
+    /// Changes that of a page.
+    ///
+    /// # Errors
+    /// As [`Special::of`].
+    fn change(page: &mut PageMut<'_>, change: impl FnOnce(&mut Self)) -> Result<(), RedoError> {
+        let mut special = Self::of(page.get())?;
+        change(&mut special);
+        special.put(page);
+        Ok(())
+    }
 }
 
 impl BlockRedo<'_, '_> {
@@ -63,9 +74,7 @@ impl BlockRedo<'_, '_> {
     /// # Errors
     /// When the page is not one of the access method.
     pub fn changed_special<S: Special>(&mut self, change: impl FnOnce(&mut S)) -> Result<(), RedoError> {
-        let mut special = S::of(self.page.get())?;
-        change(&mut special);
-        special.put(&mut self.page);
+        S::change(&mut self.page, change)?;
         self.changed();
         Ok(())
     }

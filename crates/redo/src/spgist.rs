@@ -9,6 +9,7 @@
 mod page;
 
 use walrider_layout::OffsetNumber;
+use walrider_layout::page::{PAGE_HEADER_SIZE, PageMut};
 use walrider_wal::records::spgist::{
     AddLeaf, AddNode, Downlink, MoveLeafs, PickSplit, SplitTuple, VacuumLeaf, VacuumRedirect, VacuumRoot,
     XLOG_SPGIST_ADD_LEAF, XLOG_SPGIST_ADD_NODE, XLOG_SPGIST_MOVE_LEAFS, XLOG_SPGIST_PICKSPLIT, XLOG_SPGIST_SPLIT_TUPLE,
@@ -16,7 +17,8 @@ use walrider_wal::records::spgist::{
 };
 
 use crate::items::index_multi_delete;
-use crate::{BlockRedo, RedoError};
+use crate::{BlockRedo, RedoError, mask};
+pub use page::SPGIST_PAGE_ID;
 use page::{DeadTuple, Opaque, SPGIST_LEAF, SPGIST_NULLS};
 
 const SHORT: RedoError = RedoError::DataLength("SP-GiST record");
@@ -47,6 +49,12 @@ pub fn redo(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
         (info, id) if walrider_wal::records::spgist::identify(info).is_some() => Err(RedoError::BlockReference(id)),
         (info, _) => Err(RedoError::UnknownType(info)),
     }
+}
+
+/// What may differ between two pages (`spg_mask`).
+pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
+    mask::header(page);
+    if page.get().lower() >= PAGE_HEADER_SIZE { mask::unused_space(page) } else { Ok(()) }
 }
 
 /// Whether the page is to be changed; one that the record calls new begins anew (`SpGistInitBuffer`).

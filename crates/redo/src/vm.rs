@@ -4,7 +4,8 @@ use arrayvec::ArrayVec;
 use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
 use walrider_layout::{BLCKSZ, BlockNumber, RelFileLocator};
 use walrider_wal::record::Record;
-use walrider_wal::records::{heap, heap2};
+use walrider_wal::records::heap::*;
+use walrider_wal::records::heap2::{MultiInsert, XLOG_HEAP2_LOCK_UPDATED, XLOG_HEAP2_MULTI_INSERT};
 use walrider_wal::rmgr::RmgrId;
 
 use crate::{RedoError, Target};
@@ -40,63 +41,65 @@ pub struct VmClear {
 /// # Errors
 /// When the record's data is too short, or it lacks the heap's block reference.
 pub fn unregistered_clears(record: &Record<'_>) -> Result<ArrayVec<VmClear, 2>, RedoError> {
-    match cleared_flags(record) {
-        None => Ok(ArrayVec::new()),
-        Some(Some(flags)) => flagged_clears(record, flags),
-        Some(None) => Err(RedoError::DataLength("heap record")),
-    }
+    cleared(record).transpose()?.map_or(Ok(ArrayVec::new()), |flags| flagged_clears(record, flags))
 }
 
 /// Whether [`unregistered_clears`] has to be asked at all: nearly no record says that it cleared bits.
 #[inline]
 pub fn may_clear(record: &Record<'_>) -> bool {
-    cleared_flags(record).is_some()
+    cleared(record).is_some()
 }
 
-/// The flags of a record that says so; `Some(None)` if it ends before them.
+/// Which bits such a record clears.
+pub(crate) fn bits_cleared(record: &Record<'_>) -> u8 {
+    // LOCK has the same number as LOCK_UPDATED of the other manager.
+    if record.info() & XLOG_HEAP_OPMASK == XLOG_HEAP_LOCK { ALL_FROZEN } else { VALID_BITS }
+}
+
+/// The flags of a record which says that it cleared bits; an error if it ends before them.
 #[inline]
-fn cleared_flags(record: &Record<'_>) -> Option<Option<u8>> {
-    let operation = record.info() & heap::XLOG_HEAP_OPMASK;
-    // Where the flags are in the main data, and which of them clear bits.
-    let (flags_at, mask) = match (record.header.rmgr, operation) {
-        (RmgrId::HEAP, heap::XLOG_HEAP_INSERT) => (2, heap::XLH_INSERT_ALL_VISIBLE_CLEARED),
-        (RmgrId::HEAP, heap::XLOG_HEAP_DELETE) => (7, heap::XLH_DELETE_ALL_VISIBLE_CLEARED),
-        (RmgrId::HEAP, heap::XLOG_HEAP_UPDATE | heap::XLOG_HEAP_HOT_UPDATE) => {
-            (7, heap::XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | heap::XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED)
+pub(crate) fn cleared(record: &Record<'_>) -> Option<Result<u8, RedoError>> {
+    let main = record.main_data;
+    // The flags, and which of them clear bits.
+    let (flags, mask) = match (record.header.rmgr, record.info() & XLOG_HEAP_OPMASK) {
+        (RmgrId::HEAP, XLOG_HEAP_INSERT) => (Insert::parse(main).map(|it| it.flags), XLH_INSERT_ALL_VISIBLE_CLEARED),
+        (RmgrId::HEAP, XLOG_HEAP_DELETE) => (Delete::parse(main).map(|it| it.flags), XLH_DELETE_ALL_VISIBLE_CLEARED),
+        (RmgrId::HEAP, XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE) => {
+            let either = XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED;
+            (Update::parse(main).map(|it| it.flags), either)
         }
-        (RmgrId::HEAP, heap::XLOG_HEAP_LOCK) | (RmgrId::HEAP2, heap2::XLOG_HEAP2_LOCK_UPDATED) => {
-            (7, heap::XLH_LOCK_ALL_FROZEN_CLEARED)
+        (RmgrId::HEAP, XLOG_HEAP_LOCK) | (RmgrId::HEAP2, XLOG_HEAP2_LOCK_UPDATED) => {
+            (Lock::parse(main).map(|it| it.flags), XLH_LOCK_ALL_FROZEN_CLEARED)
         }
-        (RmgrId::HEAP2, heap2::XLOG_HEAP2_MULTI_INSERT) => (0, heap::XLH_INSERT_ALL_VISIBLE_CLEARED),
+        (RmgrId::HEAP2, XLOG_HEAP2_MULTI_INSERT) => {
+            (MultiInsert::parse(main, true).map(|it| it.flags), XLH_INSERT_ALL_VISIBLE_CLEARED)
+        }
         _ => return None,
     };
-    let flags = record.main_data.get(flags_at).copied();
-    flags.is_none_or(|flags| flags & mask != 0).then_some(flags)
+    let says_so = flags.is_none_or(|flags| flags & mask != 0);
+    says_so.then(|| flags.ok_or(RedoError::DataLength("heap record")))
 }
 
 /// A record says that bits were cleared: are they in a registered block?
 fn flagged_clears(record: &Record<'_>, flags: u8) -> Result<ArrayVec<VmClear, 2>, RedoError> {
-    let operation = record.info() & heap::XLOG_HEAP_OPMASK;
+    let operation = record.info() & XLOG_HEAP_OPMASK;
     let mut clears = ArrayVec::new();
     let of = |id: u8| record.block(id).ok_or(RedoError::BlockReference(id));
-    let heap = of(heap::BLKREF_HEAP)?;
-    let is_update =
-        record.header.rmgr == RmgrId::HEAP && matches!(operation, heap::XLOG_HEAP_UPDATE | heap::XLOG_HEAP_HOT_UPDATE);
+    let heap = of(BLKREF_HEAP)?;
+    let is_update = record.header.rmgr == RmgrId::HEAP && matches!(operation, XLOG_HEAP_UPDATE | XLOG_HEAP_HOT_UPDATE);
     if !is_update {
-        let is_lock = operation == heap::XLOG_HEAP_LOCK; // The same number as LOCK_UPDATED of the other manager.
-        let bits = if is_lock { ALL_FROZEN } else { VALID_BITS };
-        if record.block(heap::BLKREF_VM).is_none() {
-            clears.push(VmClear { rel: heap.rel, heap_block: heap.block, bits });
+        if record.block(BLKREF_VM).is_none() {
+            clears.push(VmClear { rel: heap.rel, heap_block: heap.block, bits: bits_cleared(record) });
         }
         return Ok(clears);
     }
     // As soon as one map page is registered, the record is of a version that registers all whose bits were set.
-    if record.block(heap::UPDATE_BLKREF_VM_NEW).is_none() && record.block(heap::UPDATE_BLKREF_VM_OLD).is_none() {
-        if flags & heap::XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED != 0 {
-            let old = record.block(heap::UPDATE_BLKREF_HEAP_OLD).unwrap_or(heap);
+    if record.block(UPDATE_BLKREF_VM_NEW).is_none() && record.block(UPDATE_BLKREF_VM_OLD).is_none() {
+        if flags & XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED != 0 {
+            let old = record.block(UPDATE_BLKREF_HEAP_OLD).unwrap_or(heap);
             clears.push(VmClear { rel: heap.rel, heap_block: old.block, bits: VALID_BITS });
         }
-        if flags & heap::XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED != 0 {
+        if flags & XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED != 0 {
             clears.push(VmClear { rel: heap.rel, heap_block: heap.block, bits: VALID_BITS });
         }
     }
@@ -198,6 +201,7 @@ pub fn truncate_tail(target: &mut Target<'_>, first_removed: BlockNumber) {
 mod tests {
     use super::*;
     use walrider_layout::{ForkNumber, Lsn};
+    use walrider_wal::records::heap2::XLOG_HEAP2_VISIBLE;
     use walrider_wal::testing::{RecordBuilder, TEST_REL};
 
     fn clears(rmgr: RmgrId, info: u8, main: &[u8], blocks: &[(u8, ForkNumber, BlockNumber)]) -> Vec<(u32, u8)> {
@@ -216,17 +220,17 @@ mod tests {
         let heap = (0, Main, 70_000);
         let map = (1, VisibilityMap, 2);
         for (rmgr, info, unflagged, flagged, bits) in [
-            (RmgrId::HEAP, heap::XLOG_HEAP_INSERT, &[1, 0, 0xFE][..], &[1, 0, 1][..], 3),
-            (RmgrId::HEAP, heap::XLOG_HEAP_DELETE, &[0, 0, 0, 0, 0, 0, 0, 0xFE], &[0, 0, 0, 0, 0, 0, 0, 1], 3),
-            (RmgrId::HEAP, heap::XLOG_HEAP_LOCK, &[0, 0, 0, 0, 0, 0, 0, 0xFE], &[0, 0, 0, 0, 0, 0, 0, 1], 2),
-            (RmgrId::HEAP2, heap2::XLOG_HEAP2_LOCK_UPDATED, &[0, 0, 0, 0, 0, 0, 0, 0xFE], &[0, 0, 0, 0, 0, 0, 0, 1], 2),
-            (RmgrId::HEAP2, heap2::XLOG_HEAP2_MULTI_INSERT | 0x80, &[0xFE, 0, 0, 0], &[1, 0, 0, 0], 3),
+            (RmgrId::HEAP, XLOG_HEAP_INSERT, &[1, 0, 0xFE][..], &[1, 0, 1][..], 3),
+            (RmgrId::HEAP, XLOG_HEAP_DELETE, &[0, 0, 0, 0, 0, 0, 0, 0xFE], &[0, 0, 0, 0, 0, 0, 0, 1], 3),
+            (RmgrId::HEAP, XLOG_HEAP_LOCK, &[0, 0, 0, 0, 0, 0, 0, 0xFE], &[0, 0, 0, 0, 0, 0, 0, 1], 2),
+            (RmgrId::HEAP2, XLOG_HEAP2_LOCK_UPDATED, &[0, 0, 0, 0, 0, 0, 0, 0xFE], &[0, 0, 0, 0, 0, 0, 0, 1], 2),
+            (RmgrId::HEAP2, XLOG_HEAP2_MULTI_INSERT | 0x80, &[0xFE, 0, 0, 0], &[1, 0, 0, 0], 3),
         ] {
             assert_eq!(clears(rmgr, info, unflagged, &[heap]), []);
             assert_eq!(clears(rmgr, info, flagged, &[heap]), [(70_000, bits)]);
             assert_eq!(clears(rmgr, info, flagged, &[heap, map]), []);
         }
-        assert_eq!(clears(RmgrId::HEAP2, heap2::XLOG_HEAP2_VISIBLE, &[], &[]), []);
+        assert_eq!(clears(RmgrId::HEAP2, XLOG_HEAP2_VISIBLE, &[], &[]), []);
     }
 
     #[test]
@@ -235,7 +239,7 @@ mod tests {
         let (new, old) = ((0, Main, 70_000), (1, Main, 7));
         let (map_of_new, map_of_old) = ((2, VisibilityMap, 2), (3, VisibilityMap, 0));
         let main = |flags| [0, 0, 0, 0, 0, 0, 0, flags, 0, 0, 0, 0, 0, 0];
-        let of = |flags, blocks: &[_]| clears(RmgrId::HEAP, heap::XLOG_HEAP_UPDATE, &main(flags), blocks);
+        let of = |flags, blocks: &[_]| clears(RmgrId::HEAP, XLOG_HEAP_UPDATE, &main(flags), blocks);
         assert_eq!(of(0xFC, &[new, old]), []);
         assert_eq!(of(1, &[new, old]), [(7, 3)]);
         assert_eq!(of(2, &[new, old]), [(70_000, 3)]);
@@ -248,7 +252,7 @@ mod tests {
 
     #[test]
     fn short_records_are_errors() {
-        for (rmgr, info) in [(RmgrId::HEAP, heap::XLOG_HEAP_INSERT), (RmgrId::HEAP2, heap2::XLOG_HEAP2_MULTI_INSERT)] {
+        for (rmgr, info) in [(RmgrId::HEAP, XLOG_HEAP_INSERT), (RmgrId::HEAP2, XLOG_HEAP2_MULTI_INSERT)] {
             let bytes = RecordBuilder::new(rmgr, info).build();
             assert!(unregistered_clears(&RecordBuilder::parse(&bytes, Lsn(40))).is_err());
         }

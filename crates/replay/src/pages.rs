@@ -8,10 +8,11 @@ use std::time::Instant;
 use rayon::prelude::*;
 use walrider_datadir::relation::RelationFiles;
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, RelFileLocator};
+use walrider_redo::Change;
 
 use crate::error::{ReplayError, page_name};
 use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
-use crate::plan::{Change, PARTITIONS, partition_of};
+use crate::plan::{PARTITIONS, partition_of};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
 use crate::stats::Stats;

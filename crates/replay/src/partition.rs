@@ -15,13 +15,13 @@ use rustc_hash::FxHashMap;
 use walrider_datadir::relation::RelationFiles;
 use walrider_layout::Lsn;
 use walrider_layout::bytes::prefetch;
-use walrider_redo::{Effects, Env, FreeSpace, Outcome, RedoError, Target, fsm, mask, redo_block, vm};
+use walrider_redo::{Change, Effects, Env, FreeSpace, Outcome, RedoError, Target, fsm, mask, redo_block, vm};
 use walrider_wal::decode::Place;
 use walrider_wal::record::Record;
 
 use crate::error::{RedoFailure, ReplayError};
 use crate::frames::Frames;
-use crate::plan::{Change, PageOp, Planned, has_check_images};
+use crate::plan::{PageOp, Planned};
 use crate::rels::{PageKey, RelFork, RelTable};
 
 /// What all partitions share while a batch is worked on.
@@ -484,8 +484,7 @@ impl PageWork<'_, '_> {
         {
             self.report.note_free_space(self.fork.free_space_map(self.shared.rels), lsn, before);
         }
-        if self.shared.settings.verify_images && has_check_images(self.record) && target.exists && block.image.is_some()
-        {
+        if self.shared.settings.verify_images && target.exists && block.image.is_some() {
             self.verify(block, target)?;
         }
         Ok(())

@@ -1,11 +1,10 @@
 //! From records to page operations: which pages each record changes, sorted into partitions.
 
 use walrider_layout::{ForkNumber, Lsn, Major, TransactionId};
-use walrider_redo::{only_locks, redo_fn, vm};
+use walrider_redo::rmgr::{Class, class_of, may_clear, redo_fn};
+use walrider_redo::{Change, Touched, blocks_touched, maps_touched};
 use walrider_wal::decode::{Found, Place, Stretch};
-use walrider_wal::record::{BlockRef, Record, XLR_CHECK_CONSISTENCY};
-use walrider_wal::records::{heap, heap2, xlog};
-use walrider_wal::rmgr::RmgrId;
+use walrider_wal::record::Record;
 
 use crate::globals::PlainCommit;
 use crate::rels::{PageKey, RelNumbers, RelTable};
@@ -21,19 +20,6 @@ pub fn partition_of(key: PageKey) -> usize {
 }
 
 const _: () = assert!(PARTITIONS == 1 << (64 - 58));
-
-/// What a record does to a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// Redo of the block reference with this id.
-    Block(u8),
-    /// The same, where an image or the record itself gives every byte of the page: what it held before does not matter.
-    Overwrite(u8),
-    /// None: the record names the page only to lock it ([`only_locks`]).
-    Lock,
-    /// One of [`vm::unregistered_clears`], by its place there.
-    VmClear(u8),
-}
 
 /// One record's change of one page.
 #[derive(Clone, Copy, Debug)]
@@ -132,85 +118,28 @@ impl Plan {
         if !record.blocks.is_empty() && redo_fn(rmgr).is_none() {
             return Err(Obstacle::Corrupt(format!("{rmgr} record with block references")));
         }
-        for block in record.blocks.iter().filter(|block| !is_unchanged(record, block)) {
-            let key = PageKey::new(numbers.number(table, block.rel, block.fork), block.block);
-            let overwrites = block.will_init || block.image_applies();
-            let change = match overwrites {
-                true => Change::Overwrite(block.id),
-                false if only_locks(record, block) => Change::Lock,
-                false => Change::Block(block.id),
-            };
-            let op = PageOp { key, place: found.place, change };
-            if block.fork == ForkNumber::FreeSpaceMap {
-                self.fsm_ops.push(op);
-            } else {
-                self.ops[partition_of(key)].push(op);
-            }
+        for page in blocks_touched(record) {
+            self.put(page, found.place, table, numbers);
         }
-        if vm::may_clear(record) {
-            let clears = vm::unregistered_clears(record).map_err(|error| Obstacle::Corrupt(error.to_string()))?;
-            for (nth, clear) in (0..).zip(&clears) {
-                let fork = numbers.number(table, clear.rel, ForkNumber::VisibilityMap);
-                let key = PageKey::new(fork, vm::map_block(clear.heap_block));
-                self.ops[partition_of(key)].push(PageOp { key, place: found.place, change: Change::VmClear(nth) });
+        if may_clear(record) {
+            for page in maps_touched(record).map_err(|error| Obstacle::Corrupt(error.to_string()))? {
+                self.put(page, found.place, table, numbers);
             }
         }
         Ok(())
     }
-}
 
-/// Whether the block was logged because of hint bits, but without its image, as `full_page_writes` was off: PostgreSQL
-/// does not look at the page then, which need not exist (`xlog_redo`).
-#[inline]
-fn is_unchanged(record: &Record<'_>, block: &BlockRef<'_>) -> bool {
-    record.header.rmgr == RmgrId::XLOG && record.info() == xlog::XLOG_FPI_FOR_HINT && block.image.is_none()
-}
-
-/// How a record is replayed.
-enum Class {
-    /// By changes of pages alone.
-    Pages,
-    /// Also, or only, in order with all other global records.
-    Global,
-    /// Not at all.
-    Unsupported,
-}
-
-fn class_of(record: &Record<'_>) -> Class {
-    match record.header.rmgr {
-        RmgrId::HEAP if record.info() & 0x70 == heap::XLOG_HEAP_INPLACE => Class::Global,
-        RmgrId::HEAP2 if record.info() & 0x70 == heap2::XLOG_HEAP2_REWRITE => Class::Global,
-        RmgrId::HEAP
-        | RmgrId::HEAP2
-        | RmgrId::BTREE
-        | RmgrId::HASH
-        | RmgrId::GIN
-        | RmgrId::GIST
-        | RmgrId::SEQ
-        | RmgrId::SPGIST
-        | RmgrId::BRIN
-        | RmgrId::GENERIC => Class::Pages,
-        RmgrId::XLOG if !record.blocks.is_empty() => Class::Pages,
-        RmgrId::XLOG
-        | RmgrId::XACT
-        | RmgrId::SMGR
-        | RmgrId::CLOG
-        | RmgrId::DBASE
-        | RmgrId::TBLSPC
-        | RmgrId::MULTIXACT
-        | RmgrId::RELMAP
-        | RmgrId::STANDBY
-        | RmgrId::COMMIT_TS
-        | RmgrId::REPLORIGIN
-        | RmgrId::LOGICALMSG => Class::Global,
-        _ => Class::Unsupported,
+    // A call for each page would cost more than it does.
+    #[inline(always)]
+    fn put(&mut self, page: Touched, place: Place, table: &RelTable, numbers: &mut RelNumbers) {
+        let key = PageKey::new(numbers.number(table, page.rel, page.fork), page.block);
+        let op = PageOp { key, place, change: page.change };
+        if page.fork == ForkNumber::FreeSpaceMap {
+            self.fsm_ops.push(op);
+        } else {
+            self.ops[partition_of(key)].push(op);
+        }
     }
-}
-
-/// Whether a record carries images to check redo's result against.
-#[inline]
-pub fn has_check_images(record: &Record<'_>) -> bool {
-    record.header.info & XLR_CHECK_CONSISTENCY != 0
 }
 
 /// A stretch with its plan, on its way through replay.
@@ -236,7 +165,8 @@ mod tests {
     use super::*;
     use walrider_wal::decode::Span;
     use walrider_wal::record::BKPIMAGE_APPLY;
-    use walrider_wal::records::hash;
+    use walrider_wal::records::{hash, xlog};
+    use walrider_wal::rmgr::RmgrId;
     use walrider_wal::testing::{RecordBuilder, TEST_REL};
 
     /// Such pages, of a free space map that was made without WAL, were taken for pages that the directory lacks.

@@ -7,22 +7,17 @@
 use walrider_layout::bytes::{u16_at, u32_at};
 use walrider_layout::page::Page;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, PageBytes};
+use walrider_redo::brin::{BRIN_PAGETYPE_META, BRIN_PAGETYPE_REGULAR};
+use walrider_redo::gist::GIST_PAGE_ID;
+use walrider_redo::hash::HASHO_PAGE_ID;
+use walrider_redo::seq::SEQ_MAGIC;
+use walrider_redo::spgist::SPGIST_PAGE_ID;
 use walrider_wal::rmgr::RmgrId;
 
-/// `SEQ_MAGIC` (`commands/sequence.c`).
-const SEQ_MAGIC: u32 = 0x1717;
 /// `MAX_BT_CYCLE_ID` (`access/nbtree.h`): below all page ids.
 const MAX_BT_CYCLE_ID: u16 = 0xFF7F;
-/// `HASHO_PAGE_ID` (`access/hash.h`).
-const HASHO_PAGE_ID: u16 = 0xFF80;
-/// `GIST_PAGE_ID` (`access/gist.h`).
-const GIST_PAGE_ID: u16 = 0xFF81;
-/// `SPGIST_PAGE_ID` (`access/spgist_private.h`).
-const SPGIST_PAGE_ID: u16 = 0xFF82;
 /// All bits that `GinPageOpaqueData.flags` may have (`access/ginblock.h`).
 const GIN_FLAGS: u16 = 0x00FF;
-/// `BRIN_PAGETYPE_META` to `BRIN_PAGETYPE_REGULAR` (`access/brin_page.h`).
-const BRIN_PAGE_TYPES: std::ops::RangeInclusive<u16> = 0xF091..=0xF093;
 
 /// Which rules hold for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +48,7 @@ pub fn page_kind(page: &PageBytes, fork: ForkNumber, block: BlockNumber) -> Page
         0 => RmgrId::HEAP,
         8 if u32_at(page, header.special()) == SEQ_MAGIC && block == 0 => RmgrId::SEQ,
         8 if id == SPGIST_PAGE_ID => RmgrId::SPGIST,
-        8 if BRIN_PAGE_TYPES.contains(&id) => RmgrId::BRIN,
+        8 if (BRIN_PAGETYPE_META..=BRIN_PAGETYPE_REGULAR).contains(&id) => RmgrId::BRIN,
         8 if id & !GIN_FLAGS == 0 => RmgrId::GIN,
         16 if id == HASHO_PAGE_ID => RmgrId::HASH,
         16 if id == GIST_PAGE_ID => RmgrId::GIST,

@@ -20,6 +20,8 @@ pub const BTP_DELETED: u16 = 1 << 2;
 pub const BTP_META: u16 = 1 << 3;
 /// `btpo_flags`: empty, but still in the tree.
 pub const BTP_HALF_DEAD: u16 = 1 << 4;
+/// `btpo_flags`: the last page of those that a split since a VACUUM began has made of one.
+pub const BTP_SPLIT_END: u16 = 1 << 5;
 /// `btpo_flags`: some line pointers may be dead.
 pub const BTP_HAS_GARBAGE: u16 = 1 << 6;
 /// `btpo_flags`: the right sibling has no downlink yet.

@@ -25,7 +25,7 @@ pub const GIST_ROOT_BLKNO: BlockNumber = 0;
 pub const NO_BLOCK: BlockNumber = u32::MAX;
 
 /// Marks the page as one of GiST.
-const GIST_PAGE_ID: u16 = 0xFF81;
+pub const GIST_PAGE_ID: u16 = 0xFF81;
 
 /// The special space (`GISTPageOpaqueData`), without the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

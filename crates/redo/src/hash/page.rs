@@ -12,10 +12,14 @@ use crate::special::Special;
 pub const LH_UNUSED_PAGE: u16 = 0;
 /// `hasho_flag`: behind a bucket's first page.
 pub const LH_OVERFLOW_PAGE: u16 = 1 << 0;
+/// `hasho_flag`: a bucket's first page.
+pub const LH_BUCKET_PAGE: u16 = 1 << 1;
 /// `hasho_flag`: tells which overflow pages are in use.
 pub const LH_BITMAP_PAGE: u16 = 1 << 2;
 /// `hasho_flag`: the metapage.
 pub const LH_META_PAGE: u16 = 1 << 3;
+/// The bits of `hasho_flag` that tell the kind of page.
+pub const LH_PAGE_TYPE: u16 = LH_OVERFLOW_PAGE | LH_BUCKET_PAGE | LH_BITMAP_PAGE | LH_META_PAGE;
 /// `hasho_flag`: a split has moved tuples away that are still to be deleted.
 pub const LH_BUCKET_NEEDS_SPLIT_CLEANUP: u16 = 1 << 6;
 /// `hasho_flag`: some line pointers may be dead.
@@ -25,7 +29,7 @@ pub const LH_PAGE_HAS_DEAD_TUPLES: u16 = 1 << 7;
 pub const INVALID: u32 = u32::MAX;
 
 /// Marks the page as one of a hash index.
-const HASHO_PAGE_ID: u16 = 0xFF80;
+pub const HASHO_PAGE_ID: u16 = 0xFF80;
 
 /// The special space (`HashPageOpaqueData`), without the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

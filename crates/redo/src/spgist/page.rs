@@ -21,7 +21,7 @@ pub const SPGIST_LEAF: u16 = 1 << 2;
 pub const SPGIST_NULLS: u16 = 1 << 3;
 
 /// Marks the page as one of SP-GiST.
-const SPGIST_PAGE_ID: u16 = 0xFF82;
+pub const SPGIST_PAGE_ID: u16 = 0xFF82;
 
 /// The special space (`SpGistPageOpaqueData`), without the mark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,11 +76,10 @@ const NO_NODE: RedoError = RedoError::CorruptPage("inner tuple does not have the
 
 /// Adds to the counters of the special space.
 fn count(page: &mut PageMut<'_>, redirections: i16, placeholders: i16) -> Result<(), RedoError> {
-    let mut opaque = Opaque::of(page.get())?;
-    opaque.n_redirection = opaque.n_redirection.wrapping_add_signed(redirections);
-    opaque.n_placeholder = opaque.n_placeholder.wrapping_add_signed(placeholders);
-    opaque.put(page);
-    Ok(())
+    Opaque::change(page, |opaque| {
+        opaque.n_redirection = opaque.n_redirection.wrapping_add_signed(redirections);
+        opaque.n_placeholder = opaque.n_placeholder.wrapping_add_signed(placeholders);
+    })
 }
 
 /// The bytes of a tuple, at least as many as any tuple has.

@@ -7,11 +7,10 @@ use walrider_datadir::relation::{MAX_RUN, RelationFiles};
 use walrider_layout::checksum::page_checksum;
 use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
-use walrider_redo::Target;
+use walrider_redo::{Change, Target};
 
 use super::{Part, Partition, Report, Shared, Slot};
 use crate::error::ReplayError;
-use crate::plan::Change;
 use crate::rels::{PageKey, RelFork};
 
 impl Partition {
