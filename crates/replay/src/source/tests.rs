@@ -244,7 +244,8 @@ fn what_is_needed_next_is_fetched_first() {
         wait_for("another is wanted", || source.fetcher.is_wanted(5));
         dirs.open_gate();
     });
-    assert_eq!(dirs.log().0, [0, 1, 2, 3, 4, 5]);
+    // More may have been begun ahead since.
+    assert_eq!(dirs.log().0[..6], [0, 1, 2, 3, 4, 5]);
 }
 
 /// As an asynchronous `pgbackrest archive-get`: of two at once, one gives up. Replay took that for the end of the archive.
