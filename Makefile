@@ -3,20 +3,22 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-UNPRIVILEGED = $(PYTHON) -m tests.harness.as_user
+UNPRIVILEGED = $(PYTHON) -m tests.lab.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 # Tests side by side; none with PYTEST_WORKERS=0.
 PYTEST_WORKERS ?= 2
 PARALLEL = -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 # Random choices are the same every time, but in the soaks.
 SOAK = WALRIDER_SEED=$${WALRIDER_SEED:-random}
-SMOKE = tests/test_replay.py tests/test_majors.py tests/test_standby_smoke.py tests/test_standby_tls.py tests/test_promote.py::test_as_stock_promotes \
-        $(addprefix tests/test_early_sender.py::,test_bytes test_before_flush test_synchronous test_regression) \
-        $(addprefix tests/test_early_sender_end.py::,test_stop test_crash) \
-        tests/test_early.py
+# Of every area something that takes seconds.
+QUICK = tests/test_lab.py "tests/test_replay.py::test_replay_equals_stock[plain]" \
+        tests/test_refusals.py::test_compare_sees_a_difference tests/test_restore_command.py tests/test_promote.py::test_as_stock_promotes \
+        tests/test_standby_smoke.py tests/test_standby.py::test_every_level tests/test_standby_directory.py::test_a_base_backup_is_made_a_standby \
+        "tests/test_early.py::test_the_same_bytes[default]" tests/test_early.py::test_only_what_is_flushed \
+        tests/test_early.py::test_without_the_extension "tests/test_early_sender.py::test_bytes[loaded-default]"
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early test test-rust test-datadir test-e2e test-17 test-17-smoke test-suites test-tools \
+.PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early test test-quick test-rust test-datadir test-e2e test-17 test-suites test-tools \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
         soak-standby soak-early soak-power packages clean
 
@@ -32,8 +34,9 @@ bench: build fetch-18
 	    $(if $(LOADS),--loads $(LOADS)) --save bench/runs $(BENCH_ARGS)
 	$(if $(LOADS),,$(MAKE) bench-follow FOLLOW_ARGS="--save bench/runs/$$(date +%F)-follow.json")
 
-# From the command to the first write, PostgreSQL alone and with Walrider: LATENCY="0,0.05" is what restore_command takes longer for a file.
-bench-recover: build fetch-18
+# From the command to the first write, PostgreSQL alone and with Walrider: LATENCY="0,0.05" is what restore_command takes longer for a file;
+# RECOVER_ARGS="--load regression" has the WAL of PostgreSQL's regression tests instead of pgbench's.
+bench-recover: build fetch-18 $(if $(findstring regression,$(RECOVER_ARGS)),fetch-suites)
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.recover --fixtures $(BENCH_FIXTURES) --rounds $(BENCH_ROUNDS) \
 	    $(if $(LATENCY),--latency $(LATENCY)) --save bench/runs $(RECOVER_ARGS)
 
@@ -53,26 +56,31 @@ bench-sync: build fetch-18
 bench-early: build fetch-18 extension
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.early --save bench/runs $(EARLY_ARGS)
 
-test: test-rust fuzz-smoke test-datadir test-e2e test-17-smoke
+test: test-rust fuzz-smoke test-datadir test-e2e
+
+# For the developer at work, three minutes where all is built: the unit part, and a sample of the rest with the debug build.
+test-quick: fetch extension
+	cargo fmt --all --check
+	cargo test --locked --workspace --quiet
+	cargo build --locked --quiet
+	WALRIDER=target/debug/walrider WALRIDER_TEST_MAJOR=18 $(E2E) $(PARALLEL) $(QUICK) $(PYTEST_ARGS)
 
 test-rust:
 	cargo test --locked --workspace --quiet
 	cargo test --locked --workspace --quiet --bench '*'
 
 test-datadir: fetch
-	$(PYTHON) -m tests.real_server
+	WALRIDER_TEST_MAJOR=18 $(PYTHON) -m tests.real_server
+	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.real_server
 
+# On PostgreSQL 18, and beside it on 17 what is marked `every_major`; on one of them alone with WALRIDER_TEST_MAJOR.
 test-e2e: build fetch fetch-suites fetch-tools extension
 	$(E2E) $(PARALLEL) tests $(PYTEST_ARGS)
 
-# All of test-datadir and test-e2e on PostgreSQL 17, and the part of it that `make test` runs.
+# All of test-datadir and test-e2e on PostgreSQL 17.
 test-17: build fetch fetch-suites-17 fetch-tools extension
 	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.real_server
 	WALRIDER_TEST_MAJOR=17 $(E2E) $(PARALLEL) tests $(PYTEST_ARGS)
-
-test-17-smoke: build fetch extension
-	WALRIDER_TEST_MAJOR=17 $(PYTHON) -m tests.real_server
-	WALRIDER_TEST_MAJOR=17 $(E2E) $(PARALLEL) $(SMOKE) $(PYTEST_ARGS)
 
 build:
 	cargo build --locked --release
@@ -80,11 +88,11 @@ build:
 fetch: fetch-17 fetch-18
 
 fetch-17 fetch-18: fetch-%:
-	$(PYTHON) -m tests.harness.install $*
+	$(PYTHON) -m tests.lab.install $*
 
 # The early stream's part of the primary, installed into the servers under .pg/.
 extension: fetch
-	$(PYTHON) -m tests.harness.extension
+	$(PYTHON) -m tests.lab.extension
 
 # What can be packed on this machine, into target/packages/, or the kinds named: PACKAGES="deb static-gnu"; docs/install.md.
 packages: build
@@ -121,7 +129,7 @@ soak-unit:
 
 # pgBackRest, Barman, Patroni and etcd; what this machine cannot have is said, and its tests are left out.
 fetch-tools: fetch
-	$(PYTHON) -m tests.harness.tools
+	$(PYTHON) -m tests.lab.server.tools
 
 # Their tests, the long ones too, with every compression.
 test-tools: build fetch fetch-tools

@@ -12,7 +12,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.harness.as_user import find_user
+from tests.lab.as_user import find_user
 
 VARIABLE = "WALRIDER_BENCH_CGROUP"
 ROOTS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))     # version 1, version 2

@@ -8,10 +8,11 @@ import re
 import tempfile
 from pathlib import Path
 
-from tests.harness import install, standby
-from tests.harness.bank import LEVELS
-from tests.harness.proxy import Proxy
-from tests.harness.shim import Disk
+from tests.lab import install
+from tests.lab.faults.proxy import Proxy
+from tests.lab.faults.shim import Disk
+from tests.lab.loads.bank import LEVELS
+from tests.lab.standby import standby
 
 SETTINGS = """
 max_connections = 100

@@ -4,7 +4,7 @@
 
 For pgbench's WAL and for that of the mixed load, each: the time from the command to the first write, with fsync on for both
 sides; then both replay once more, and the directories are compared page by page, and ours is examined by PostgreSQL.  Exits 1
-if anything differs.  Run it through tests.harness.as_user when root.
+if anything differs.  Run it through tests.lab.as_user when root.
 """
 
 import argparse
@@ -16,11 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.harness import install, load, load_server, recovery
-from tests.harness.cluster import PgCluster, ServerError, parse_lsn, run
-from tests.harness.progress import Progress
-from tests.harness.records import waldump_types
-from tests.harness.walrider import binary, walrider
+from tests.lab import install
+from tests.lab.loads import load, load_server
+from tests.lab.oracle.records import waldump_types
+from tests.lab.progress import Progress
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, ServerError, parse_lsn, run
+from tests.lab.walrider import binary, walrider
 
 from . import recover
 from .report import write_report

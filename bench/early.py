@@ -33,10 +33,12 @@ from pathlib import Path
 
 from bench.commits import Field, Side, save
 from bench.replay import commit, machine
-from tests.harness import early, install, standby
-from tests.harness.bank import PROMISING
-from tests.harness.cluster import parse_lsn
-from tests.harness.recovery import discard
+from tests.lab import install
+from tests.lab.loads.bank import PROMISING
+from tests.lab.server import early_primary
+from tests.lab.server.cluster import parse_lsn
+from tests.lab.server.recovery import discard
+from tests.lab.standby import standby
 
 ASYNC = "async"
 RTTS, FSYNCS = (0, 1, 10, 40), (0, 3, 10)
@@ -116,7 +118,7 @@ class Observer:
             if isinstance(self.side.receiver, standby.Walrider):
                 spool = self.side.receiver.status()["spool"]
                 seen.update(writes=spool["writes"], fsyncs=spool["fsyncs"])
-                seen["view"] = early.sender(self.primary, self.side.name)
+                seen["view"] = early_primary.sender(self.primary, self.side.name)
         seen["primary_ms"] = processor_ms(postmaster, ended_children=True) + sum(map(processor_ms, children(postmaster)))
         return seen
 

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from bench.receive import Observer, Receiver
 from bench.replay import commit, machine
-from tests.harness import install
-from tests.harness.cluster import PgCluster, parse_lsn
-from tests.harness.walrider import start, walrider
+from tests.lab import install
+from tests.lab.server.cluster import PgCluster, parse_lsn
+from tests.lab.walrider import start, walrider
 
 CLIENTS = 4
 

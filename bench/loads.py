@@ -1,4 +1,4 @@
-"""The loads whose WAL is replayed, each kept as a fixture: backup/, archive/, info.json, as tests.harness.load has them.
+"""The loads whose WAL is replayed, each kept as a fixture: backup/, archive/, info.json, as tests.lab.loads.load has them.
 
     python3 -m bench.loads --fixtures DIR [--size SHARE] LOAD...     make what is missing
 
@@ -9,15 +9,18 @@ import argparse
 import json
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.harness import load, load_server
-from tests.harness.cluster import PgCluster, parse_lsn
+from tests.lab.loads import load, load_server
+from tests.lab.server.cluster import PgCluster, parse_lsn
+from tests.suites.run import Stages, run_suites
+from tests.suites.variants import VARIANTS
 
 from . import index_loads
 
 MB = 1 << 20
+REGRESSION = "regression"
 CLIENTS = 8
 
 
@@ -131,6 +134,21 @@ def make(directory, name, size=1.0):
                            targets=[], left_open=[], wal_bytes=wal_bytes, data_bytes=data_bytes)
     shutil.rmtree(directory / "primary")
     print(f"{name}: {wal_bytes / 1e6:.0f} MB of WAL over {data_bytes / 1e6:.0f} MB of data in {seconds:.0f} s", flush=True)
+    return info
+
+
+def make_regression(directory):
+    """The WAL of PostgreSQL's own regression tests, as a default server writes it: mostly DDL. As above, in one size."""
+    known = directory / "info.json"
+    if known.exists():
+        return json.loads(known.read_text())
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    found = run_suites(replace(VARIANTS["plain"], suites=("regression",)), directory, Stages(REGRESSION))
+    # No page has less than its own size in WAL.
+    info = dict(final_checkpoint=found.final_checkpoint, wal_bytes=found.wal_bytes(), data_bytes=found.wal_bytes())
+    known.write_text(json.dumps(info, indent=1) + "\n")
     return info
 
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tests.harness import recovery
-from tests.harness.walrider import replay
+from tests.lab.server import recovery
+from tests.lab.walrider import replay
 
 MB = 1 << 20
 BLOCK = 8192

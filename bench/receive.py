@@ -9,8 +9,8 @@ import subprocess
 import threading
 import time
 
-from tests.harness.cluster import parse_lsn
-from tests.harness.install import program
+from tests.lab.install import program
+from tests.lab.server.cluster import parse_lsn
 
 SEGMENT = 16 << 20
 PAGE = 8192

@@ -25,10 +25,11 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tests.harness import install, recovery, walrider
-from tests.harness.cluster import ServerError
+from tests.lab import install, walrider
+from tests.lab.server import recovery
+from tests.lab.server.cluster import ServerError
 
-from .loads import LOADS, make
+from .loads import LOADS, REGRESSION, make, make_regression
 from .replay import FIXTURES, SMOKE_SIZE, commit, machine, nameless
 
 SETTINGS = {**recovery.REPLAY_SETTINGS, "fsync": "on", "autovacuum": "off", "checkpoint_timeout": "1h"}
@@ -144,7 +145,7 @@ def main(argv):
     parser = argparse.ArgumentParser(prog="python3 -m bench.recover", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fixtures", type=Path, default=FIXTURES, help="directory that keeps the loads' WAL; made when missing")
-    parser.add_argument("--load", choices=list(LOADS), default="pgbench")
+    parser.add_argument("--load", choices=[*LOADS, REGRESSION], default="pgbench")
     parser.add_argument("--size", type=float, default=1.0, help="share of the full size")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--latency", type=lambda text: [float(word) for word in text.split(",")], default=[0.0, 0.05],
@@ -158,7 +159,7 @@ def main(argv):
     args.fixtures.mkdir(parents=True, exist_ok=True)
     when = datetime.now(timezone.utc)
     fixture = args.fixtures / args.load
-    info = make(fixture, args.load, args.size)
+    info = make_regression(fixture) if args.load == REGRESSION else make(fixture, args.load, args.size)
     with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
         runs = Bench(fixture, info, Path(scratch), args).run()
     text = table(runs) + ("\n\n" + fetching(runs, args.fetch_jobs) if args.latency else "") + "\n"
@@ -167,8 +168,9 @@ def main(argv):
         result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(),
                       postgresql=install.version(), command=" ".join(["python3 -m bench.recover", *map(nameless, argv)]),
                       load=args.load, wal_bytes=info.get("wal_bytes"), runs=runs)
-        (args.save / f"{when:%Y-%m-%d}-recover.json").write_text(json.dumps(result, indent=1) + "\n")
-        (args.save / f"{when:%Y-%m-%d}-recover.txt").write_text(text)
+        name = f"{when:%Y-%m-%d}-recover" + ("" if args.load == "pgbench" else f"-{args.load}")
+        (args.save / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        (args.save / f"{name}.txt").write_text(text)
 
 
 if __name__ == "__main__":

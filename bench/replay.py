@@ -20,8 +20,10 @@ import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tests.harness import install, recovery, walrider
-from tests.harness.records import timelines, waldump
+from tests.lab import install
+from tests.lab.oracle.compare import compare
+from tests.lab.oracle.records import timelines, waldump
+from tests.lab.server import recovery
 
 from . import measure
 from .cgroup import Group
@@ -107,7 +109,7 @@ class Bench:
     def compare(self):
         """Our directories with stock's, page by page."""
         for jobs in self.args.jobs:
-            found = walrider.compare(self.scratch / f"walrider-{jobs}", self.scratch / "stock")
+            found = compare(self.scratch / f"walrider-{jobs}", self.scratch / "stock")
             print(f"{self.name}: --jobs {jobs} gives the {found['pages']} pages that stock has", flush=True)
 
     def decode(self):

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from bench.commits import Field, Side, save
 from bench.replay import commit, machine
-from tests.harness import install
-from tests.harness.bank import PROMISING
+from tests.lab import install
+from tests.lab.loads.bank import PROMISING
 
 SIDES = ("walrider", "stock", "pg_receivewal")
 CONDITIONS = ["0/0/0", "1/0/0", "10/0/0", "0/3/0", "0/3/3", "1/3/3"]

@@ -11,17 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import install, load, load_server, recovery, standby, tools
-from tests.harness.cluster import PgCluster, copy_tree
-from tests.harness.seed import seed
-from tests.harness.walrider import binary
+from tests.lab import install
+from tests.lab.loads import load, load_server
+from tests.lab.seed import seed
+from tests.lab.server import recovery, tools
+from tests.lab.server.cluster import PgCluster, copy_tree
+from tests.lab.standby import standby
+from tests.lab.walrider import binary
 
 SEED = seed()
 NEEDS_TLS = "test_standby_tls.py"
-# With pytest-xdist, tests that share one of these go to the same worker, which makes it once.
-SHARED = ("plain", "mixed", "mixed_small", "origin", "clusters")
+# What tests run on: all on the first, those of `every_major` on the others as well.  WALRIDER_TEST_MAJOR names the only one.
+MAJORS = [chosen] if (chosen := os.environ.get("WALRIDER_TEST_MAJOR")) else sorted(install.MAJORS, reverse=True)
+# With pytest-xdist, tests that share one of these, or in a file one of those, go to the same worker, which makes it once.
+SHARED = ("plain", "mixed", "mixed_small")
+SHARED_IN_FILE = ("origin", "clusters", "archived", "repository", "catalogue", "unpacked", "many", "backup")
 # What takes longest begins first, so that no worker waits long for the last.
-FIRST = ("test_suites.py", "test_early_crash.py", "test_standby_bank.py", "test_stress.py", "plain", "mixed", "mixed_small")
+FIRST = ("test_suites.py", "test_early_crash.py", "test_standby_bank.py", "test_stress.py", "plain", "mixed", "mixed_small", "rest")
 TURNS = "WALRIDER_TURNS"
 
 
@@ -63,9 +69,10 @@ class Fixture:
 
 
 def pytest_report_header(config):
+    others = "".join(f"; {install.version(other)} in part" for other in MAJORS[1:])
     without_tls = f"; without TLS, {NEEDS_TLS} is left to PostgreSQL 17" if leaves_tls_out() else ""
     return [f"seed: {SEED} (WALRIDER_SEED={SEED} repeats the random choices)",
-            f"PostgreSQL: {install.version()}{without_tls}", f"walrider: {binary()}", *tools_left_out()]
+            f"PostgreSQL: {install.version()}{others}{without_tls}", f"walrider: {binary()}", *tools_left_out()]
 
 
 def tools_left_out():
@@ -80,40 +87,53 @@ def leaves_tls_out():
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "alone: no other test runs meanwhile; it looks at how soon or how often something happens")
+    for marker in ("alone: no other test runs meanwhile; it looks at how soon or how often something happens",
+                   "every_major: it also runs on the other PostgreSQL, in the same session"):
+        config.addinivalue_line("markers", marker)
     if TURNS not in os.environ:     # else of a worker, as of the process that started it
         handle, os.environ[TURNS] = tempfile.mkstemp(prefix="turns-")
         os.close(handle)
+
+
+def pytest_generate_tests(metafunc):
+    """Each test once for each of its majors; the first is not part of its name, so that its random choices are the same without."""
+    majors = MAJORS if metafunc.definition.get_closest_marker("every_major") else MAJORS[:1]
+    metafunc.parametrize("server_major", majors, indirect=True, scope="session", ids=[pytest.HIDDEN_PARAM, *majors[1:]])
 
 
 def group(item):
     """The tests that go to one worker, by name; None: alone is as good."""
     if item.get_closest_marker("alone"):
         return "alone"
-    wanted = {item.callspec.params.get("variant")} if hasattr(item, "callspec") else set()
-    return next((name for name in SHARED if name in wanted.union(item.fixturenames)), None)
+    major = item.callspec.params["server_major"]
+    wanted = {item.callspec.params.get("variant")}.union(item.fixturenames)
+    name = next((name for name in SHARED if name in wanted), None) or \
+        next((f"{name} of {item.path.stem}" for name in SHARED_IN_FILE if name in wanted), None)
+    return name if major == MAJORS[0] else f"{name or 'rest'} on {major}"
 
 
 def order(item):
     """Where a test comes: what is long first, at last those that want to be alone."""
-    name = item_group if (item_group := group(item)) in FIRST else item.path.name
-    return item_group == "alone", FIRST.index(name) if name in FIRST else len(FIRST)
+    wanted = group(item) or ""
+    name = wanted.partition(" on ")[0] if wanted.partition(" on ")[0] in FIRST else item.path.name
+    return wanted == "alone", FIRST.index(name) if name in FIRST else len(FIRST)
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     files = {file for file, tool in tools.TESTS.items() if not tools.has(tool)}
-    if leaves_tls_out():
-        files.add(NEEDS_TLS)
-    if left_out := [item for item in items if item.path.name in files]:
+    without_tls = leaves_tls_out()
+    if left_out := [item for item in items if item.path.name in files
+                    or without_tls and item.path.name == NEEDS_TLS and item.callspec.params["server_major"] == MAJORS[0]]:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if name := group(item):
                 item.add_marker(pytest.mark.xdist_group(name))
-        if os.environ.get("PYTEST_XDIST_WORKER"):
-            items.sort(key=order)
+    yield       # pytest puts the tests of a major together
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        items.sort(key=order)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -134,9 +154,17 @@ def rng(request):
     return random.Random(f"{SEED}/{request.node.name}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def server_major(request):
+    """The PostgreSQL that a test runs on. What outlives a test and has a server of it depends on it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WALRIDER_TEST_MAJOR", request.param)
+        yield request.param
+
+
 @pytest.fixture(scope="session")
-def scratch():
-    """A directory for the session. Its name is short: that of a tablespace below it must fit into a tar header (99 bytes)."""
+def scratch(server_major):
+    """A directory for the tests on a major. Its name is short: that of a tablespace below it must fit into a tar header (99 bytes)."""
     with tempfile.TemporaryDirectory(prefix="w-") as directory:
         yield Path(directory)
 

@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.harness.seed import seed
+from tests.lab.seed import seed
 
 FUZZ = Path(__file__).resolve().parents[1] / "fuzz"
 COVERAGE = ["-Cpasses=sancov-module", "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -38,6 +39,16 @@ def build():
     return FUZZ / "target" / host / "release"
 
 
+def fuzz(programs, name, options, kept):
+    """Run a target, from nothing or from the corpus that is kept."""
+    for part in ("corpus", "artifacts"):
+        (FUZZ / part / name).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as nothing:
+        return subprocess.run([str(programs / name), str(FUZZ / "corpus" / name) if kept else nothing, *options, "-timeout=60",
+                               "-rss_limit_mb=2048", "-verbosity=0", f"-artifact_prefix={FUZZ / 'artifacts' / name}/"],
+                              capture_output=True, text=True, errors="replace")
+
+
 def main():
     """The command line."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.fuzz", description=__doc__,
@@ -54,21 +65,15 @@ def main():
         # `cargo test` has tried the same decoders with random bytes; libFuzzer itself is C++.
         sys.exit("error: libFuzzer needs a C++ compiler")
     programs = build()
-    failed = []
-    for name in chosen:
-        for part in ("corpus", "artifacts"):
-            (FUZZ / part / name).mkdir(parents=True, exist_ok=True)
-        length = f"-runs={args.runs}" if args.runs else f"-max_total_time={max(1, args.seconds // len(chosen))}"
-        with tempfile.TemporaryDirectory() as nothing:
-            corpus = nothing if args.runs else FUZZ / "corpus" / name
-            done = subprocess.run([str(programs / name), str(corpus), length, f"-seed={seed()}", "-timeout=60",
-                                   "-rss_limit_mb=2048", "-verbosity=0",
-                                   f"-artifact_prefix={FUZZ / 'artifacts' / name}/"], capture_output=True, text=True,
-                                  errors="replace")
-        print(f"fuzz {name}: {'ok' if done.returncode == 0 else 'FAILED'}, {length[1:]}, seed {seed()}", flush=True)
-        if done.returncode != 0:
-            print(done.stderr[-3000:], file=sys.stderr)
-            failed.append(name)
+    options = [f"-runs={args.runs}" if args.runs else f"-max_total_time={max(1, args.seconds // len(chosen))}", f"-seed={seed()}"]
+    failed = 0
+    # As many at a time as there are cores, where each has a number of runs; a share of the time is of one that is alone.
+    with ThreadPoolExecutor(os.cpu_count() if args.runs else 1) as pool:
+        for name, done in zip(chosen, pool.map(lambda name: fuzz(programs, name, options, not args.runs), chosen)):
+            print(f"fuzz {name}: {'ok' if done.returncode == 0 else 'FAILED'}, {options[0][1:]}, seed {seed()}", flush=True)
+            if done.returncode != 0:
+                print(done.stderr[-3000:], file=sys.stderr)
+                failed += 1
     sys.exit(1 if failed else 0)
 
 

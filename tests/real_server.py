@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 
-from tests.harness import as_user, install
+from tests.lab import as_user, install
 
-CRATES, NAME = ("walrider-datadir", "walrider-receive"), "real_server"
+CRATES, NAME = ("walrider-datadir", "walrider-session"), "real_server"
 
 
 def build(crate):

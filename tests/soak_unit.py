@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from tests.harness.as_user import ROOT
+from tests.lab.as_user import ROOT
 
 
 def spin(parent):

@@ -1,45 +1,17 @@
 """Damaged WAL: an error with LSN and file, a directory that both of us can continue from."""
 
 import re
-import shutil
 
 import pytest
 
-from tests.harness import recovery
-from tests.harness.cluster import PgCluster, parse_lsn, run
-from tests.harness.install import program
-from tests.harness.walrider import CORRUPT, UNSUPPORTED, compare, replay
+from tests.lab.faults.archive import archive_of_links, middle_segment, own
+from tests.lab.install import program
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, parse_lsn, run
+from tests.lab.walrider import CORRUPT, UNSUPPORTED, replay
 
 LSN = re.compile(r"\b[0-9A-F]+/[0-9A-F]+\b")
-
-
-def damaged_archive(fixture, target):
-    """A copy of the archive whose files are links, to be replaced one by one."""
-    target.mkdir()
-    for file in fixture.archive.iterdir():
-        (target / file.name).symlink_to(file)
-    return target
-
-
-def own(path):
-    """Replace a link by a copy that may be damaged."""
-    source = path.resolve()
-    path.unlink()
-    shutil.copy(source, path)
-    path.chmod(0o600)
-    return path
-
-
-def middle_segment(fixture):
-    """A segment of timeline 1 in the middle of the load, full of records: no switch ends it early, and no record that
-    is longer than a segment runs through it."""
-    def is_full(segment):
-        contents = segment.read_bytes()
-        continued = int.from_bytes(contents[16:20], "little")       # xlp_rem_len
-        return any(contents[-4096:]) and continued < len(contents) // 4
-
-    full = [segment for segment in fixture.segments() if segment.name.startswith("00000001") and is_full(segment)]
-    return full[len(full) // 2].name
 
 
 def record_in(archive, segment):
@@ -77,7 +49,7 @@ def check_both_finish(fixture, work, ours):
 
 def test_bit_flip(plain, work, rng):
     """One flipped bit inside a record: its CRC tells, we name it."""
-    archive = damaged_archive(plain, work / "archive")
+    archive = archive_of_links(plain, work / "archive")
     name = middle_segment(plain)
     lsn, length = record_in(plain.archive, name)
     path = own(archive / name)
@@ -110,7 +82,7 @@ def test_unsupported_record(plain, work, rmgr, info, named):
 
     One is of a manager that we have and of a type that nobody knows (XLOG_XACT_OPMASK), one of an extension's manager.
     """
-    archive = damaged_archive(plain, work / "archive")
+    archive = archive_of_links(plain, work / "archive")
     name = middle_segment(plain)
     out = run([program("pg_waldump"), "-p", archive, "-r", "Transaction", archive / name], check=False).stdout
     found = re.findall(r"len \(rec/tot\):\s+\d+/\s*(\d+), tx:\s+\d+, lsn: ([0-9A-F]+/([0-9A-F]+)).*desc: COMMIT ",
@@ -137,7 +109,7 @@ def test_unsupported_record(plain, work, rmgr, info, named):
 @pytest.mark.parametrize("kept", [0, 1000, 8192 * 3 + 5, 8192 * 700])
 def test_truncated_segment(plain, work, kept):
     """A segment file that is too short, with more WAL behind it."""
-    archive = damaged_archive(plain, work / "archive")
+    archive = archive_of_links(plain, work / "archive")
     name = middle_segment(plain)
     with open(own(archive / name), "r+b") as file:
         file.truncate(kept)
@@ -152,7 +124,7 @@ def test_truncated_segment(plain, work, kept):
 
 def test_missing_segment(plain, work):
     """A gap: later segments are there, this one is not."""
-    archive = damaged_archive(plain, work / "archive")
+    archive = archive_of_links(plain, work / "archive")
     name = middle_segment(plain)
     (archive / name).unlink()
     ours = plain.copy(work / "ours")
@@ -165,7 +137,7 @@ def test_missing_segment(plain, work):
 @pytest.mark.parametrize("round_", range(8))
 def test_random_damage(plain, work, rng, round_):
     """Bytes overwritten anywhere: an error or a clean end before them, never a panic, and the WAL replaced, the end."""
-    archive = damaged_archive(plain, work / "archive")
+    archive = archive_of_links(plain, work / "archive")
     path = own(archive / rng.choice(plain.segments()).name)
     data = bytearray(path.read_bytes())
     for _ in range(rng.choice([1, 10, 1000])):
@@ -182,7 +154,7 @@ def test_random_damage(plain, work, rng, round_):
 
 def test_missing_history(plain, work):
     """Timeline 2 cannot be found without its history: we end on timeline 1 or say so."""
-    archive = damaged_archive(plain, work / "archive")
+    archive = archive_of_links(plain, work / "archive")
     (archive / "00000002.history").unlink()
     ours = plain.copy(work / "ours")
     result = replay(ours, archive, "--target-timeline", "2")

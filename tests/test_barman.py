@@ -10,8 +10,8 @@ import re
 
 import pytest
 
-from tests.harness.barman import Catalogue
-from tests.harness.walrider import walrider
+from tests.lab.server.barman import Catalogue
+from tests.lab.walrider import walrider
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import json
 
 from bench import early, replay, sync
-from tests.harness.bank import LEVELS, PROMISING
+from tests.lab.loads.bank import LEVELS, PROMISING
 
 
 def test_smoke(tmp_path, capsys):

@@ -5,11 +5,13 @@ import time
 
 import psycopg
 
-from tests.harness import early, standby
-from tests.harness.bank import connect
-from tests.harness.cluster import PgCluster, copy_tree, format_lsn, parse_lsn
-from tests.harness.shim import Disk
-from tests.harness.standby import LOCALLY, wait_for, wait_position, wait_streaming
+from tests.lab.faults.shim import Disk
+from tests.lab.loads.bank import connect
+from tests.lab.oracle import early
+from tests.lab.server import early_primary
+from tests.lab.server.cluster import PgCluster, copy_tree, format_lsn, parse_lsn
+from tests.lab.standby import standby
+from tests.lab.standby.standby import LOCALLY, wait_for, wait_position, wait_streaming
 
 
 def fill(server):
@@ -43,7 +45,7 @@ def test_two_records_overwritten_within_a_segment(primary_template, work, kind):
             wait_streaming(server)
             for number in range(2):
                 disk.hold_fsync()
-                segment = early.flushed(server) // early.SEGMENT
+                segment = early_primary.flushed(server) // early.SEGMENT
                 writer = threading.Thread(target=fill, args=(server,))
                 writer.start()
                 wait_for(lambda: is_stuck(server), "nothing is written any more")
@@ -54,7 +56,7 @@ def test_two_records_overwritten_within_a_segment(primary_template, work, kind):
                 checkpoint = parse_lsn(server.controldata()["Latest checkpoint location"])
                 assert checkpoint // early.SEGMENT == segment + 1 and checkpoint % early.SEGMENT < 200, number
                 wait_streaming(server)
-                wait_position(server, format_lsn(early.flushed(server)), stage="flush")
+                wait_position(server, format_lsn(early_primary.flushed(server)), stage="flush")
                 follower.kill()
                 follower.start()
                 wait_streaming(server)

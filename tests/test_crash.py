@@ -3,11 +3,12 @@
 import os
 import time
 
-from tests.harness import recovery
-from tests.harness.cluster import PgCluster, controldata
-from tests.harness.walrider import compare, replay, start
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, controldata
+from tests.lab.walrider import replay, start
 
-ROUNDS = int(os.environ.get("WALRIDER_CRASH_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("WALRIDER_CRASH_ROUNDS", "5"))
 
 
 def kill_after(fixture, data_dir, seconds, options=()):

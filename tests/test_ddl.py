@@ -2,9 +2,11 @@
 
 import random
 
-from tests.harness import recovery, shim
-from tests.harness.cluster import PgCluster, controldata, parse_lsn
-from tests.harness.walrider import compare, replay
+from tests.lab.faults import shim
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, controldata, parse_lsn
+from tests.lab.walrider import replay
 
 TRUNCATIONS = 30
 KILLS = 3

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from tests.harness.cluster import controldata, copy_tree
-from tests.harness.standby import LOCALLY, Walrider, clone, wait_position
-from tests.harness.walrider import FAILED
-from tests.test_follow import Follower
+from tests.lab.server.cluster import controldata, copy_tree
+from tests.lab.standby.follower import Follower
+from tests.lab.standby.standby import LOCALLY, Walrider, clone, wait_position
+from tests.lab.walrider import FAILED
 
 MORE = "CREATE TABLE {0} AS SELECT g, md5(g::text) FROM generate_series(1, 5000) g; CHECKPOINT; SELECT pg_switch_wal()"
 

@@ -7,14 +7,18 @@ import threading
 
 import pytest
 
-from tests.harness import early, standby
-from tests.harness.bank import PROMISING, Bank
-from tests.harness.cluster import PgCluster, copy_tree, format_lsn, parse_lsn
-from tests.harness.early import EARLY
-from tests.harness.proxy import Proxy
-from tests.harness.shim import Disk
-from tests.harness.standby import LOCALLY, Walrider, wait_for, wait_position, wait_streaming
-from tests.test_standby import TABLE, Commit, expect
+from tests.lab.faults.proxy import Proxy
+from tests.lab.faults.shim import Disk
+from tests.lab.loads.bank import PROMISING, Bank
+from tests.lab.loads.commit import TABLE, Commit, expect
+from tests.lab.oracle import early
+from tests.lab.server import early_primary
+from tests.lab.server.cluster import PgCluster, copy_tree, format_lsn, parse_lsn
+from tests.lab.server.early_primary import EARLY
+from tests.lab.standby import standby
+from tests.lab.standby.standby import LOCALLY, Walrider, wait_for, wait_position, wait_streaming
+
+pytestmark = pytest.mark.every_major
 
 # Less than the primary keeps, so that all of it can be compared.
 BULK = "INSERT INTO t (v) SELECT repeat(md5(g::text), 8) FROM generate_series(1, {}) g"
@@ -23,7 +27,7 @@ BULK = "INSERT INTO t (v) SELECT repeat(md5(g::text), 8) FROM generate_series(1,
 @pytest.fixture
 def server(primary_template, work, request):
     """A primary with the extension and a table, and with the settings that a test is given."""
-    with early.make_primary(primary_template, work / "early", getattr(request, "param", "")) as server:
+    with early_primary.make_primary(primary_template, work / "early", getattr(request, "param", "")) as server:
         server.psql(TABLE, options=LOCALLY)
         yield server
 
@@ -75,13 +79,13 @@ def test_the_same_bytes(server, work):
         assert follower.status()["early"] is True
         wait_for(lambda: standby.replication(server)["sync_state"] == "sync", "its first reply", 20)
         for step in (load, bulk, switch, crash, load):
-            begun = early.flushed(server)
+            begun = early_primary.flushed(server)
             step(server)
             wait_streaming(server)
-            follower.wait_replayed(format_lsn(early.flushed(server)))
+            follower.wait_replayed(format_lsn(early_primary.flushed(server)))
             size = early.same_wal(server, follower.data_dir, begun)
             print(f"{step.__name__}: {size / 1e6:.1f} MB of WAL, "
-                  f"{ {name: value for name, value in early.sender(server).items() if name.endswith('bytes')} }")
+                  f"{ {name: value for name, value in early_primary.sender(server).items() if name.endswith('bytes')} }")
         assert follower.status()["early"] is True
         # A sequence's WAL is ahead of it by the values that it may hand out without WAL.
         server.psql("SELECT setval('t_id_seq', last_value) FROM t_id_seq", options=LOCALLY)
@@ -120,19 +124,19 @@ def test_each_level_waits_for_its_stage_alone(server, work):
                 commit.wait()
             server.disk.hold_fsync()
             held = expect(server, ("local", *PROMISING), ("off",))
-            flushed = early.flushed(server)
+            flushed = early_primary.flushed(server)
             wait_for(lambda: follower.position("flushed") > flushed, lambda: f"ahead of the primary: {follower.status()}", 20)
             assert follower.position("replayed") <= flushed
             server.disk.hold_fsync(False)
             for commit in held:
                 commit.wait()
-            assert early.sender(server)["early_bytes"] > 0
+            assert early_primary.sender(server)["early_bytes"] > 0
 
 
 def look(server, data_dir, start, work):
     """No reader meets a record in this pg_wal that the primary has not flushed; how many it meets."""
     records = early.valid_records(data_dir, start, work)
-    flushed = early.flushed(server)
+    flushed = early_primary.flushed(server)
     behind = [(format_lsn(begin), format_lsn(end)) for begin, end in records if end > flushed]
     assert not behind, f"valid behind {format_lsn(flushed)}, where the primary has flushed: {behind}"
     return len(records)
@@ -160,7 +164,7 @@ def test_nothing_behind_the_horizon_is_visible(server, work, rng):
         commits = [Commit(server, "on") for _ in range(4)]
         server.psql("INSERT INTO t (v) SELECT 'hidden' FROM generate_series(1, 3000)", options="-c synchronous_commit=off")
         commits += [Commit(server, "on") for _ in range(4)]
-        flushed = early.flushed(server)
+        flushed = early_primary.flushed(server)
         wait_for(lambda: follower.position("flushed") > flushed + 100_000, lambda: f"WAL ahead: {follower.status()}", 20)
         status = follower.status()
         assert status["early"] is True and parse_lsn(status["horizon"]) <= flushed, status
@@ -174,7 +178,7 @@ def test_nothing_behind_the_horizon_is_visible(server, work, rng):
             assert int(reader.value("SELECT count(*) FROM t")) > 0
         follower.start()
         wait_streaming(server)
-        assert early.flushed(server) == flushed and not any(commit.done for commit in commits)
+        assert early_primary.flushed(server) == flushed and not any(commit.done for commit in commits)
         look(server, follower.data_dir, start - 200, work)
         server.disk.hold_fsync(False)
         for commit in commits:
@@ -196,7 +200,7 @@ def test_nothing_behind_the_horizon_is_visible_under_load(server, work, rng):
         writer.start()
         seen = 0
         for number in range(12):
-            start = (early.flushed(server) // early.SEGMENT - 1) * early.SEGMENT      # the standby has that one
+            start = (early_primary.flushed(server) // early.SEGMENT - 1) * early.SEGMENT      # the standby has that one
             bank.wait_acknowledged(len(bank.books.acknowledged) + rng.randrange(1, 30))
             if number % 3 == 2:
                 follower.kill()
@@ -204,7 +208,7 @@ def test_nothing_behind_the_horizon_is_visible_under_load(server, work, rng):
             if number % 3 == 2:
                 follower.start()
                 wait_streaming(server)
-        assert seen > 100 and early.sender(server)["early_bytes"] > 0
+        assert seen > 100 and early_primary.sender(server)["early_bytes"] > 0
         server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ '^(INSERT INTO t|SELECT pg_sleep)'")
         writer.join()
         bank.close()
@@ -247,7 +251,7 @@ def test_auto_takes_it_up(server, work):
         wait_streaming(server)
         for level in PROMISING:
             Commit(server, level).wait()
-        assert early.sender(server)["sent_bytes"] > 0
+        assert early_primary.sender(server)["sent_bytes"] > 0
 
 
 def test_only_what_is_flushed(server, work):
@@ -256,7 +260,7 @@ def test_only_what_is_flushed(server, work):
         wait_streaming(server)
         load(server)
         wait_position(server)
-        found = early.sender(server)
+        found = early_primary.sender(server)
         assert found["early"] is False and found["early_bytes"] == 0 and found["sent_bytes"] > 0, found
 
 

@@ -1,4 +1,4 @@
-"""The primary dies with WAL that it had not flushed and the standby had: a hundred times, and each time both ends of it.
+"""The primary dies with WAL that it had not flushed and the standby had: many times, and each time both ends of it.
 
 In every round clients transfer money at all levels of synchronous_commit, beside WAL that nobody waits for, on a primary whose
 fsync is slow; then it is killed.  The standby's directory is there twice from then on, as it is and a copy of that moment.  One
@@ -20,17 +20,21 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.conftest import SEED
-from tests.harness import early, standby
-from tests.harness.bank import Bank, connect
-from tests.harness.cluster import copy_tree, format_lsn, parse_lsn
-from tests.harness.early import EARLY, SEGMENT
-from tests.harness.proxy import Proxy
-from tests.harness.recovery import discard
-from tests.harness.shim import Disk
-from tests.harness.standby import LOCALLY, Walrider, wait_for, wait_streaming
+from tests.lab.faults.proxy import Proxy
+from tests.lab.faults.shim import Disk
+from tests.lab.loads.bank import Bank, connect
+from tests.lab.oracle import early
+from tests.lab.oracle.early import SEGMENT
+from tests.lab.seed import seed
+from tests.lab.server import early_primary
+from tests.lab.server.cluster import copy_tree, format_lsn, parse_lsn
+from tests.lab.server.early_primary import EARLY
+from tests.lab.server.recovery import discard
+from tests.lab.standby import standby
+from tests.lab.standby.standby import LOCALLY, Walrider, wait_for, wait_streaming
 
-ROUNDS = int(os.environ.get("WALRIDER_EARLY_ROUNDS", "40"))
+SEED = seed()
+ROUNDS = int(os.environ.get("WALRIDER_EARLY_ROUNDS", "20"))
 # Of the rounds, at least so many leave the standby with WAL that the primary does not have when it is back.
 TAILS = 0.2
 ROOM = 2 << 30
@@ -95,7 +99,7 @@ class Stage:
 
     def __init__(self, template, work):
         self.work = work
-        self.server = early.make_primary(template, work / "early", SETTINGS)
+        self.server = early_primary.make_primary(template, work / "early", SETTINGS)
         self.server.psql("CREATE TABLE noise (v text)", options=LOCALLY)
         self.bank = Bank(SEED, tellers=4)
         self.bank.found(self.server)
@@ -131,7 +135,7 @@ class Stage:
 
     def disaster(self, chances):
         """Load until the primary is gone; then the standby's directory is copied as of that moment."""
-        self.begun = early.flushed(self.server)
+        self.begun = early_primary.flushed(self.server)
         self.server.disk.fsync_takes(chances.fsync_ms)
         self.disk.fsync_takes(chances.standby_fsync_ms)
         self.bank.open(self.server)
@@ -189,7 +193,7 @@ class Stage:
         if self.follower.process is None:
             self.follower.start()
         wait_streaming(self.server)
-        self.follower.wait_replayed(format_lsn(early.flushed(self.server)))
+        self.follower.wait_replayed(format_lsn(early_primary.flushed(self.server)))
         early.same_wal(self.server, self.directory, self.begun)
         assert self.follower.status()["early"] is True
         self.bank.audit(self.server)
@@ -203,7 +207,7 @@ class Stage:
         self.server.wait_ready()
         recovered = parse_lsn(self.server.controldata()["Latest checkpoint location"])
         had = tail(promoted.data_dir, recovered)
-        has = early.wal(self.server.data_dir, recovered, min(recovered + len(had), early.flushed(self.server)))
+        has = early.wal(self.server.data_dir, recovered, min(recovered + len(had), early_primary.flushed(self.server)))
         differed = early.first_difference(had[:len(has)], has, recovered) is not None
         discard(promoted.data_dir)
         if chances.promoted == "itself":
@@ -242,12 +246,12 @@ def test_the_primary_crashes(primary_template, memory):
 def test_power_loss_behind_a_switch(primary_template, work):
     """The standby's power fails when the unused rest of a segment is not durable there, so that the file has what it had before it
     was recycled, and what lies behind the segment is held only: it counts at a promotion all the same."""
-    server = early.make_primary(primary_template, work / "early", SETTINGS)
+    server = early_primary.make_primary(primary_template, work / "early", SETTINGS)
     ours = standby.clone(server, work / "ours")
     with server, Walrider(ours, *EARLY).start() as follower:
         server.psql("CREATE TABLE t (v text)", options=LOCALLY)
         wait_streaming(server)
-        begun = early.flushed(server)
+        begun = early_primary.flushed(server)
 
         def hold(query, upto):
             """Runs it while the primary's fsync is stuck, until the standby has its WAL up to a position."""

@@ -6,12 +6,13 @@ import time
 
 import pytest
 
-from tests.harness.cluster import parse_lsn
-from tests.harness.early_client import Follower
-from tests.harness.early_server import (PAGE, PRELOAD, SYNC, check_bytes, disk, flushed, in_fsync, inserted, is_gone,
-                                        make_server, preload, stat, template, wait_for, wal_files, walsender)
+from tests.lab.server.cluster import parse_lsn
+from tests.lab.server.early_server import (PAGE, PRELOAD, SYNC, check_bytes, disk, flushed, in_fsync, inserted, is_gone,
+                                           make_server, preload, stat, template, wait_for, wal_files, walsender)
+from tests.lab.standby.early_client import Follower
 
 
+@pytest.mark.every_major
 @pytest.mark.parametrize("mode", ["fast", "smart"])
 def test_stop(make_server, preload, mode):
     """A stop under load: the standby gets the last record, the shutdown checkpoint, before the stream ends."""
@@ -130,6 +131,7 @@ def test_idle_with_the_postmaster(make_server):
         server.kill()
 
 
+@pytest.mark.every_major
 @pytest.mark.parametrize("mode", ["immediate", "kill"])
 def test_crash(make_server, disk, preload, mode):
     """What was sent ahead of the flush is lost and written anew; what was told to be flushed is not."""

@@ -5,19 +5,14 @@ import tarfile
 import time
 from pathlib import Path
 
-from tests.harness import load, records, recovery
-from tests.harness.cluster import PgCluster, run
-from tests.harness.install import program
-from tests.harness.walrider import compare, replay, start, walrider
-
-
-def archive_of_links(fixture, target, skip=()):
-    """An archive whose files are links to the fixture's."""
-    target.mkdir()
-    for file in fixture.archive.iterdir():
-        if file.name not in skip:
-            (target / file.name).symlink_to(file)
-    return target
+from tests.lab.faults.archive import archive_of_links
+from tests.lab.install import program
+from tests.lab.loads import load
+from tests.lab.oracle import records
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, run
+from tests.lab.walrider import replay, start, walrider
 
 
 def test_partial_segment(plain, work):

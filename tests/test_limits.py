@@ -2,10 +2,11 @@
 
 import pytest
 
-from tests.harness import recovery
-from tests.harness.cluster import PgCluster
-from tests.harness.standby import LOCALLY, Walrider, clone, wait_position
-from tests.harness.walrider import FAILED, compare, replay, walrider
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster
+from tests.lab.standby.standby import LOCALLY, Walrider, clone, wait_position
+from tests.lab.walrider import FAILED, replay, walrider
 
 FEW = 64
 TABLES = 450        # of four files each: heap, TOAST table and its index, primary key

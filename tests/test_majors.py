@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import install
-from tests.harness.cluster import PgCluster
-from tests.harness.walrider import CORRUPT, DIFFERENT, replay, walrider
+from tests.lab import install
+from tests.lab.server.cluster import PgCluster
+from tests.lab.walrider import CORRUPT, DIFFERENT, replay, walrider
+
+pytestmark = pytest.mark.every_major
 
 FIRST_SEGMENT = "000000010000000000000001"
 MAGIC = {"17": "D116", "18": "D118"}
@@ -42,6 +44,11 @@ def set_magic(segment, magic):
         if any(contents[page:page + 2]):
             contents[page:page + 2] = int(magic, 16).to_bytes(2, "little")
     segment.write_bytes(contents)
+
+
+def test_the_server_is_of_the_major(primary, server_major):
+    """What the tests of a major find is found with its server."""
+    assert primary.value("SHOW server_version").startswith(f"{server_major}.")
 
 
 def test_wal_of_the_other_major(data_dir):

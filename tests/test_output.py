@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from tests.harness.cluster import PgCluster, controldata, copy_tree
-from tests.harness.walrider import DONE, FAILED, binary
+from tests.lab.server.cluster import PgCluster, controldata, copy_tree
+from tests.lab.walrider import DONE, FAILED, binary
 
 
 @pytest.fixture(scope="module")

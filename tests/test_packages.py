@@ -15,8 +15,8 @@ import zipfile
 
 import pytest
 
-from tests.harness.install import ROOT
-from tests.harness.walrider import binary
+from tests.lab.install import ROOT
+from tests.lab.walrider import binary
 
 VERSION = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
 EXTENSION = ROOT / "extension"

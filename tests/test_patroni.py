@@ -8,10 +8,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.harness import standby, tools
-from tests.harness.patroni import Etcd, Member
-from tests.harness.pgbackrest import Repository
-from tests.harness.walrider import binary
+from tests.lab.server import tools
+from tests.lab.server.patroni import Etcd, Member
+from tests.lab.server.pgbackrest import Repository
+from tests.lab.standby import standby
+from tests.lab.walrider import binary
 
 pytestmark = pytest.mark.skipif(not tools.has("pgbackrest"), reason="the recipe restores with pgBackRest, which is not there")
 

@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from tests.harness import standby, tools
-from tests.harness.pgbackrest import Repository
-from tests.harness.walrider import walrider
+from tests.lab.server import tools
+from tests.lab.server.pgbackrest import Repository
+from tests.lab.standby import standby
+from tests.lab.walrider import walrider
 
 COMPRESSIONS = os.environ.get("WALRIDER_TOOLS_COMPRESSIONS", "zst").split(",")
 

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import install, load, recovery, shim
-from tests.harness.cluster import PgCluster, controldata, copy_tree, parse_lsn, run
-from tests.harness.standby import wait_for
-from tests.harness.walrider import FAILED, USAGE, replay, walrider
+from tests.lab import install
+from tests.lab.faults import shim
+from tests.lab.loads import load
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, controldata, copy_tree, parse_lsn, run
+from tests.lab.standby.standby import wait_for
+from tests.lab.walrider import FAILED, USAGE, replay, walrider
 
 ROUNDS = int(os.environ.get("WALRIDER_PROMOTE_ROUNDS", "12"))
 
@@ -116,7 +119,7 @@ class Primary:
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory):
+def origin(tmp_path_factory, server_major):
     """One primary for all tests here."""
     return Primary(tmp_path_factory.mktemp("promote"))
 
@@ -205,6 +208,7 @@ def check_control(ours, stock):
     assert {key for key in control if control[key] != theirs[key]} <= OWN, (control, theirs)
 
 
+@pytest.mark.every_major
 def test_as_stock_promotes(origin, work):
     """Control file, WAL and files beside those of stock PostgreSQL; then it serves."""
     stock = stock_promotes(origin.copy(work / "stock"), origin.archive)

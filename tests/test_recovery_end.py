@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tests.harness import recovery
-from tests.harness.cluster import PgCluster, controldata, copy_tree, parse_lsn, run
-from tests.harness.walrider import FAILED, USAGE, binary, walrider
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, controldata, copy_tree, parse_lsn, run
+from tests.lab.walrider import FAILED, USAGE, binary, walrider
 
 CONF = "autovacuum = off\ncheckpoint_timeout = 1h\nmax_wal_size = 1GB\n"
 

@@ -5,9 +5,10 @@ import subprocess
 
 import pytest
 
-from tests.harness import recovery
-from tests.harness.cluster import PgCluster
-from tests.harness.walrider import DIFFERENT, binary, compare, replay, walrider
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster
+from tests.lab.walrider import DIFFERENT, binary, replay, walrider
 
 def test_failures_have_one_form(plain, work):
     """`walrider: error: …` on stderr, and with --json an object that has the same message and the code, of every command."""

@@ -2,9 +2,15 @@
 
 import pytest
 
-from tests.harness import install, load, records, recovery
-from tests.harness.cluster import PgCluster, parse_lsn, run
-from tests.harness.walrider import binary, compare, replay, walrider
+from tests.lab import install
+from tests.lab.loads import load
+from tests.lab.oracle import records
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, parse_lsn, run
+from tests.lab.walrider import binary, replay, walrider
+
+pytestmark = pytest.mark.every_major
 
 
 def finish_and_open(data_dir, archive):

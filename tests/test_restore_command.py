@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 
-from tests.harness import load, recovery
-from tests.harness.cluster import PgCluster, controldata, parse_lsn
-from tests.harness.walrider import FAILED, walrider
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, controldata, parse_lsn
+from tests.lab.walrider import FAILED, walrider
 
 
 

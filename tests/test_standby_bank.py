@@ -15,12 +15,13 @@ import time
 import psycopg
 import pytest
 
-from tests.conftest import SEED
-from tests.harness import standby
-from tests.harness.bank import Bank, connect
-from tests.harness.proxy import Proxy
-from tests.harness.recovery import discard
+from tests.lab.faults.proxy import Proxy
+from tests.lab.loads.bank import Bank, connect
+from tests.lab.seed import seed
+from tests.lab.server.recovery import discard
+from tests.lab.standby import standby
 
+SEED = seed()
 ROUNDS = int(os.environ.get("WALRIDER_STANDBY_ROUNDS", "20"))
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import standby
-from tests.harness.cluster import PgCluster, free_port
-from tests.harness.standby import LOCALLY, Walrider, wait_position, wait_streaming
-from tests.harness.walrider import FAILED, walrider
+from tests.lab.server.cluster import PgCluster, free_port
+from tests.lab.standby import standby
+from tests.lab.standby.standby import LOCALLY, Walrider, wait_position, wait_streaming
+from tests.lab.walrider import FAILED, walrider
 
 
 def contents(directory):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import standby
-from tests.harness.bank import Bank, connect
-from tests.harness.cluster import controldata, format_lsn, parse_lsn
-from tests.harness.proxy import Proxy
-from tests.harness.shim import Disk
-from tests.harness.standby import LOCALLY, Stock, Walrider, wait_for, wait_position, wait_streaming
-from tests.harness.walrider import compare
-from tests.test_standby import TABLE, Commit
+from tests.lab.faults.proxy import Proxy
+from tests.lab.faults.shim import Disk
+from tests.lab.loads.bank import Bank, connect
+from tests.lab.loads.commit import TABLE, Commit
+from tests.lab.oracle.compare import compare
+from tests.lab.server.cluster import controldata, format_lsn, parse_lsn
+from tests.lab.standby import standby
+from tests.lab.standby.standby import LOCALLY, Stock, Walrider, wait_for, wait_position, wait_streaming
 
 KILLS = int(os.environ.get("WALRIDER_STANDBY_KILLS", "8"))
 

@@ -9,10 +9,11 @@ from datetime import datetime
 
 import pytest
 
-from tests.harness import standby
-from tests.harness.cluster import controldata
-from tests.harness.standby import LOCALLY, Walrider, start_primary, wait_for, wait_position, wait_streaming
-from tests.harness.walrider import DONE, FAILED, USAGE, binary, walrider
+from tests.lab.faults.shim import Disk
+from tests.lab.server.cluster import controldata
+from tests.lab.standby import standby
+from tests.lab.standby.standby import LOCALLY, Walrider, start_primary, wait_for, wait_position, wait_streaming
+from tests.lab.walrider import DONE, FAILED, USAGE, binary, walrider
 
 NOT_RUNNING, NO_DIRECTORY = 3, 4        # of pg_ctl status
 
@@ -167,6 +168,26 @@ def test_restartpoints(primary, directory, work):
             count = primary.value("SELECT count(*) FROM r")
             assert server.value("SELECT count(*) FROM r") == count
             assert server.value("SET enable_seqscan = off; SELECT count(*) FROM r WHERE id > 0") == count
+
+
+def test_a_stop_does_not_undo_a_promotion(primary, directory, work):
+    """SIGTERM while the directory is handed over: whether to promote was asked before.  It was asked once more behind the last
+    restartpoint, and the directory stayed a standby's, although nothing more was received."""
+    disk = Disk(work / "shim", directory / "global")
+    with Walrider(directory, disk=disk).start() as follower:
+        wait_streaming(primary)
+        primary.psql("CREATE TABLE newest (id int)")
+        wait_position(primary, stage="flush")
+        wait_position(primary)
+        disk.hold_fsync()
+        follower.send_signal(signal.SIGUSR1)
+        wait_for(disk.is_held, lambda: f"the control file is written\n{follower.log_tail()}")
+        follower.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        disk.hold_fsync(False)
+        assert follower.wait_end() == DONE
+        assert "promoted: selected new timeline ID" in follower.log_text(), follower.log_tail()
+    assert not (directory / "standby.signal").exists()
 
 
 def test_a_new_connection_string_is_taken_up(primary, directory, work):

@@ -1,14 +1,18 @@
 """A little of everything about the standby, for the major that `make test` runs in part."""
 
-from tests.conftest import SEED
-from tests.harness import standby
-from tests.harness.bank import Bank
-from tests.harness.standby import Walrider, wait_position, wait_streaming
+import pytest
+
+from tests.lab.loads.bank import Bank
+from tests.lab.seed import seed
+from tests.lab.standby import standby
+from tests.lab.standby.standby import Walrider, wait_position, wait_streaming
+
+pytestmark = pytest.mark.every_major
 
 
 def test_follow_fail_over_and_back(primary, work):
     """Twice: transfers at all levels, the primary dies, promotion, audit; the old primary is rewound and is the next standby."""
-    bank = Bank(SEED, tellers=4)
+    bank = Bank(seed(), tellers=4)
     bank.found(primary)
     directory = standby.clone(primary, work / "b")
     for _ in range(2):

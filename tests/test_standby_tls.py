@@ -14,10 +14,13 @@ import threading
 
 import pytest
 
-from tests.harness import cluster, early, standby
-from tests.harness.bank import PROMISING
-from tests.harness.cluster import PgCluster, copy_tree
-from tests.harness.standby import LOCALLY, Walrider, wait_for, wait_streaming
+from tests.lab.loads.bank import PROMISING
+from tests.lab.server import cluster, early_primary
+from tests.lab.server.cluster import PgCluster, copy_tree
+from tests.lab.standby import standby
+from tests.lab.standby.standby import LOCALLY, Walrider, wait_for, wait_streaming
+
+pytestmark = pytest.mark.every_major
 
 HOST = "primary.test"
 SECRET = "open:sesame"
@@ -122,11 +125,11 @@ class Follower(Walrider):
 def test_early(primary, work, files):
     """The early stream is encrypted like any other."""
     primary.psql("CREATE EXTENSION walrider; GRANT EXECUTE ON PROCEDURE walrider.stream_wal TO trusted", options=LOCALLY)
-    with Follower(primary, work, *early.EARLY) as follower:
+    with Follower(primary, work, *early_primary.EARLY) as follower:
         follower.connect_with(f"user=trusted sslmode=verify-full sslrootcert={files}/ours.crt").start()
         follower.is_accepted("trusted")
         primary.psql("INSERT INTO t SELECT repeat('x', 100) FROM generate_series(1, 50000)", timeout=60)
-        assert follower.status()["early"] is True and early.sender(primary)["early_bytes"] > 0
+        assert follower.status()["early"] is True and early_primary.sender(primary)["early_bytes"] > 0
         follower.takes_over()
 
 

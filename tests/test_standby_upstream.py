@@ -9,12 +9,13 @@ import time
 
 import pytest
 
-from tests.harness import install, standby
-from tests.harness.cluster import PgCluster, ServerError, parse_lsn
-from tests.harness.proxy import Proxy
-from tests.harness.standby import LOCALLY, Walrider, clone, point, start_primary, wait_for, wait_position, wait_streaming
-from tests.harness.walrider import FAILED, binary, walrider
-from tests.test_standby import TABLE, Commit
+from tests.lab import install
+from tests.lab.faults.proxy import Proxy
+from tests.lab.loads.commit import TABLE, Commit
+from tests.lab.server.cluster import PgCluster, ServerError, parse_lsn
+from tests.lab.standby import standby
+from tests.lab.standby.standby import LOCALLY, Walrider, clone, point, start_primary, wait_for, wait_position, wait_streaming
+from tests.lab.walrider import FAILED, binary, walrider
 
 OTHER_MAJOR = "17" if install.major() == "18" else "18"
 

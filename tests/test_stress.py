@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from tests.harness import stress, stress_load
-from tests.harness.cluster import PgCluster, ServerError
-from tests.harness.stress_tables import METHODS
+from tests.lab.loads import stress, stress_load
+from tests.lab.loads.stress_tables import METHODS
+from tests.lab.server.cluster import PgCluster, ServerError
 
 SECONDS = int(os.environ.get("WALRIDER_STRESS_SECONDS", "0"))
 ROUND_SECONDS = int(os.environ.get("WALRIDER_STRESS_ROUND_SECONDS", "20"))

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.harness import load, recovery
-from tests.harness.cluster import PgCluster
-from tests.harness.walrider import replay, walrider
+from tests.lab.loads import load
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster
+from tests.lab.walrider import replay, walrider
 
 CASES = [
     ("lsn", "btree", True), ("lsn", "btree", False), ("lsn", "promoted", True),

@@ -1,6 +1,6 @@
 """PostgreSQL's own suites, replayed by us and by stock PostgreSQL, everything compared.
 
-    python3 -m tests.suites [--list] [--save FILE] [--work DIR] [VARIANT ...]      as root through tests.harness.as_user
+    python3 -m tests.suites [--list] [--save FILE] [--work DIR] [VARIANT ...]      as root through tests.lab.as_user
 
 Without names every variant that the server at hand can run.  --work keeps the WAL and the directories of a variant.
 """

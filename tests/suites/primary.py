@@ -14,8 +14,8 @@ import re
 import time
 from pathlib import Path
 
-from tests.harness import install
-from tests.harness.cluster import PgCluster, ServerError, parse_lsn, run
+from tests.lab import install
+from tests.lab.server.cluster import PgCluster, ServerError, parse_lsn, run
 
 from . import source
 from .variants import unexplained

@@ -7,9 +7,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from tests.harness import install, recovery
-from tests.harness.cluster import PgCluster, run
-from tests.harness.walrider import compare, replay, walrider
+from tests.lab import install
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, run
+from tests.lab.walrider import replay, walrider
 
 from .primary import LEFT_OPEN, databases, dump
 

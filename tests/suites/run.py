@@ -5,8 +5,9 @@ import sys
 import time
 from contextlib import contextmanager
 
-from tests.harness import install, recovery
-from tests.harness.walrider import walrider
+from tests.lab import install
+from tests.lab.server import recovery
+from tests.lab.walrider import walrider
 
 from . import proof, source
 from .primary import Load, Primary

@@ -17,9 +17,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tests.harness import headers, install
-from tests.harness.as_user import run_fetched, scratch_directory
-from tests.harness.headers import Apt, MissingSource
+from tests.lab import headers, install
+from tests.lab.as_user import run_fetched, scratch_directory
+from tests.lab.headers import Apt, MissingSource
 
 PARTS = ("src/test/regress", "src/test/isolation", "contrib", "configure")
 LIBRARIES = ("refint", "autoinc")           # of contrib/spi; up to 17 the regression tests expect them beside regress.so

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from tests.harness import install
+from tests.lab import install
 
 from . import source
 
-# What every primary is set to, besides tests.harness.cluster's settings.  A suite writes gigabytes of WAL: segments are
+# What every primary is set to, besides tests.lab.server.cluster's settings.  A suite writes gigabytes of WAL: segments are
 # linked into the archive, not copied, and so must not be used again; see Primary.
 SETTINGS = """
 wal_recycle = off

@@ -1,40 +1,14 @@
-//! `walrider compare`: two stopped data directories, relations page by page under PostgreSQL's masks, the rest by what
-//! it is. `docs/compare.md` says what is compared, and why what may differ may.
-//!
-//! Reads only. Nothing that recovery writes is passed over: whatever PostgreSQL itself does not keep equal is counted
-//! in a named class of [`classes`].
+//! `walrider compare`: two stopped data directories, page by page.
 
-mod classes;
-mod files;
-mod kind;
-mod relation;
 mod report;
-mod slru;
-mod tally;
-mod walk;
 
-use std::collections::{BTreeMap, HashSet};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread;
 
-use walrider_datadir::directories::version_dir;
-use walrider_layout::ForkNumber;
-use walrider_layout::control::{ControlError, ControlFile, DbState};
+use walrider_inspect::compare::{CompareError, How, compare};
+use walrider_layout::control::ControlError;
 
 use crate::failure::{Exit, Failure};
-use classes::Class;
-use relation::Rules;
-use report::Report;
-use slru::CommitTsLimits;
-use tally::{Location, ReadError, Tally};
-use walk::{Entry, Inventory, RelationFile, Role, Slru};
-
-/// Threads at most: two files each, so that a disk still reads in long runs.
-const MAX_JOBS: usize = 8;
 
 /// Compares two stopped data directories, page by page.
 ///
@@ -57,364 +31,46 @@ pub struct CompareArgs {
     first: usize,
 }
 
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-enum CompareError {
-    #[error("{} is not a data directory: it has no readable global/pg_control ({source})", dir.display())]
-    NotADataDirectory { dir: PathBuf, source: std::io::Error },
-    #[error("{} is in use by process {pid}: stop that server first", dir.display())]
-    Running { dir: PathBuf, pid: u64 },
-    #[error("{}: {source}", dir.display())]
-    Control { dir: PathBuf, source: ControlError },
-    #[error(transparent)]
-    Read(#[from] ReadError),
-}
-
-impl CompareError {
-    fn exit(&self) -> Exit {
-        use ControlError as C;
-        match self {
-            CompareError::Control { source: C::TooShort { .. } | C::Checksum { .. } | C::State { .. }, .. } => {
-                Exit::Damaged
-            }
-            CompareError::NotADataDirectory { .. } | CompareError::Control { .. } => Exit::Usage,
-            CompareError::Running { .. } | CompareError::Read(_) => Exit::Refused,
-        }
-    }
-}
-
 /// Runs the command.
 pub fn run(args: CompareArgs) -> ExitCode {
-    match compare(&args) {
+    let CompareArgs { dir_a, dir_b, strict, json, first } = args;
+    match compare([&dir_a, &dir_b], How { strict, first }, &report::show_progress) {
         Ok(report) => {
-            report.print(args.json);
+            report::print(&report, json);
             if report.tally.differences() > 0 { Exit::Different.into() } else { ExitCode::SUCCESS }
         }
-        Err(error) => Failure::new(error.exit(), &error).tell(args.json),
+        Err(error) => Failure::new(exit(&error), &error).tell(json),
     }
 }
 
-/// One side of the comparison.
-struct Side<'a> {
-    root: &'a Path,
-    control: ControlFile,
-    /// Name of its directory in each tablespace.
-    version_dir: String,
-    entries: Inventory,
-}
-
-impl<'a> Side<'a> {
-    fn open(dir: &'a Path) -> Result<Side<'a>, CompareError> {
-        let bytes = fs::read(dir.join("global/pg_control"))
-            .map_err(|source| CompareError::NotADataDirectory { dir: dir.to_owned(), source })?;
-        if let Some(pid) = running_server(dir) {
-            return Err(CompareError::Running { dir: dir.to_owned(), pid });
+fn exit(error: &CompareError) -> Exit {
+    use ControlError as C;
+    match error {
+        CompareError::Control { source: C::TooShort { .. } | C::Checksum { .. } | C::State { .. }, .. } => {
+            Exit::Damaged
         }
-        let control =
-            ControlFile::parse(&bytes).map_err(|source| CompareError::Control { dir: dir.to_owned(), source })?;
-        let version_dir = version_dir(control.major, control.catalog_version);
-        let entries = walk::inventory(dir, &version_dir).map_err(|(path, source)| ReadError { path, source })?;
-        Ok(Side { root: dir, control, version_dir, entries })
+        CompareError::NotADataDirectory { .. } | CompareError::Control { .. } => Exit::Usage,
+        CompareError::Running { .. } | CompareError::Read(_) => Exit::Refused,
     }
-
-    /// What the entry of this name is, if it is here.
-    fn role(&self, name: &str) -> Option<Role> {
-        self.entries.get(name).map(|entry| walk::role(name, entry, &self.version_dir))
-    }
-
-    /// The file of this name, if it is here.
-    fn file(&self, name: &str) -> Option<PathBuf> {
-        matches!(self.entries.get(name), Some(Entry::File(_))).then(|| self.root.join(name))
-    }
-
-    fn bytes_of(&self, name: &str) -> u64 {
-        match self.entries.get(name) {
-            Some(Entry::File(bytes)) => *bytes,
-            _ => 0,
-        }
-    }
-
-    /// Whether recovery was the last to write here: pages have not been changed since without WAL.
-    fn left_by_recovery(&self) -> bool {
-        matches!(
-            self.control.state,
-            DbState::ShutDownInRecovery | DbState::InArchiveRecovery | DbState::InCrashRecovery
-        )
-    }
-
-    /// Whether dropped relations may still have an empty first segment: a server of its own removes those at its next
-    /// checkpoint (`mdunlink`), recovery at once.
-    fn may_have_tombstones(&self) -> bool {
-        matches!(self.control.state, DbState::InProduction | DbState::ShuttingDown)
-    }
-}
-
-/// The process that runs on a data directory, from `postmaster.pid` (`CreateLockFile`): a negative number is one that is
-/// not a postmaster, such as `walrider replay`. That another program has a dead postmaster's number is told by its
-/// working directory, where that can be seen: a postmaster's is the data directory.
-fn running_server(dir: &Path) -> Option<u64> {
-    let text = fs::read_to_string(dir.join("postmaster.pid")).ok()?;
-    let stated: i64 = text.lines().next()?.trim().parse().ok()?;
-    let pid = stated.unsigned_abs();
-    let process = Path::new("/proc").join(pid.to_string());
-    if !process.exists() || pid == u64::from(std::process::id()) {
-        return None;
-    }
-    match (fs::read_link(process.join("cwd")), fs::canonicalize(dir)) {
-        (Ok(cwd), Ok(dir)) if stated > 0 && cwd != dir => None,
-        _ => Some(pid),
-    }
-}
-
-/// Something for one thread.
-struct Task {
-    name: String,
-    bytes: u64,
-    work: Work,
-}
-
-enum Work {
-    Relation(RelationFile),
-    Slru(Slru, u64),
-}
-
-fn compare(args: &CompareArgs) -> Result<Report, CompareError> {
-    let sides = [Side::open(&args.dir_a)?, Side::open(&args.dir_b)?];
-    let hints_logged = sides.iter().any(|side| side.control.data_checksums() || side.control.wal_log_hints);
-    let rules = Rules {
-        strict: args.strict,
-        checksums: [0, 1].map(|side| sides[side].control.data_checksums()),
-        fsm_may_differ: hints_logged || !sides.iter().all(Side::left_by_recovery),
-    };
-    let limits = CommitTsLimits::of([&sides[0].control, &sides[1].control]);
-    // Findings by name, so that the order does not depend on the threads.
-    let mut findings: BTreeMap<String, Tally> = BTreeMap::new();
-    let mut tasks = Vec::new();
-    let mut relations = HashSet::new();
-    let unlogged = unlogged_relations(&sides);
-    let same_root =
-        matches!((fs::canonicalize(sides[0].root), fs::canonicalize(sides[1].root)), (Ok(a), Ok(b)) if a == b);
-
-    let names: std::collections::BTreeSet<&String> = sides[0].entries.keys().chain(sides[1].entries.keys()).collect();
-    for name in names {
-        let entries = [0, 1].map(|side| sides[side].entries.get(name));
-        let mut tally = Tally::new(args.strict, args.first);
-        let roles = [0, 1].map(|side| sides[side].role(name));
-        let role = match roles {
-            [Some(a), Some(b)] if a != b => {
-                // A file here, a directory there.
-                let [a, b] = entries.map(show_entry);
-                tally.find(Class::Directory, name, Location::default(), a, b);
-                findings.insert(name.clone(), tally);
-                continue;
-            }
-            [Some(role), _] | [_, Some(role)] => role,
-            [None, None] => continue,
-        };
-        match role {
-            Role::Relation(file) => {
-                if file.fork != ForkNumber::Init && unlogged.contains(&(file.directory.clone(), file.relation)) {
-                    tally.count(Class::Unlogged);
-                } else {
-                    relations.insert((file.directory.clone(), file.relation));
-                    tally.files += 1;
-                    if presence(&sides, name, &file, &mut tally) {
-                        let bytes = sides[0].bytes_of(name) + sides[1].bytes_of(name);
-                        tasks.push(Task { name: name.clone(), bytes, work: Work::Relation(file) });
-                    }
-                }
-            }
-            Role::Slru(which, number) => {
-                tally.files += 1;
-                if let Some(pages) = lone_commit_ts(&sides, name, which, number, limits)? {
-                    (0..pages).for_each(|_| tally.count(Class::CommitTsBeforeOldest));
-                } else if both(&sides, name, &mut tally).is_some() {
-                    let bytes = sides[0].bytes_of(name) + sides[1].bytes_of(name);
-                    tasks.push(Task { name: name.clone(), bytes, work: Work::Slru(which, number) });
-                }
-            }
-            Role::Control => {
-                tally.files += 1;
-                files::compare_control(name, &sides[0].control, &sides[1].control, &mut tally);
-            }
-            Role::Origins => {
-                tally.files += 1;
-                let paths = [0, 1].map(|side| sides[side].file(name));
-                files::compare_origins(name, [paths[0].as_deref(), paths[1].as_deref()], &mut tally)?;
-            }
-            Role::Bytes => {
-                tally.files += 1;
-                if let Some([a, b]) = both(&sides, name, &mut tally) {
-                    files::compare_bytes(name, [&a, &b], &mut tally)?;
-                }
-            }
-            Role::Directory => directory(entries, name, &mut tally),
-            Role::Tablespace => tablespace(entries, name, same_root, &mut tally),
-            Role::Counted(class) => tally.count(class),
-            Role::Plain => {}
-        }
-        findings.insert(name.clone(), tally);
-    }
-
-    for (name, tally) in work_off(tasks, &sides, rules, limits, args)? {
-        findings.get_mut(&name).expect("made above").append(tally);
-    }
-    let mut total = Tally::new(args.strict, args.first);
-    for tally in findings.into_values() {
-        total.append(tally);
-    }
-    Ok(Report { strict: args.strict, relations: relations.len() as u64, tally: total })
-}
-
-/// Relations that have an init fork, in either directory.
-fn unlogged_relations(sides: &[Side<'_>; 2]) -> HashSet<(String, u32)> {
-    let names = sides.iter().flat_map(|side| side.entries.keys().map(move |name| (side, name)));
-    let inits = names.filter(|(_, name)| name.ends_with(ForkNumber::Init.suffix()));
-    inits
-        .filter_map(|(side, name)| match side.role(name)? {
-            Role::Relation(file) => Some((file.directory, file.relation)),
-            _ => None,
-        })
-        .collect()
-}
-
-/// Both files, if both are there; else the finding.
-fn both(sides: &[Side<'_>; 2], name: &str, tally: &mut Tally) -> Option<[PathBuf; 2]> {
-    let paths = [0, 1].map(|side| sides[side].file(name));
-    match paths {
-        [Some(a), Some(b)] => Some([a, b]),
-        paths => {
-            missing(Class::MissingFile, sides, name, paths, tally);
-            None
-        }
-    }
-}
-
-fn missing(class: Class, sides: &[Side<'_>; 2], name: &str, paths: [Option<PathBuf>; 2], tally: &mut Tally) {
-    let show = |side: usize| match paths[side] {
-        Some(_) => format!("{} bytes", sides[side].bytes_of(name)),
-        None => "absent".to_owned(),
-    };
-    tally.find(class, name, Location::default(), show(0), show(1));
-}
-
-/// The pages of a segment of commit timestamps that only one directory has, if nobody can read them.
-fn lone_commit_ts(
-    sides: &[Side<'_>; 2],
-    name: &str,
-    which: Slru,
-    number: u64,
-    limits: CommitTsLimits,
-) -> Result<Option<u64>, ReadError> {
-    let path = match [0, 1].map(|side| sides[side].file(name)) {
-        [Some(path), None] | [None, Some(path)] if which == Slru::CommitTs => path,
-        _ => return Ok(None),
-    };
-    let bytes = fs::read(&path).map_err(ReadError::at(&path))?;
-    Ok(limits.pages_of_lone_segment(number, &bytes))
-}
-
-/// Decides on a relation file that only one directory has; whether its pages are to be compared.
-///
-/// A further segment (`mdtruncate` leaves an empty one, PostgreSQL does not miss it) and a map (read as if it were
-/// zero) may be absent where the other is empty. The first segment of the data and of an init fork may not: it is what
-/// says that the relation exists.
-fn presence(sides: &[Side<'_>; 2], name: &str, file: &RelationFile, tally: &mut Tally) -> bool {
-    let paths = [0, 1].map(|side| sides[side].file(name));
-    let present = match paths {
-        [Some(_), Some(_)] => return true,
-        [Some(_), None] => 0,
-        _ => 1,
-    };
-    let is_empty = sides[present].bytes_of(name) == 0;
-    let is_map = matches!(file.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap);
-    let is_tombstone = file.fork == ForkNumber::Main && is_empty && sides[present].may_have_tombstones();
-    if !is_map && file.segment == 0 && !is_tombstone {
-        missing(Class::MissingFile, sides, name, paths, tally);
-        return false;
-    }
-    if is_empty {
-        missing(Class::EmptyFile, sides, name, paths, tally);
-    }
-    !is_empty
-}
-
-/// A directory that must be there; where it leads is the administrator's affair.
-fn directory(entries: [Option<&Entry>; 2], name: &str, tally: &mut Tally) {
-    let is_there = |entry: Option<&Entry>| matches!(entry, Some(Entry::Directory | Entry::Link(_)));
-    if !entries.map(is_there).contains(&false) {
-        return;
-    }
-    tally.find(Class::Directory, name, Location::default(), show_entry(entries[0]), show_entry(entries[1]));
-}
-
-/// A tablespace must be there, and be two.
-fn tablespace(entries: [Option<&Entry>; 2], name: &str, same_root: bool, tally: &mut Tally) {
-    let class = match entries {
-        [Some(Entry::Directory), Some(Entry::Directory)] => return,
-        [Some(Entry::Link(a)), Some(Entry::Link(b))] if a == b && same_root => return,
-        [Some(Entry::Link(a)), Some(Entry::Link(b))] if a == b => Class::TablespaceShared,
-        [Some(Entry::Link(_) | Entry::Directory), Some(Entry::Link(_) | Entry::Directory)] => Class::TablespaceTarget,
-        _ => Class::Directory,
-    };
-    tally.find(class, name, Location::default(), show_entry(entries[0]), show_entry(entries[1]));
-}
-
-fn show_entry(entry: Option<&Entry>) -> String {
-    match entry {
-        None => "absent".to_owned(),
-        Some(Entry::File(bytes)) => format!("file of {bytes} bytes"),
-        Some(Entry::Directory) => "directory".to_owned(),
-        Some(Entry::Link(target)) => format!("link to {}", target.display()),
-        Some(Entry::Special) => "link to nothing".to_owned(),
-    }
-}
-
-/// Works the tasks off on all cores, the largest first; findings by name.
-fn work_off(
-    mut tasks: Vec<Task>,
-    sides: &[Side<'_>; 2],
-    rules: Rules,
-    limits: CommitTsLimits,
-    args: &CompareArgs,
-) -> Result<Vec<(String, Tally)>, ReadError> {
-    tasks.sort_by_key(|task| std::cmp::Reverse(task.bytes));
-    let total_bytes = tasks.iter().map(|task| task.bytes).sum();
-    let (next, done_bytes, finished) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
-    let results = Mutex::new(Ok(Vec::with_capacity(tasks.len())));
-    let work = || {
-        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let mut tally = Tally::new(args.strict, args.first);
-            let paths = [0, 1].map(|side| sides[side].file(&task.name));
-            let paths = [paths[0].as_deref(), paths[1].as_deref()];
-            let outcome = match &task.work {
-                Work::Relation(file) => {
-                    relation::compare_segment(rules, &task.name, file, paths, &mut tally, &done_bytes)
-                }
-                Work::Slru(which, number) => {
-                    slru::compare_slru(*which, limits, *number, &task.name, paths, &mut tally, &done_bytes)
-                }
-            };
-            let mut results = results.lock().expect("no thread panicked");
-            match (&mut *results, outcome) {
-                (Ok(done), Ok(())) => done.push((task.name.clone(), tally)),
-                (Ok(_), Err(error)) => *results = Err(error),
-                (Err(_), _) => return,
-            }
-        }
-    };
-    thread::scope(|scope| {
-        scope.spawn(|| report::show_progress(total_bytes, &done_bytes, &finished));
-        let jobs = thread::available_parallelism().map_or(1, usize::from).min(MAX_JOBS);
-        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
-        for worker in workers {
-            worker.join().expect("a worker does not panic");
-        }
-        finished.store(true, Ordering::Relaxed);
-    });
-    results.into_inner().expect("no thread panicked")
 }
 
 #[cfg(test)]
-#[path = "compare/tests.rs"]
-mod tests;
+mod tests {
+    use std::io;
+
+    use walrider_inspect::compare::ReadError;
+
+    use super::*;
+
+    #[test]
+    fn exit_codes() {
+        let dir = || PathBuf::from("d");
+        let failed = || io::Error::from(io::ErrorKind::NotFound);
+        let control = |source| exit(&CompareError::Control { dir: dir(), source });
+        assert_eq!(exit(&CompareError::NotADataDirectory { dir: dir(), source: failed() }), Exit::Usage);
+        assert_eq!(exit(&CompareError::Running { dir: dir(), pid: 1 }), Exit::Refused);
+        assert_eq!(exit(&CompareError::Read(ReadError { path: dir(), source: failed() })), Exit::Refused);
+        assert_eq!(control(ControlError::TooShort { found_bytes: 1 }), Exit::Damaged);
+        assert_eq!(control(ControlError::ByteOrder), Exit::Usage);
+    }
+}

@@ -1,27 +1,20 @@
 //! `walrider wal`: what is in some WAL, as `pg_waldump` tells it.
 
-mod files;
 mod json;
-mod read;
-#[cfg(test)]
-mod tests;
 
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use walrider_layout::history::InvalidHistory;
-use walrider_layout::{Lsn, Major};
-use walrider_wal::decode::Invalid;
+use walrider_inspect::wal::{Ended, Range, WalError, each_record};
+use walrider_layout::Lsn;
 use walrider_wal::describe::describe_line;
-use walrider_wal::record::{InvalidRecord, Record};
+use walrider_wal::record::Record;
 use walrider_wal::rmgr::RmgrId;
 use walrider_wal::stats::{By, WalStats};
 
 use crate::failure::{self, Exit, Failure};
-use files::WalFiles;
-use read::{Ended, Range, each_record};
 
 /// Tells what is in some WAL.
 #[derive(clap::Args, Clone, Debug)]
@@ -92,48 +85,26 @@ fn parse_rmgr(name: &str) -> Result<RmgrId, String> {
     })
 }
 
-/// Why reading failed.
+/// Why the command failed.
 #[derive(Debug, thiserror::Error)]
-enum WalError {
-    #[error("\"{}\": {}", .0.display(), .1)]
-    Io(PathBuf, io::Error),
+enum Error {
+    #[error(transparent)]
+    Wal(#[from] WalError),
     #[error("could not write: {0}")]
     Output(#[from] io::Error),
-    #[error("no WAL segments in \"{}\"", .0.display())]
-    NoSegments(PathBuf),
-    #[error("\"{}\" is compressed: unpack it first", .0.display())]
-    Packed(PathBuf),
-    #[error("\"{}\" is not a WAL segment", .0.display())]
-    NotWal(PathBuf),
-    #[error("\"{}\" is not named like a WAL segment of {} bytes", .0.display(), .1)]
-    NotASegmentName(PathBuf, u64),
-    #[error(
-        "\"{}\": WAL of an unsupported version (magic number {:04X}): PostgreSQL {} are supported",
-        .0.display(), .1, Major::SUPPORTED
-    )]
-    Version(PathBuf, u16),
-    #[error("\"{}\": {}", .0.display(), .1)]
-    History(PathBuf, InvalidHistory),
-    #[error("{what} is missing, but later WAL is there: the record at {at} cannot be read")]
-    Missing { at: Lsn, what: String },
-    #[error("invalid WAL at {at} ({file}): {why}")]
-    Damaged { at: Lsn, file: String, why: Invalid },
-    #[error("invalid record at {1} ({0}): {2}")]
-    InvalidRecord(String, Lsn, InvalidRecord),
-    #[error("WAL ends at {at}, before {end}")]
-    EndsEarly { at: Lsn, end: Lsn },
 }
 
-impl WalError {
+impl Error {
     fn failure(&self) -> Failure {
+        use WalError as W;
         let (exit, lsn) = match self {
-            WalError::Io(..) | WalError::Output(_) => (Exit::Refused, None),
-            WalError::NoSegments(_) | WalError::Packed(_) | WalError::NotASegmentName(..) => (Exit::Usage, None),
-            WalError::Missing { at, .. } | WalError::Damaged { at, .. } | WalError::EndsEarly { at, .. } => {
+            Error::Output(_) | Error::Wal(W::Io(..) | W::Store(_)) => (Exit::Refused, None),
+            Error::Wal(W::NoSegments(_) | W::Packed(_) | W::NotASegmentName(..)) => (Exit::Usage, None),
+            Error::Wal(W::Missing { at, .. } | W::Damaged { at, .. } | W::EndsEarly { at, .. }) => {
                 (Exit::Damaged, Some(*at))
             }
-            WalError::InvalidRecord(_, at, _) => (Exit::Damaged, Some(*at)),
-            _ => (Exit::Damaged, None),
+            Error::Wal(W::InvalidRecord(_, at, _)) => (Exit::Damaged, Some(*at)),
+            Error::Wal(W::NotWal(_) | W::Version(..) | W::History(..)) => (Exit::Damaged, None),
         };
         Failure::new(exit, self).at(lsn)
     }
@@ -149,27 +120,19 @@ pub fn run(args: WalArgs) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has seen enough.
-        Err(WalError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => error.failure().tell(json),
     }
 }
 
 impl SourceArgs {
-    /// Hands all records asked for to `take`. An end of WAL before the end asked for is an error.
-    fn each(&self, mut take: impl FnMut(&Record<'_>) -> Result<ControlFlow<()>, WalError>) -> Result<Ended, WalError> {
-        let files = WalFiles::find(&self.source)?;
-        let range = Range { start: self.start.unwrap_or(files.start()), end: self.end };
-        let ended = each_record(&files, range, &mut take)?;
-        let Some(end) = self.end else { return Ok(ended) };
-        match ended {
-            Ended::EndOfWal { at, .. } => Err(WalError::EndsEarly { at, end }),
-            Ended::EndOfFiles { at } if at < end => Err(WalError::EndsEarly { at, end }),
-            _ => Ok(ended),
-        }
+    /// Hands all records asked for to `take`.
+    fn each(&self, take: impl FnMut(&Record<'_>) -> Result<ControlFlow<()>, Error>) -> Result<Ended, Error> {
+        each_record(&self.source, Range { start: self.start, end: self.end }, take)
     }
 }
 
-fn stats(args: &StatsArgs) -> Result<(), WalError> {
+fn stats(args: &StatsArgs) -> Result<(), Error> {
     let mut stats = WalStats::new();
     let result = args.source.each(|record| {
         stats.add(record);
@@ -192,7 +155,7 @@ fn stats(args: &StatsArgs) -> Result<(), WalError> {
     Ok(())
 }
 
-fn dump(args: &DumpArgs) -> Result<(), WalError> {
+fn dump(args: &DumpArgs) -> Result<(), Error> {
     let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
     let mut left = args.limit.unwrap_or(u64::MAX);
     if left == 0 {
@@ -225,5 +188,17 @@ fn note_end(ended: &Ended, json: bool) {
         && !json
     {
         failure::warning(format_args!("WAL ends at {at}: {why}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resource_managers_have_pg_waldumps_names() {
+        assert_eq!(parse_rmgr("heap2"), Ok(RmgrId::HEAP2));
+        assert_eq!(parse_rmgr("custom200"), Ok(RmgrId(200)));
+        assert!(parse_rmgr("nope").unwrap_err().contains("LogicalMessage"));
     }
 }

@@ -232,6 +232,7 @@ impl RelationFiles {
         block: BlockNumber,
         buffer: &mut [u8],
     ) -> Result<(), DataDirError> {
+        assert!(block % RELSEG_SIZE + (buffer.len() / BLCKSZ) as u32 <= RELSEG_SIZE, "pages of two files");
         let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
         let missing = || io::Error::new(ErrorKind::NotFound, "the file does not exist");
         let open = self.open(file, false)?.ok_or_else(|| self.error("read", file, missing()))?;
@@ -265,6 +266,10 @@ impl RelationFiles {
         block: BlockNumber,
         buffers: &mut [IoSlice<'_>],
     ) -> Result<(), DataDirError> {
+        assert!(
+            buffers.len() <= MAX_RUN && block % RELSEG_SIZE + buffers.len() as u32 <= RELSEG_SIZE,
+            "pages of two files"
+        );
         let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
         let open = self.open(file, true)?.expect("created");
         self.mark_unsynced(file);

@@ -179,6 +179,7 @@ impl Slru {
             crate::durable::fsync_file(&self.segment_path(segment))?;
         }
         self.unsynced.clear();
+        assert!(self.pages.values().all(|page| !page.dirty), "durable, but for a page that was not written");
         if std::mem::take(&mut self.directory_changed) {
             fsync_dir(&self.directory)?;
         }
@@ -219,6 +220,7 @@ impl Slru {
                 self.pages.remove(&page);
             }
         }
+        assert!(self.pages.len() < self.capacity, "no room for a page");
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! `access/transam/xlogarchive.c`; PostgreSQL 18).
 
 use std::fs::{self, File};
-use std::io::{self, Read, copy, repeat};
+use std::io::{self, BufWriter, Read, Write, copy, repeat};
 use std::path::{Path, PathBuf};
 
 use walrider_layout::history::history_file_name;
@@ -20,6 +20,8 @@ pub const EARLY_PREFIX: &str = "walrider.early.";
 const TEMPORARY: &str = "xlogtemp.walrider";
 /// Files are compared in pieces of so many bytes.
 const COMPARED_BYTES: u64 = 1 << 18;
+/// Files are written in pieces of so many bytes.
+const WRITTEN_BYTES: usize = 1 << 18;
 
 /// `pg_wal` of a data directory.
 #[derive(Clone, Debug)]
@@ -91,11 +93,14 @@ impl WalDir {
     pub fn make_segment(&self, timeline: TimelineId, segment: u64, contents: &mut dyn Read) -> Result<()> {
         let (path, temporary) = (self.segment_path(timeline, segment), self.path.join(TEMPORARY));
         let written = (|| {
-            let mut file = File::create(&temporary).context("create file", &temporary)?;
+            let file = File::create(&temporary).context("create file", &temporary)?;
+            let mut file = BufWriter::with_capacity(WRITTEN_BYTES, file);
             // Zeros are written, not skipped: the server is to find room when it writes there (`wal_init_zero`).
             let mut whole = contents.chain(repeat(0)).take(self.size.bytes());
-            copy(&mut whole, &mut file).context("write file", &temporary)?;
-            file.sync_all().context("fsync file", &temporary)?;
+            let written = copy(&mut whole, &mut file).context("write file", &temporary)?;
+            assert_eq!(written, self.size.bytes(), "a segment has one size");
+            file.flush().context("write file", &temporary)?;
+            file.get_ref().sync_all().context("fsync file", &temporary)?;
             fs::rename(&temporary, &path).context("rename a temporary file to", &path)
         })();
         if written.is_err() {
@@ -181,7 +186,7 @@ fn begins_with(path: &Path, needed: &mut dyn Read) -> io::Result<bool> {
         wanted.clear();
         found.clear();
         Read::take(&mut *needed, COMPARED_BYTES).read_to_end(&mut wanted)?;
-        file.by_ref().take(wanted.len() as u64).read_to_end(&mut found)?;
+        Read::by_ref(&mut file).take(wanted.len() as u64).read_to_end(&mut found)?;
         if wanted.is_empty() || wanted != found {
             return Ok(wanted == found);
         }

@@ -1,7 +1,7 @@
 //! Timeline history: which timelines lead to one, and where each branched off
 //! (`access/transam/timeline.c`, PostgreSQL 18).
 
-use crate::wal::SegmentSize;
+use crate::wal::{SegmentSize, is_upper_hex};
 use crate::{Lsn, TimelineId};
 
 /// One timeline of a history, and the part of the WAL that counts of it: `begin` ≤ position < `end`.
@@ -137,6 +137,12 @@ pub fn history_file_name(timeline: TimelineId) -> String {
     format!("{:08X}.history", timeline.0)
 }
 
+/// The timeline whose history file has this name; `None` if it is not the name of one (`IsTLHistoryFileName`).
+pub fn parse_history_file_name(name: &str) -> Option<TimelineId> {
+    let number = name.strip_suffix(".history").filter(|number| number.len() == 8 && is_upper_hex(number))?;
+    u32::from_str_radix(number, 16).ok().map(TimelineId)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,5 +198,9 @@ mod tests {
     #[test]
     fn history_files_are_named_in_hexadecimal() {
         assert_eq!(history_file_name(TimelineId(0x1A)), "0000001A.history");
+        assert_eq!(parse_history_file_name("0000001A.history"), Some(TimelineId(0x1A)));
+        for other in ["0000001a.history", "1A.history", "+000001A.history", "0000001A.history.ready", "0000001A"] {
+            assert_eq!(parse_history_file_name(other), None, "{other}");
+        }
     }
 }

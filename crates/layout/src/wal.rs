@@ -154,8 +154,7 @@ impl SegmentSize {
 
     /// The timeline and segment that a file name states; `None` if it is not the name of a segment of this size.
     pub fn parse_file_name(self, name: &str) -> Option<(TimelineId, u64)> {
-        let upper_hex = |b: u8| b.is_ascii_digit() || (b'A'..=b'F').contains(&b);
-        if name.len() != 24 || !name.bytes().all(upper_hex) {
+        if !is_segment_name(name) {
             return None;
         }
         let part = |at: usize| u32::from_str_radix(&name[at..at + 8], 16).ok();
@@ -163,6 +162,16 @@ impl SegmentSize {
         let low = u64::from(part(16)?);
         (low < per_id).then(|| Some((TimelineId(part(0)?), u64::from(part(8)?) * per_id + low)))?
     }
+}
+
+/// Whether a file is named like a segment of any size (`IsXLogFileName`).
+pub fn is_segment_name(name: &str) -> bool {
+    name.len() == 24 && is_upper_hex(name)
+}
+
+/// Whether a text is made of the digits that PostgreSQL names WAL files with.
+pub(crate) fn is_upper_hex(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte))
 }
 
 /// Bytes of header on the WAL page at `page_address`: long on the first page of a segment, else short.

@@ -7,9 +7,10 @@ use std::io::{IoSliceMut, Read};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{ForkNumber, Lsn, Major, TimelineId};
-use walrider_replay::error::ReplayError;
-use walrider_replay::load::{Loader, ReadWal};
+use walrider_replay::load::Loader;
 use walrider_replay::rels::RelTable;
+use walrider_store::StoreError;
+use walrider_store::read::ReadWal;
 use walrider_wal::decode::{Stretch, WalFormat};
 use walrider_wal::rmgr::RmgrId;
 use walrider_wal::testing::pages::WalBuilder;
@@ -24,7 +25,7 @@ const WINDOW: u64 = 2 << 20;
 struct Memory(Vec<u8>);
 
 impl ReadWal for Memory {
-    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError> {
+    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, StoreError> {
         let mut there = self.0.get((from.0 - START.0) as usize..).unwrap_or(&[]);
         there.read_vectored(slices).map_err(|_| unreachable!("memory"))
     }
@@ -37,7 +38,7 @@ impl ReadWal for Memory {
         lsn.to_string()
     }
 
-    fn has_segment(&self, lsn: Lsn) -> Result<bool, ReplayError> {
+    fn has_segment(&self, lsn: Lsn) -> Result<bool, StoreError> {
         Ok(lsn.0 < START.0 + self.0.len() as u64)
     }
 }

@@ -12,22 +12,22 @@ use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget, Targ
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_datadir::unlogged::reset_unlogged_relations;
 use walrider_datadir::wal_dir::WalDir;
-use walrider_datadir::{DataDir, config};
+use walrider_datadir::{DataDir, command, config};
 use walrider_layout::control::DbState;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
+use walrider_store::read::ReadWal;
+use walrider_store::source::Source;
 use walrider_wal::decode::WalFormat;
 use walrider_wal::encode::{PageFormat, append, checkpoint_shutdown, next_record};
 use walrider_wal::record::Record;
 use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
 
-use crate::command;
 use crate::engine::Engine;
 use crate::error::ReplayError;
 use crate::globals::SeenCheckpoint;
-use crate::load::{Ending, ReadWal, read_record};
-use crate::source::Source;
+use crate::load::{Ending, read_record};
 
 /// WAL is copied in pieces of this many pages.
 const PIECE_PAGES: usize = 32;

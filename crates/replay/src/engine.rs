@@ -12,6 +12,7 @@ use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId};
+use walrider_store::read::ReadWal;
 use walrider_wal::decode::Span;
 
 use crate::actions;
@@ -19,7 +20,7 @@ use crate::batch::{Batch, loaded_end};
 use crate::error::ReplayError;
 use crate::feed::Feed;
 use crate::globals::Globals;
-use crate::load::{Loader, ReadWal};
+use crate::load::Loader;
 use crate::pages::{MemoryShares, Pages, is_small};
 use crate::partition::{PageSettings, Part};
 use crate::plan::{PARTITIONS, Planned};
@@ -211,6 +212,10 @@ impl<'a> Engine<'a> {
             }
             let batch_started = Instant::now();
             let mut batch = self.sequencer.sequence(&self.feed.queue, self.replayed, &mut self.stats)?;
+            assert!(
+                !batch.upto.is_empty() && batch.upto.len() <= self.feed.queue.len(),
+                "a batch is of what is loaded"
+            );
             // Where memory is short, it is the records of one batch that need it most.
             let ahead = if self.pages.is_short() { 0 } else { stretches };
             let missing = ahead.saturating_sub(self.feed.queue.len() - batch.upto.len());
@@ -285,7 +290,7 @@ impl<'a> Engine<'a> {
     fn retire(&mut self, upto: &[u32]) {
         self.feed.retire(upto, |stretch, last, records| {
             let Span { lsn, end } = stretch.span(last);
-            debug_assert!(self.replayed <= lsn && lsn < end, "{} then {lsn} to {end}", self.replayed);
+            assert!(self.replayed <= lsn && lsn < end, "{} then {lsn} to {end}", self.replayed);
             (self.last_record, self.used, self.replayed) = (lsn, stretch.used(last).end, end);
             self.stats.records += u64::from(records);
         });

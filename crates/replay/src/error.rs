@@ -3,6 +3,7 @@
 use walrider_datadir::DataDirError;
 use walrider_layout::{BlockNumber, Lsn};
 use walrider_redo::RedoError;
+use walrider_store::StoreError;
 use walrider_wal::record::Record;
 
 use crate::globals::GlobalError;
@@ -93,6 +94,16 @@ impl ReplayError {
     /// Whether the input is corrupt (exit code 4), not the circumstances (1).
     pub fn is_corruption(&self) -> bool {
         matches!(self, ReplayError::Redo(_) | ReplayError::BadPage { .. } | ReplayError::CorruptWal(_))
+    }
+}
+
+impl From<StoreError> for ReplayError {
+    fn from(error: StoreError) -> ReplayError {
+        match error {
+            StoreError::File(error) => ReplayError::DataDir(error),
+            StoreError::Corrupt(why) => ReplayError::CorruptWal(why),
+            StoreError::Refused(why) => ReplayError::Refused(why),
+        }
     }
 }
 

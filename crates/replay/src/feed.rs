@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use walrider_layout::Lsn;
+use walrider_store::read::{ReadWal, goes_on_past};
 use walrider_wal::decode::{Place, Stretch};
 
 use crate::engine::Stop;
 use crate::error::ReplayError;
-use crate::load::{Ending, Loader, ReadWal};
+use crate::load::{Ending, Loader};
 use crate::plan::Planned;
 use crate::rels::RelTable;
 use crate::stats::Stats;
@@ -63,7 +64,7 @@ impl<'a> Feed<'a> {
                 let file = self.source.describe(self.needed);
                 // After a crash, pages past the end may have got to the disk although ones before them did not.
                 let looks = self.looks_past && archive_recovery;
-                if looks && self.loader.goes_on_past(page, self.source)? {
+                if looks && goes_on_past(self.source, self.loader.format(), page)? {
                     return Ok(Stop::Corrupt { lsn: at, why: format!("{file}: {why}") });
                 }
                 Ok(Stop::EndOfWal { why: format!("{file}: {why}") })
@@ -89,8 +90,11 @@ impl<'a> Feed<'a> {
 
     /// Forgets the records of a batch; `behind` hears of the last one in each stretch, and how many there were.
     pub fn retire(&mut self, upto: &[u32], mut behind: impl FnMut(&Stretch, Place, u32)) {
+        let mut ends = false;
         for &upto in upto {
+            assert!(!ends, "only the last part of a batch leaves records for the next one");
             let planned = self.queue.front_mut().expect("one stretch for each part");
+            assert!(planned.done <= upto, "{upto} records, of which {} are replayed", planned.done);
             if upto > planned.done {
                 behind(&planned.stretch, planned.stretch.place(upto - 1), upto - planned.done);
                 planned.done = upto;
@@ -98,6 +102,8 @@ impl<'a> Feed<'a> {
             if planned.done as usize == planned.stretch.places().len() {
                 let planned = self.queue.pop_front().expect("not empty");
                 self.loader.recycle(planned);
+            } else {
+                ends = true;
             }
         }
     }

@@ -7,10 +7,10 @@ use walrider_datadir::timestamp::TimestampTz;
 use walrider_datadir::watch::{Watch, Woken};
 use walrider_layout::wal::page_of;
 use walrider_layout::{Lsn, XLOG_BLCKSZ};
+use walrider_store::source::Source;
 
 use crate::engine::{Engine, Flow, Stop};
 use crate::error::ReplayError;
-use crate::source::Source;
 use crate::stats::Stats;
 use crate::upstream::{News, Upstream, Wanted};
 
@@ -26,6 +26,36 @@ const SETTLE_TIME: Duration = Duration::from_secs(1);
 /// Then it is looked at from time to time, less and less often, but at least this often.
 const LONGEST_SETTLE_TIME: Duration = Duration::from_secs(60);
 
+/// How following ended.
+#[derive(Debug)]
+pub struct Followed {
+    /// Why.
+    pub stop: Stop,
+    /// Recovery ends here, too: it is to be a primary's directory. What is wanted from now on changes nothing about it.
+    pub promotes: bool,
+}
+
+/// What a replay that follows does where it finds the end of WAL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtEnd {
+    /// Waits for more.
+    Wait,
+    /// Looks once more, at all files anew.
+    LookAgain,
+    /// Has what was held back released ([`Upstream::release`]); recovery ends here if there is none.
+    Release,
+}
+
+/// What to do at the end of WAL, if that was found while this was `wanted`, after this `news`; `moved`: something was replayed.
+pub fn at_end(wanted: Wanted, news: News, moved: bool) -> AtEnd {
+    match (wanted, news) {
+        // Promoted in the middle of something, the whole of what there is counts.
+        (Wanted::Promote, News::Perhaps) if !moved => AtEnd::Release,
+        (Wanted::Promote, _) => AtEnd::LookAgain,
+        _ => AtEnd::Wait,
+    }
+}
+
 /// Replays until there is a reason to stop that waiting does not cure. `latest`: goes over to a new timeline when one
 /// branches off. `upstream`: who brings the WAL; without, it comes into the source's directories by itself.
 ///
@@ -37,10 +67,10 @@ pub fn follow(
     latest: bool,
     upstream: Option<Arc<dyn Upstream>>,
     progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
-) -> Result<Stop, ReplayError> {
+) -> Result<Followed, ReplayError> {
     match upstream {
         Some(upstream) => follow_upstream(engine, source, latest, &*upstream, progress),
-        None => follow_directories(engine, source, latest, progress),
+        None => Ok(Followed { stop: follow_directories(engine, source, latest, progress)?, promotes: false }),
     }
 }
 
@@ -51,15 +81,17 @@ fn follow_upstream(
     latest: bool,
     upstream: &dyn Upstream,
     progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
-) -> Result<Stop, ReplayError> {
+) -> Result<Followed, ReplayError> {
     let mut news = News::Perhaps;
     // When replay last got on.
     let mut since = Instant::now();
     let mut damaged = None;
     loop {
+        // The one time that this is asked: the answer holds until the next round, or to the end.
         let wanted = upstream.wanted();
+        let promotes = wanted == Wanted::Promote;
         match wanted {
-            Wanted::Stop => return Ok(Stop::Interrupted),
+            Wanted::Stop => return Ok(Followed { stop: Stop::Interrupted, promotes }),
             Wanted::Pause => {
                 // WAL is received all the same.
                 wait_for_more(engine, source, upstream, "replay is paused")?;
@@ -84,19 +116,20 @@ fn follow_upstream(
             (since, damaged) = (Instant::now(), None);
         }
         match stop {
-            // Promoted in the middle of something, the whole of what there is counts.
-            Stop::EndOfWal { why } if wanted == Wanted::Promote && news == News::Perhaps => {
-                if engine.replayed() == before && !upstream.release(engine.used(), source.history().target())? {
-                    return Ok(Stop::EndOfWal { why });
+            Stop::EndOfWal { why } => match at_end(wanted, news, engine.replayed() > before) {
+                AtEnd::Wait => {
+                    news = wait_for_more(engine, source, upstream, &why)?;
+                    if news == News::Perhaps && latest {
+                        look_for_timeline(engine, source)?;
+                    }
                 }
-            }
-            Stop::EndOfWal { .. } if wanted == Wanted::Promote => news = News::Perhaps,
-            Stop::EndOfWal { why } => {
-                news = wait_for_more(engine, source, upstream, &why)?;
-                if news == News::Perhaps && latest {
-                    look_for_timeline(engine, source)?;
+                AtEnd::LookAgain => news = News::Perhaps,
+                AtEnd::Release => {
+                    if !upstream.release(engine.used(), source.history().target())? {
+                        return Ok(Followed { stop: Stop::EndOfWal { why }, promotes });
+                    }
                 }
-            }
+            },
             // Being written just now, perhaps.
             Stop::Corrupt { lsn, .. } if damaged != Some(lsn) => (since, damaged) = (Instant::now(), Some(lsn)),
             Stop::ApplyDelay { committed } => {
@@ -106,7 +139,7 @@ fn follow_upstream(
                 news = News::More;
             }
             Stop::Interrupted => {}
-            stop => return Ok(stop),
+            stop => return Ok(Followed { stop, promotes }),
         }
     }
 }
@@ -181,7 +214,7 @@ fn look_for_timeline(engine: &mut Engine<'_>, source: &Source) -> Result<(), Rep
 /// How to learn that there may be more WAL.
 struct Waiting {
     watch: Watch,
-    commands: bool,
+    fetches: bool,
     /// What came last showed by itself.
     shows: bool,
     woken: Woken,
@@ -190,11 +223,11 @@ struct Waiting {
 impl Waiting {
     fn new(source: &Source) -> Waiting {
         // Fetching changes pg_wal: we would wake ourselves.
-        let commands = source.runs_commands();
-        let watch = Watch::new(if commands { Vec::new() } else { source.directories() });
+        let fetches = source.fetches();
+        let watch = Watch::new(if fetches { Vec::new() } else { source.directories() });
         // What was found before may have changed meanwhile.
         source.close_all();
-        Waiting { watch, commands, shows: false, woken: Woken::Timeout }
+        Waiting { watch, fetches, shows: false, woken: Woken::Timeout }
     }
 
     /// Notes whether there was more WAL after the last wait.
@@ -207,7 +240,7 @@ impl Waiting {
     /// Waits until there may be more WAL, and has the source look again for what may have changed.
     fn wait(&mut self, source: &Source) -> Woken {
         self.woken = self.watch.wait(match self {
-            Waiting { commands: true, .. } => COMMAND_INTERVAL,
+            Waiting { fetches: true, .. } => COMMAND_INTERVAL,
             Waiting { shows: true, .. } => SAFETY_INTERVAL,
             _ => POLL_INTERVAL,
         });
@@ -215,5 +248,23 @@ impl Waiting {
             source.close_all();
         }
         self.woken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_promotion_ends_recovery_where_a_second_look_finds_no_more() {
+        for (news, moved, expected) in [
+            (News::More, false, AtEnd::LookAgain),
+            (News::More, true, AtEnd::LookAgain),
+            (News::Perhaps, true, AtEnd::LookAgain),
+            (News::Perhaps, false, AtEnd::Release),
+        ] {
+            assert_eq!(at_end(Wanted::Promote, news, moved), expected);
+            assert_eq!(at_end(Wanted::Follow, news, moved), AtEnd::Wait);
+        }
     }
 }

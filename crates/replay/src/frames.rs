@@ -32,11 +32,13 @@ impl Frames {
 
     /// Gives a frame back.
     pub fn give_back(&mut self, frame: u32) {
+        debug_assert!(!self.free.contains(&frame), "frame {frame} is free already");
         self.free.push(frame);
     }
 
     /// Gives all memory back to the system. No frame may be in use.
     pub fn clear(&mut self) {
+        assert_eq!(self.free.len(), self.slabs.len() * self.slab_pages, "some frames are in use");
         self.slabs.clear();
         self.free.clear();
     }

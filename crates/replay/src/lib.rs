@@ -5,15 +5,11 @@
 
 mod actions;
 mod batch;
-pub mod command;
 pub mod end_of_recovery;
 pub mod engine;
 pub mod error;
 mod feed;
-mod fetch;
-mod find;
-mod follow;
-mod foreign_archive;
+pub mod follow;
 mod frames;
 pub mod globals;
 pub mod load;
@@ -22,9 +18,7 @@ mod partition;
 pub mod plan;
 pub mod rels;
 pub mod restartpoint;
-mod restore;
 mod sequence;
-pub mod source;
 mod spread;
 pub mod startup;
 pub mod stats;

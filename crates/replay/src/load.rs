@@ -1,48 +1,14 @@
 //! From the source to planned stretches: reads, decodes and plans WAL, several stretches side by side.
 
-use std::io::IoSliceMut;
-
 use rayon::prelude::*;
-use walrider_layout::wal::{WalPageHeader, page_header_size, page_of};
-use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
-use walrider_wal::decode::{Found, Invalid, PIECE, Status, Stretch, WalFormat, check_page_header};
+use walrider_layout::wal::{page_header_size, page_of};
+use walrider_layout::{Lsn, XLOG_BLCKSZ};
+use walrider_store::read::{self, ReadWal};
+use walrider_wal::decode::{Found, Invalid, PIECE, Status, Stretch, WalFormat};
 
 use crate::error::ReplayError;
 use crate::plan::Planned;
 use crate::rels::{RelNumbers, RelTable};
-
-/// WAL by position. Which file it is in, on which timeline, and how it is fetched, is the implementation's business.
-pub trait ReadWal: Sync {
-    /// Reads whole pages from the page at `from` on into the slices, as far as one segment file has them. Returns how
-    /// many bytes. 0: there is nothing there (yet).
-    ///
-    /// # Errors
-    /// When what is there cannot be read.
-    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError>;
-
-    /// The timeline of the file that holds `lsn`.
-    fn timeline_at(&self, lsn: Lsn) -> TimelineId;
-
-    /// The file that holds `lsn`, for messages.
-    fn describe(&self, lsn: Lsn) -> String;
-
-    /// Whether there is a file for the segment that holds `lsn`.
-    ///
-    /// # Errors
-    /// When the source fails.
-    fn has_segment(&self, lsn: Lsn) -> Result<bool, ReplayError>;
-
-    /// Reading before this position, from `from` on, does not mean to wait for a command.
-    fn ready_up_to(&self, _from: Lsn) -> Lsn {
-        Lsn(u64::MAX)
-    }
-
-    /// WAL before `lsn` will not be asked for again, but that from there on.
-    fn release_before(&self, _lsn: Lsn) {}
-
-    /// Recovery would now begin at `redo`: older WAL is not needed any more.
-    fn note_restartpoint(&self, _redo: Lsn) {}
-}
 
 /// How a stretch ended.
 #[derive(Debug)]
@@ -225,29 +191,6 @@ impl Loader {
     pub fn take_ending(&mut self) -> Option<Ending> {
         self.ended.take()
     }
-
-    /// Whether WAL goes on past a place that is not valid: then it is damaged there, and does not end.
-    pub fn goes_on_past(&self, page: Lsn, source: &dyn ReadWal) -> Result<bool, ReplayError> {
-        let size = self.format.segment_size;
-        let mut buffer = vec![0; XLOG_BLCKSZ];
-        let mut valid_at = |at: Lsn| -> Result<bool, ReplayError> {
-            if source.read(at, &mut [IoSliceMut::new(&mut buffer)])? < XLOG_BLCKSZ {
-                return Ok(false);
-            }
-            let header = WalPageHeader::parse(&buffer);
-            let timeline = source.timeline_at(at);
-            Ok(header.is_some_and(|header| check_page_header(&header, at, &self.format, timeline).is_ok()))
-        };
-        let segment_end = size.start_of(size.segment_of(page) + 1);
-        let mut at = Lsn(page_of(page).0 + XLOG_BLCKSZ as u64);
-        while at < segment_end && source.has_segment(page)? {
-            if valid_at(at)? {
-                return Ok(true);
-            }
-            at = Lsn(at.0 + XLOG_BLCKSZ as u64);
-        }
-        Ok(source.has_segment(segment_end)? && valid_at(segment_end)?)
-    }
 }
 
 /// Reads the record at `at` alone.
@@ -263,7 +206,7 @@ pub fn read_record(source: &dyn ReadWal, format: &WalFormat, at: Lsn) -> Result<
     }
 }
 
-/// Fills a stretch from the source, a piece of `piece` bytes first. `each` sees every record.
+/// Fills a stretch from the source ([`read::fill`]), a piece of `piece` bytes first. `each` sees every record.
 fn fill(
     stretch: &mut Stretch,
     source: &dyn ReadWal,
@@ -271,15 +214,14 @@ fn fill(
     piece: u64,
     each: impl FnMut(&Found<'_>),
 ) -> Ending {
-    let read = |from, slices: &mut [IoSliceMut<'_>]| source.read(from, slices);
-    match stretch.fill(format, piece, read, |lsn| source.timeline_at(lsn), each) {
+    match read::fill(stretch, source, format, piece, each) {
         Ok(Status::Complete { next }) if next >= stretch.limit() => Ending::Goes(next),
         Ok(Status::Complete { next }) => Ending::Ends { at: next, page: page_of(next), why: Invalid::Incomplete },
         Ok(Status::NeedPages { .. }) => {
             Ending::Ends { at: stretch.position(), page: stretch.filled(), why: Invalid::Incomplete }
         }
         Ok(Status::Invalid { at, page, why }) => Ending::Ends { at, page, why },
-        Err(error) => Ending::Failed(error),
+        Err(error) => Ending::Failed(error.into()),
     }
 }
 

@@ -275,6 +275,7 @@ impl Partition {
     /// Groups the batch's operations of this partition by page. `dropped[fork]`: the fork is dropped in this batch,
     /// so that nothing needs to be done to it. Returns how many pages must be brought into memory.
     pub fn gather(&mut self, number: usize, batch: u64, parts: &[Part<'_>], dropped: &[bool]) -> usize {
+        assert!(self.batch < batch, "batch {batch} after {}", self.batch);
         self.batch = batch;
         self.touched.clear();
         self.slot_of_op.clear();

@@ -208,7 +208,14 @@ impl Recovery {
         self.write_control()
     }
 
+    /// Where recovery begins, and how far it must get, never goes back: half of the directory may be newer than that.
     fn write_control(&mut self) -> Result<(), ReplayError> {
+        let (old, new) = (self.data_dir.control(), &self.control);
+        assert!(old.checkpoint_copy.redo <= new.checkpoint_copy.redo, "recovery would begin earlier");
+        assert!(
+            old.min_recovery_point <= new.min_recovery_point || new.state == DbState::ShutDown,
+            "a server could stop before what is in the files"
+        );
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.control.time = now.as_secs() as i64;
         Ok(self.data_dir.write_control(self.control.clone())?)
@@ -255,6 +262,12 @@ impl Recovery {
         let next_xid = self.control.checkpoint_copy.next_xid;
         let keep_out = checkpoint.is_some_and(|checkpoint| globals.writes_future_files(&checkpoint, next_xid));
         if let Some(checkpoint) = &checkpoint {
+            assert!(checkpoint.end <= replayed, "{} is not replayed yet", checkpoint.lsn);
+            assert!(
+                checkpoint.body.redo > self.control.checkpoint_copy.redo,
+                "recovery begins past {}",
+                checkpoint.lsn
+            );
             self.copied_until = self.copied_until.filter(|&copied| copied > checkpoint.body.redo);
             globals.checkpoint(checkpoint)?;
             if keep_out {
@@ -298,6 +311,7 @@ impl Recovery {
             config::keep_servers_out(self.data_dir.path())?;
         }
         globals.checkpoint_prepared(checkpoint)?;
+        assert!(checkpoint.shutdown && checkpoint.body.redo == checkpoint.lsn, "a server would have WAL to replay");
         self.control = ControlFile {
             state: DbState::ShutDown,
             checkpoint: checkpoint.lsn,

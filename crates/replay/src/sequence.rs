@@ -6,6 +6,7 @@ use std::time::Instant;
 use walrider_datadir::recovery_settings::RecoveryTarget;
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::{Lsn, Major, TransactionId};
+use walrider_store::read::ReadWal;
 use walrider_wal::decode::Stretch;
 use walrider_wal::record::{InvalidRecord, Record, RecordHeader};
 use walrider_wal::records::xact;
@@ -15,7 +16,6 @@ use crate::batch::Batch;
 use crate::engine::Stop;
 use crate::error::{ReplayError, type_name};
 use crate::globals::{Action, GlobalError, Globals};
-use crate::load::ReadWal;
 use crate::plan::{Global, Obstacle, Planned};
 use crate::restartpoint::Recovery;
 use crate::stats::Stats;
@@ -134,40 +134,8 @@ impl<'a> Sequencer<'a> {
                 self.flush_globals(planned, number)?;
                 continue;
             }
-            let record = self
-                .record(planned, number)
-                .map_err(|(lsn, error)| ReplayError::CorruptWal(format!("record at {lsn}: {error}")))?;
-            if self.stop.stops_before(&record) {
-                self.advance_up_to(planned, number);
-                batch.stop = Some(Stop::Target);
-                return Ok((number, true));
-            }
-            if let Some(committed) = self.waits(&record, replayed) {
-                self.advance_up_to(planned, number);
-                batch.stop = Some(Stop::ApplyDelay { committed });
-                return Ok((number, true));
-            }
-            self.advance_next_xid(newest_xid);
-            let actions = match self.globals.redo(&record) {
-                Ok(actions) => actions,
-                Err(GlobalError::UnknownType(_)) => {
-                    batch.stop = Some(self.obstacle(planned, number, &Obstacle::Unsupported));
-                    return Ok((number, true));
-                }
-                Err(error) => return Err(ReplayError::in_global(&record, error)),
-            };
-            stats.count_global(&record);
-            self.flush_globals(planned, number)?;
-            let mut barrier = false;
-            for action in actions {
-                barrier |= self.take_action(action, &record, batch)?;
-            }
-            if self.stop.stops_after(&record) {
-                batch.stop = Some(Stop::Target);
-                return Ok((number + 1, true));
-            }
-            if barrier {
-                return Ok((number + 1, true));
+            if let Some(upto) = self.sequence_record(planned, number, newest_xid, batch, replayed, stats)? {
+                return Ok((upto, true));
             }
             if self.stop.target == Some(RecoveryTarget::Immediate) {
                 consistent_at = self.consistency_limit(planned, number + 1, replayed);
@@ -185,6 +153,52 @@ impl<'a> Sequencer<'a> {
         let ends = stop.is_some();
         batch.stop = stop;
         Ok((limit, ends))
+    }
+
+    /// Sequences the record of this number; the newest transaction id up to there is `newest_xid`. Returns the first record past
+    /// the batch, if that ends before this record or with it.
+    fn sequence_record(
+        &mut self,
+        planned: &Planned,
+        number: u32,
+        newest_xid: TransactionId,
+        batch: &mut Batch,
+        replayed: Lsn,
+        stats: &mut Stats,
+    ) -> Result<Option<u32>, ReplayError> {
+        let record = self
+            .record(planned, number)
+            .map_err(|(lsn, error)| ReplayError::CorruptWal(format!("record at {lsn}: {error}")))?;
+        if self.stop.stops_before(&record) {
+            self.advance_up_to(planned, number);
+            batch.stop = Some(Stop::Target);
+            return Ok(Some(number));
+        }
+        if let Some(committed) = self.waits(&record, replayed) {
+            self.advance_up_to(planned, number);
+            batch.stop = Some(Stop::ApplyDelay { committed });
+            return Ok(Some(number));
+        }
+        self.advance_next_xid(newest_xid);
+        let actions = match self.globals.redo(&record) {
+            Ok(actions) => actions,
+            Err(GlobalError::UnknownType(_)) => {
+                batch.stop = Some(self.obstacle(planned, number, &Obstacle::Unsupported));
+                return Ok(Some(number));
+            }
+            Err(error) => return Err(ReplayError::in_global(&record, error)),
+        };
+        stats.count_global(&record);
+        self.flush_globals(planned, number)?;
+        let mut ends = false;
+        for action in actions {
+            ends |= self.take_action(action, &record, batch)?;
+        }
+        if self.stop.stops_after(&record) {
+            batch.stop = Some(Stop::Target);
+            ends = true;
+        }
+        Ok(ends.then_some(number + 1))
     }
 
     /// The first record of a stretch that is not replayed whatever the others say, and why.

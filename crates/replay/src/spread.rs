@@ -62,7 +62,10 @@ impl Spread {
                 Ok(Step::Wait)
             }
             Some(thread) if !thread.is_finished() => Ok(Step::Wait),
-            Some(_) => self.join().map(|()| Step::Done),
+            Some(_) => {
+                assert_eq!(self.next, PARTITIONS, "made durable before all was written");
+                self.join().map(|()| Step::Done)
+            }
         }
     }
 

@@ -8,21 +8,25 @@ mod options;
 mod overrides;
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use walrider_datadir::DataDir;
 use walrider_datadir::config::{self, Config};
 use walrider_datadir::durable::list_dir;
 use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetAction, TargetTimeline};
 use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::wal_dir::EARLY_PREFIX;
-use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::DbState;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_redo::Env;
+use walrider_store::driver::FetchStats;
+use walrider_store::foreign_archive;
+use walrider_store::read::ReadWal;
+use walrider_store::restore::remove_old_fetches;
+use walrider_store::source::{End, Source};
 use walrider_wal::decode::WalFormat;
 
 use self::beginning::Beginning;
@@ -31,21 +35,19 @@ use self::overrides::{override_settings, places, write_settings};
 use crate::end_of_recovery::{Promoted, end_again, end_of_recovery};
 use crate::engine::{Engine, Flow, Settings, Stop};
 use crate::error::ReplayError;
-use crate::follow::follow;
-use crate::foreign_archive;
+use crate::follow::{Followed, follow};
 use crate::globals::Globals;
-use crate::load::{Loader, ReadWal};
+use crate::load::Loader;
 use crate::pages::MemoryShares;
 use crate::partition::PageSettings;
 use crate::restartpoint::Recovery;
-use crate::source::{End, FETCH_PREFIX, Source};
 use crate::stats::Stats;
 use crate::target::RecoveryStop;
-use crate::upstream::Wanted;
+use crate::upstream::AsIncoming;
 
 /// Most WAL in one batch: the more, the more of a page's changes are done in one visit, while it is in the processor's
 /// cache. Four times as much gained nothing: the memory for it must be touched first, too.
-const MAX_BATCH_BYTES: u64 = 128 << 20;
+const MAX_BATCH_BYTES: u64 = 64 << 20;
 /// Most WAL in one batch where pages do not fit into memory.
 const MAX_SHORT_BATCH_BYTES: u64 = 512 << 20;
 /// Most WAL in one stretch: small enough that two threads share a batch evenly.
@@ -119,16 +121,12 @@ impl<'o> Opened<'o> {
             segment_size: control.segment_size,
             system_identifier: Some(control.system_identifier),
         };
-        let mut source = Source::new(
+        let source = Source::new(
             places(options, data_dir, settings, *archive_recovery),
             control.segment_size,
             TimelineHistory::alone(TimelineId(1)),
         )
-        .with_fetch_jobs(options.fetch_jobs)
-        .brought_by(options.upstream.clone());
-        if options.follow {
-            source = source.growing();
-        }
+        .brought_by(options.upstream.clone().map(AsIncoming::of));
         remove_old_fetches(data_dir.path())?;
         let history = choose_history(&source, data_dir, settings, *archive_recovery)?;
         let promotes = promotes(options, settings);
@@ -222,12 +220,15 @@ impl Entered<'_> {
         let loader = Loader::new(self.format, engine_settings.window_bytes, self.start);
         let mut engine = Engine::new(engine_settings, &source, &self.files, self.globals, self.recovery, loader);
         let redo_started = Instant::now();
-        let stop = match options.follow {
+        let Followed { stop, promotes: told } = match options.follow {
             true => {
                 let latest = archive_recovery && settings.target_timeline == TargetTimeline::Latest;
                 follow(&mut engine, &source, latest, options.upstream.clone(), progress)?
             }
-            false => run_to_end(&mut engine, &source, promotes || settings.target.is_some(), progress)?,
+            false => {
+                let stop = run_to_end(&mut engine, &source, promotes || settings.target.is_some(), progress)?;
+                Followed { stop, promotes: false }
+            }
         };
         let redo = redo_started.elapsed();
         if !promotes && matches!(stop, Stop::Target) && settings.target_action != TargetAction::Shutdown {
@@ -238,7 +239,7 @@ impl Entered<'_> {
         keep_partial_segments(&source, &engine)?;
         hand_over(&mut engine, &stop, settings.target.is_some())?;
         let promoted = match stop {
-            Stop::Target | Stop::EndOfWal { .. } if promotes || promotion_is_wanted(options) => {
+            Stop::Target | Stop::EndOfWal { .. } if promotes || told => {
                 Some(end_of_recovery(&mut engine, &source, &settings)?)
             }
             _ => None,
@@ -257,7 +258,8 @@ impl Entered<'_> {
             promoted,
             settings_written: self.settings_written,
             stats: std::mem::take(&mut engine.stats),
-            fetch: source.fetch_stats(),
+            // So many may run, also if there is no command.
+            fetch: FetchStats { jobs: options.fetch_jobs, ..source.fetch_stats() },
             refusal,
         })
     }
@@ -338,11 +340,6 @@ fn promotes(options: &Options, settings: &RecoverySettings) -> bool {
     }
 }
 
-/// Whether who brings the WAL wants recovery to end.
-fn promotion_is_wanted(options: &Options) -> bool {
-    options.upstream.as_ref().is_some_and(|upstream| upstream.wanted() == Wanted::Promote)
-}
-
 /// A crashed primary that is to go on from an archive: PostgreSQL first replays all of `pg_wal`, because nothing tells
 /// where the directory is consistent. That is two recoveries; we do one.
 fn refuse_crashed_without_end(data_dir: &DataDir, archive_recovery: bool) -> Result<(), ReplayError> {
@@ -375,19 +372,6 @@ fn refuse_what_a_standby_holds(data_dir: &DataDir) -> Result<(), ReplayError> {
     Ok(())
 }
 
-/// Removes what an earlier run fetched and did not get to remove.
-fn remove_old_fetches(data_dir: &Path) -> Result<(), ReplayError> {
-    let pg_wal = data_dir.join("pg_wal");
-    let entries = fs::read_dir(&pg_wal).map_err(|error| DataDirError::io("open", &pg_wal, error))?;
-    for entry in entries {
-        let entry = entry.map_err(|error| DataDirError::io("read", &pg_wal, error))?;
-        if entry.file_name().to_string_lossy().starts_with(FETCH_PREFIX) {
-            fs::remove_file(entry.path()).map_err(|error| DataDirError::io("remove", entry.path(), error))?;
-        }
-    }
-    Ok(())
-}
-
 /// The timelines to follow (`validateRecoveryParameters`, `rescanLatestTimeLine`).
 fn choose_history(
     source: &Source,
@@ -413,7 +397,7 @@ fn choose_history(
             number
         }
     };
-    source.read_history(target)
+    Ok(source.read_history(target)?)
 }
 
 /// Makes everything durable, and says what keeps PostgreSQL from finishing, if anything does.

@@ -1,9 +1,11 @@
 //! Who brings WAL while replay follows a primary, as replay sees it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use walrider_datadir::DataDir;
 use walrider_layout::{Lsn, TimelineId};
+use walrider_store::source::Incoming;
 
 use crate::error::ReplayError;
 
@@ -76,4 +78,27 @@ pub trait Upstream: Send + Sync {
 
     /// Recovery would now begin at `redo`, on this timeline: older WAL is not needed here any more.
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId);
+}
+
+/// What a source of WAL asks and tells who brings some.
+pub(crate) struct AsIncoming(Arc<dyn Upstream>);
+
+impl AsIncoming {
+    pub fn of(upstream: Arc<dyn Upstream>) -> Arc<dyn Incoming> {
+        Arc::new(AsIncoming(upstream))
+    }
+}
+
+impl Incoming for AsIncoming {
+    fn visible(&self) -> Lsn {
+        self.0.visible()
+    }
+
+    fn uses_archives(&self) -> bool {
+        self.0.uses_archives()
+    }
+
+    fn restartpoint(&self, redo: Lsn, timeline: TimelineId) {
+        self.0.restartpoint(redo, timeline);
+    }
 }

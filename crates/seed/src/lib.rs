@@ -1,5 +1,5 @@
 //! Where tests take random choices from, in all crates alike; `docs/testing.md` says what `WALRIDER_SEED` may be. The tests in
-//! Python read it in `tests/harness/seed.py`.
+//! Python read it in `tests/lab/seed.py`.
 
 use std::time::{Duration, Instant, SystemTime};
 

@@ -20,10 +20,11 @@ use walrider_datadir::wal_dir::EARLY_PREFIX;
 use walrider_layout::bytes::{u32_at, u64_at};
 use walrider_layout::{Lsn, TimelineId};
 
+use crate::decide::LogEnds;
 use crate::error::{Result, SpoolError};
 use crate::files::{SegmentFile, read_all, write_all_at};
 use crate::prepare;
-use crate::state::Shared;
+use crate::state::{Shared, State};
 use crate::stats::count;
 use crate::tail::Tail;
 
@@ -46,11 +47,7 @@ pub(crate) struct LogFile {
 /// What there is of the log, under the spool's lock.
 #[derive(Default)]
 pub(crate) struct Early {
-    /// It has all WAL from there ...
-    covers_from: Lsn,
-    /// ... to there, which is durable up to `flushed`.
-    written: Lsn,
-    flushed: Lsn,
+    pub ends: LogEnds,
     /// Oldest first; entries go into the last.
     files: Vec<LogFile>,
     /// Where the next entry goes.
@@ -60,7 +57,7 @@ pub(crate) struct Early {
     wants_spare: bool,
     spare_failed: Option<SpoolError>,
     next_number: u32,
-    /// Files of an earlier run precede: what they have past `written`, if anything, does not count.
+    /// Files of an earlier run precede: what they have past the end, if anything, does not count.
     recovered: bool,
     /// How many entries were written, and of these are durable.
     appended: u64,
@@ -68,24 +65,9 @@ pub(crate) struct Early {
 }
 
 impl Early {
-    /// Whether all from `from` to `to` is in the log.
-    pub fn covers(&self, from: Lsn, to: Lsn) -> bool {
-        self.covers_from <= from && to <= self.written
-    }
-
-    /// Whether what the log has ends there.
-    pub fn ends_at(&self, at: Lsn) -> bool {
-        self.written == at
-    }
-
     /// Nothing that it has counts as durable any more: other WAL takes its place, or the same once more.
     pub fn restart(&mut self) {
-        (self.covers_from, self.written, self.flushed) = Default::default();
-    }
-
-    /// Up to where all is durable, given that it is up to `flushed` in segments.
-    pub fn held_durable(&self, flushed: Lsn) -> Lsn {
-        if self.covers_from <= flushed { flushed.max(self.flushed) } else { flushed }
+        self.ends = LogEnds::default();
     }
 
     /// Whether a file is to be made.
@@ -226,7 +208,7 @@ impl Shared {
         early.next_number = numbers.last().map_or(0, |last| last.wrapping_add(1));
         // Entries go into a new file: behind the last one there may be half of another.
         (early.files, early.offset) = (files, self.size.bytes());
-        (early.covers_from, early.written, early.flushed) = (tail.start(), tail.end(), tail.end());
+        early.ends = LogEnds::recovered(&tail);
         early.recovered = true;
         Ok((timeline, tail))
     }
@@ -256,7 +238,7 @@ impl Shared {
         let (file, number, offset) = self.place_for((HEADER + bytes.len()).next_multiple_of(8) as u64)?;
         let anew = {
             let early = &self.lock().early;
-            early.recovered || at != early.written
+            early.recovered || at != early.ends.written()
         };
         Entry { timeline, at, bytes, anew }.encode(buffer, number);
         let calls = write_all_at(&*file, buffer, offset)
@@ -273,17 +255,7 @@ impl Shared {
             last.end = last.end.max(end);
             last.dirty = true;
         }
-        if bytes.is_empty() {
-            early.written = early.written.min(at);
-            early.flushed = early.flushed.min(at);
-            early.covers_from = early.covers_from.min(at);
-        } else {
-            if at != early.written {
-                early.covers_from = at;
-                early.flushed = early.flushed.min(at);
-            }
-            early.written = end;
-        }
+        early.ends.appended(at, bytes.len() as u64);
         drop(state);
         self.early_work.notify_one();
         Ok(())
@@ -326,50 +298,42 @@ impl Shared {
     }
 }
 
-/// The log's thread: makes entries durable as they come; until the spool is dropped and all is durable, or it fails.
-pub(crate) fn run(shared: &Shared) {
-    loop {
-        let mut state = shared.lock();
-        while state.failed.is_none() && !state.stop && state.early.synced == state.early.appended {
-            state = shared.wait(&shared.early_work, state);
-        }
-        if state.failed.is_some() || state.early.synced == state.early.appended {
-            return;
-        }
-        drop(state);
-        if sync(shared).is_err() {
-            // It has been noted where it happened.
-            return;
-        }
-    }
+/// All entries that were written at a moment.
+pub(crate) struct LogSync {
+    appended: u64,
+    written: Lsn,
+    dirty: Vec<LogFile>,
 }
 
-/// Makes all entries durable.
-fn sync(shared: &Shared) -> Result<()> {
-    let mut state = shared.lock();
-    let early = &mut state.early;
-    let (appended, written) = (early.appended, early.written);
-    let mut dirty = Vec::new();
-    for file in early.files.iter_mut().filter(|file| file.dirty) {
-        file.dirty = false;
-        dirty.push(file.clone());
+impl LogSync {
+    /// What is to be made durable now, if anything.
+    pub fn next(state: &mut State) -> Option<LogSync> {
+        let early = &mut state.early;
+        if state.failed.is_some() || early.synced == early.appended {
+            return None;
+        }
+        let dirty = early.files.iter().filter(|file| file.dirty).cloned().collect();
+        early.files.iter_mut().for_each(|file| file.dirty = false);
+        Some(LogSync { appended: early.appended, written: early.ends.written(), dirty })
     }
-    drop(state);
-    for LogFile { number, file, .. } in dirty {
-        let begun = Instant::now();
-        file.sync_data().map_err(|error| shared.fail("fdatasync file", &name_of(number), error))?;
-        shared.counters.fsync(begun.elapsed());
+
+    /// Makes it durable.
+    pub fn run(self, shared: &Shared) -> Result<()> {
+        for LogFile { number, file, .. } in self.dirty {
+            let begun = Instant::now();
+            file.sync_data().map_err(|error| shared.fail("fdatasync file", &name_of(number), error))?;
+            shared.counters.fsync(begun.elapsed());
+        }
+        let mut state = shared.lock();
+        state.early.synced = self.appended;
+        state.early.ends.synced(self.written);
+        let held_durable = state.early.ends.held_durable(state.flushed);
+        state.positions();
+        drop(state);
+        shared.on_flushed.notify_all();
+        shared.call_back(held_durable);
+        Ok(())
     }
-    let mut state = shared.lock();
-    state.early.synced = appended;
-    // What was taken back meanwhile is not durable.
-    state.early.flushed = state.early.flushed.max(written).min(state.early.written);
-    let held_durable = state.early.held_durable(state.flushed);
-    state.positions();
-    drop(state);
-    shared.on_flushed.notify_all();
-    shared.call_back(held_durable);
-    Ok(())
 }
 
 /// Makes the file that comes next; in the thread that prepares segments, so that nobody waits for it here.

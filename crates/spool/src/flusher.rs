@@ -1,4 +1,4 @@
-//! The thread that makes WAL durable, as soon as there is any that is not (`XLogWalRcvFlush`, `XLogWalRcvClose`;
+//! Making WAL durable, as soon as there is any that is not (`XLogWalRcvFlush`, `XLogWalRcvClose`;
 //! `replication/walreceiver.c`, PostgreSQL 18).
 
 use std::time::Instant;
@@ -6,29 +6,34 @@ use std::time::Instant;
 use walrider_layout::{Lsn, TimelineId};
 
 use crate::error::Result;
-use crate::state::{Shared, Unsynced};
+use crate::state::{Shared, State, Unsynced};
 
-/// Flushes until the spool is dropped, and then what is left; or until it fails.
-pub(crate) fn run(shared: &Shared) {
-    loop {
-        let mut state = shared.lock();
-        while state.failed.is_none() && !state.stop && state.flushed >= state.flush_due {
-            state = shared.wait(&shared.flush, state);
+/// All that was written at a moment.
+pub(crate) struct Flush {
+    timeline: TimelineId,
+    written: Lsn,
+    files: Vec<Unsynced>,
+}
+
+impl Flush {
+    /// What is to be made durable now, if anything: what somebody waits for, and in the end the rest.
+    pub fn next(state: &mut State) -> Option<Flush> {
+        let due = state.flushed < state.flush_due || state.stop;
+        if state.failed.is_some() || state.flushing || !due || state.flushed == state.written {
+            return None;
         }
-        if state.failed.is_some() || state.flushed == state.written {
-            return;
-        }
-        let (timeline, written) = (state.timeline, state.written);
-        let files: Vec<Unsynced> = state.unsynced.iter().cloned().collect();
         state.flushing = true;
-        drop(state);
+        let files = state.unsynced.iter().cloned().collect();
+        Some(Flush { timeline: state.timeline, written: state.written, files })
+    }
+
+    /// Makes it durable.
+    pub fn run(self, shared: &Shared) -> Result<()> {
+        let Flush { timeline, written, files } = self;
         let flushed = files.into_iter().try_for_each(|file| flush(shared, timeline, &file, written));
         shared.lock().flushing = false;
         shared.on_flushed.notify_all();
-        if flushed.is_err() {
-            // It has been noted where it happened.
-            return;
-        }
+        flushed
     }
 }
 
@@ -46,7 +51,7 @@ fn flush(shared: &Shared, timeline: TimelineId, unsynced: &Unsynced, written: Ls
     let complete = end <= written;
     let mut state = shared.lock();
     state.flushed = end.min(written);
-    let held_durable = state.early.held_durable(state.flushed);
+    let held_durable = state.early.ends.held_durable(state.flushed);
     state.positions();
     if complete {
         state.unsynced.pop_front();

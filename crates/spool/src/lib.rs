@@ -4,6 +4,7 @@
 //! This crate never looks into WAL, talks to nobody, and knows nothing of replay.
 
 mod archive_status;
+pub mod decide;
 mod early;
 mod error;
 pub mod files;
@@ -19,6 +20,7 @@ mod tail;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod work;
 mod writer;
 
 pub use archive_status::ArchiveStatus;
@@ -29,4 +31,5 @@ pub use start::streaming_start;
 pub use state::max_unsynced;
 pub use stats::{FSYNC_BUCKETS_MICROS, SpoolStats};
 pub use tail::Tail;
+pub use work::{Step, Worker};
 pub use writer::Writer;

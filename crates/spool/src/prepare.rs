@@ -1,10 +1,9 @@
-//! The thread that prepares segments before they are written (`XLogFileInitInternal`, `InstallXLogFileSegment`;
+//! Preparing segments before they are written (`XLogFileInitInternal`, `InstallXLogFileSegment`;
 //! `access/transam/xlog.c`, PostgreSQL 18).
 
 use std::io;
 use std::sync::Arc;
 
-use crate::early;
 use crate::error::{Result, SpoolError};
 use crate::files::{SegmentFile, write_all_at};
 use crate::state::{Preparation, Prepared, SegmentId, Shared};
@@ -17,41 +16,29 @@ pub(crate) const TEMPORARY_PREFIX: &str = "xlogtemp.";
 /// Zeros that are written with one call.
 const ZEROS: usize = 1 << 20;
 
-/// Prepares segments as they are wanted, until the spool is dropped.
-pub(crate) fn run(shared: &Shared) {
-    // Made, and perhaps not wanted any more. Gone, if it has been used.
-    let mut unused: Option<String> = None;
-    loop {
-        let mut state = shared.lock();
-        let id = loop {
-            match state.preparation {
-                _ if state.stop => {
-                    drop(state);
-                    remove(shared, unused.take());
-                    return;
-                }
-                Preparation::Wanted(id) => break id,
-                _ if state.early.lacks_spare() => {
-                    drop(state);
-                    early::make_spare(shared);
-                    state = shared.lock();
-                }
-                _ => state = shared.wait(&shared.prepare, state),
-            }
-        };
-        state.preparation = Preparation::Working(id);
-        drop(state);
-        remove(shared, unused.take());
-        let outcome = prepare(shared, id);
-        shared.lock().preparation = match outcome {
-            Ok(prepared) => {
-                unused.clone_from(&prepared.temporary);
-                Preparation::Ready(prepared)
-            }
-            Err(error) => Preparation::Failed(error),
-        };
-        shared.prepared.notify_all();
+/// The temporary file that was made last, and is perhaps not wanted any more. Gone, if it has been used.
+#[derive(Default)]
+pub(crate) struct Unused(Option<String>);
+
+impl Unused {
+    /// Nobody will use it.
+    pub fn remove(&mut self, shared: &Shared) {
+        remove(shared, self.0.take());
     }
+}
+
+/// Prepares a segment, and says so.
+pub(crate) fn make_segment(shared: &Shared, id: SegmentId, unused: &mut Unused) {
+    unused.remove(shared);
+    let outcome = prepare(shared, id);
+    shared.lock().preparation = match outcome {
+        Ok(prepared) => {
+            unused.0.clone_from(&prepared.temporary);
+            Preparation::Ready(prepared)
+        }
+        Err(error) => Preparation::Failed(error),
+    };
+    shared.prepared.notify_all();
 }
 
 /// Removes a temporary file. One that stays means nothing, and goes when the directory is next opened.

@@ -13,14 +13,15 @@ use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 
 use crate::archive_status::ArchiveStatus;
+use crate::early;
 use crate::error::{Result, SpoolError};
 use crate::files::{Directory, Disk, read_all, write_all_at};
 use crate::prepare::TEMPORARY_PREFIX;
 use crate::state::Shared;
 use crate::stats::SpoolStats;
 use crate::tail::Tail;
+use crate::work::{self, Step, Stepped, Worker};
 use crate::writer::Writer;
-use crate::{early, flusher, prepare};
 
 /// Longest history file that is stored: a line for each of ten thousand promotions.
 pub const MAX_HISTORY_BYTES: usize = 1 << 20;
@@ -77,18 +78,13 @@ impl Spool {
     /// # Errors
     /// Those of [`Spool::open`].
     pub fn open_in(directory: Arc<dyn Directory>, options: SpoolOptions) -> Result<Arc<Spool>> {
-        let shared = Arc::new(Shared::new(directory, &options));
-        sync_what_is_there(&shared)?;
-        let held = shared.recover_early()?;
-        shared.lock().tail = held;
+        let shared = Spool::recover(Shared::new(directory, &options))?;
         // If one thread does not start, dropping the spool ends those before.
         let mut spool = Spool { shared: shared.clone(), threads: Vec::new() };
-        for (name, run) in
-            [("spool-flush", flusher::run as fn(&Shared)), ("spool-prepare", prepare::run), ("spool-early", early::run)]
-        {
-            let shared = shared.clone();
+        for worker in Worker::ALL {
+            let (shared, name) = (shared.clone(), worker.thread_name());
             let thread = thread::Builder::new().name(name.into()).spawn(move || {
-                let ended = panic::catch_unwind(AssertUnwindSafe(|| run(&shared)));
+                let ended = panic::catch_unwind(AssertUnwindSafe(|| work::run(&shared, worker)));
                 if ended.is_err() {
                     // Nobody is left waiting for a thread that is gone.
                     shared.fail("go on with", "", io::Error::other(format!("thread {name} panicked")));
@@ -97,6 +93,30 @@ impl Spool {
             spool.threads.push(thread.map_err(|error| spool.shared.error("start a thread for", "", error))?);
         }
         Ok(Arc::new(spool))
+    }
+
+    /// [`Spool::open_in`] without threads, so that a simulator decides what happens when ([`Spool::step`]). Whoever waits for
+    /// something has the work done that it takes. Dropped, it leaves undone what is to do, as one that is killed.
+    ///
+    /// # Errors
+    /// Those of [`Spool::open`].
+    pub fn open_stepped(directory: Arc<dyn Directory>, options: &SpoolOptions) -> Result<Arc<Spool>> {
+        let mut shared = Shared::new(directory, options);
+        shared.stepped = Some(Stepped::default());
+        Ok(Arc::new(Spool { shared: Spool::recover(shared)?, threads: Vec::new() }))
+    }
+
+    /// Has a worker begin something, or end what it has begun; [`Step::Idle`] where threads do that.
+    pub fn step(&self, worker: Worker) -> Step {
+        self.shared.stepped.as_ref().map_or(Step::Idle, |stepped| stepped.step(&self.shared, worker))
+    }
+
+    /// What an earlier run has left.
+    fn recover(shared: Shared) -> Result<Arc<Shared>> {
+        sync_what_is_there(&shared)?;
+        let held = shared.recover_early()?;
+        shared.lock().tail = held;
+        Ok(Arc::new(shared))
     }
 
     /// Where receiving (re)starts; all positions and `timeline` are set to it, once all that was written before is
@@ -257,6 +277,12 @@ impl Spool {
     /// [`WalPositions::held_durable`].
     pub fn held_durable(&self) -> Lsn {
         self.positions().held_durable
+    }
+
+    /// [`Spool::timeline`] and [`Spool::written`] of one moment.
+    pub fn timeline_and_written(&self) -> (TimelineId, Lsn) {
+        let state = self.shared.lock();
+        (state.timeline, state.written)
     }
 
     /// The timeline that is written; zero before the first [`Spool::start_at`].

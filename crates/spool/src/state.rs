@@ -16,6 +16,7 @@ use crate::error::{Failure, Result, SpoolError};
 use crate::files::{Directory, SegmentFile};
 use crate::stats::{Counters, count};
 use crate::tail::Tail;
+use crate::work::Stepped;
 
 /// Most segments that are written and not yet durable; then the writer waits. It is the one wait for an fsync there is,
 /// at 4 GB (of segments of 16 MB) that the disk lags behind, so that files stay open in a bounded number. Less where few files
@@ -87,7 +88,7 @@ impl State {
     /// What it knows of positions; called wherever one moves.
     pub fn positions(&self) -> WalPositions {
         let State { written, flushed, held, .. } = *self;
-        let held_durable = self.early.held_durable(flushed).min(held);
+        let held_durable = self.early.ends.held_durable(flushed).min(held);
         let positions = WalPositions { held, held_durable, written, flushed, ..WalPositions::default() };
         positions.check();
         positions
@@ -121,6 +122,8 @@ pub(crate) struct Shared {
     pub names: Mutex<()>,
     pub callback: Mutex<Option<OnFlushed>>,
     pub counters: Counters,
+    /// There are no threads: whoever waits has the work done.
+    pub stepped: Option<Stepped>,
     /// Quick to look at: `State::failed` is set.
     has_failed: AtomicBool,
 }
@@ -161,6 +164,7 @@ impl Shared {
             names: Mutex::new(()),
             callback: Mutex::new(None),
             counters: Counters::default(),
+            stepped: None,
             has_failed: AtomicBool::new(false),
         }
     }
@@ -170,8 +174,11 @@ impl Shared {
     }
 
     /// Waits to be told, with the lock given away meanwhile.
-    pub fn wait<'a>(&self, on: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        on.wait(state).expect("no panic while locked")
+    pub fn wait<'a>(&'a self, on: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let Some(stepped) = &self.stepped else { return on.wait(state).expect("no panic while locked") };
+        drop(state);
+        stepped.step_any(self);
+        self.lock()
     }
 
     /// Wakes everybody, whatever they wait for.

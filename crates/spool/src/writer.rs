@@ -1,13 +1,13 @@
 //! The one writer of a spool.
 
-use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use walrider_layout::{Lsn, TimelineId};
 
+use crate::decide::{self, Parts};
 use crate::early::MAX_ENTRY;
-use crate::error::{Result, SpoolError};
+use crate::error::Result;
 use crate::files::write_all_at;
 use crate::spool::Spool;
 use crate::state::{Preparation, Prepared, SegmentId, Unsynced, max_unsynced};
@@ -57,8 +57,9 @@ impl Writer {
     /// segment when that is not prepared yet.
     ///
     /// # Errors
-    /// [`SpoolError::Gap`], [`SpoolError::Overlap`]; [`SpoolError::Full`]: try again later, with what lies past
-    /// [`Writer::held`]; any other trouble with files. Bytes past the positions may have changed.
+    /// [`Gap`](crate::SpoolError::Gap), [`Overlap`](crate::SpoolError::Overlap), [`Full`](crate::SpoolError::Full): try
+    /// again later, with what lies past [`Writer::held`]; any other trouble with files. Bytes past the positions may have
+    /// changed.
     pub fn write(&mut self, at: Lsn, bytes: &[u8]) -> Result<()> {
         self.write_ahead(at, bytes, Lsn(u64::MAX))
     }
@@ -72,44 +73,24 @@ impl Writer {
     /// # Errors
     /// Those of [`Writer::write`].
     pub fn write_ahead(&mut self, at: Lsn, bytes: &[u8], horizon: Lsn) -> Result<()> {
-        let held = self.held;
-        match at.cmp(&held) {
-            Ordering::Greater => return Err(SpoolError::Gap { written: held, at }),
-            Ordering::Less => return Err(SpoolError::Overlap { written: held, at }),
-            Ordering::Equal => {}
-        }
+        let end = decide::end_of(self.held, at, bytes.len())?;
         self.spool.shared.check()?;
-        let Some(end) = at.0.checked_add(bytes.len() as u64).map(Lsn) else {
-            return Err(SpoolError::Refused(format!("WAL of {} bytes at {at} goes past the last LSN", bytes.len())));
+        if let Some(from) = decide::taken_back(&self.tail, at, bytes, horizon) {
+            self.discard(from)?;
+        }
+        let (log, flushed) = {
+            let state = self.spool.shared.lock();
+            (state.early.ends, state.flushed)
         };
-        if self.tail.is_empty() && end <= horizon && !self.must_log(at) {
-            self.append(at, bytes)?;
-            self.held = end;
-            return Ok(());
-        }
-        if let Some(difference) = self.tail.difference(at, bytes) {
-            self.discard(difference)?;
-        }
-        let before_tail = self.tail.start().min(end);
-        if at < before_tail && horizon < before_tail {
-            // What was held began at an earlier horizon: it cannot be of this primary.
-            self.discard(Lsn::INVALID)?;
-        }
-        if at < self.tail.start() && !self.tail.is_empty() {
-            // Flushed long ago.
-            let missing = self.tail.start().min(end);
-            self.append(at, &bytes[..(missing.0 - at.0) as usize])?;
-        }
-        let (from, fresh) = self.tail.fresh(at, bytes);
-        self.hold(from);
-        let logged = if self.must_log(from) { from } else { horizon.clamp(from, end) };
-        let (flushed, ahead) = fresh.split_at((logged.0 - from.0) as usize);
-        if !flushed.is_empty() {
+        let Parts { before, known, settled } = decide::parts(&self.tail, (at, end), horizon, &log, flushed);
+        let piece = |from: Lsn, to: Lsn| &bytes[(from.0 - at.0) as usize..(to.0 - at.0) as usize];
+        self.append(at, piece(at, before))?;
+        self.hold(known);
+        if settled > known {
             self.advance(horizon)?;
-            self.append(from, flushed)?;
-            self.hold(logged);
+            self.append(known, piece(known, settled))?;
         }
-        for piece in ahead.chunks(MAX_ENTRY) {
+        for piece in piece(settled, end).chunks(MAX_ENTRY) {
             self.spool.shared.append_early(self.timeline, self.held, piece, &mut self.entry)?;
             self.tail.extend(self.held, piece);
             self.hold(Lsn(self.held.0 + piece.len() as u64));
@@ -117,16 +98,9 @@ impl Writer {
         self.advance(horizon)
     }
 
-    /// Whether WAL that comes at `at` goes into the log whatever the horizon: where what the log has before is not durable in
-    /// segments yet. The log has no gaps then, and nothing that was promised is past one.
-    fn must_log(&self, at: Lsn) -> bool {
-        let state = self.spool.shared.lock();
-        state.flushed < at && state.early.ends_at(at)
-    }
-
     /// What is held gets into segments, as far as it came in this session and lies before the horizon.
     fn advance(&mut self, horizon: Lsn) -> Result<()> {
-        let upto = horizon.min(self.held);
+        let upto = decide::settles(self.written, self.held, horizon);
         if upto > self.written {
             let tail = std::mem::take(&mut self.tail);
             let appended = self.append(self.written, tail.slice(self.written, upto));
@@ -138,7 +112,7 @@ impl Writer {
     }
 
     /// What is held from there on is worth nothing; durable on return.
-    pub(crate) fn discard(&mut self, from: Lsn) -> Result<()> {
+    fn discard(&mut self, from: Lsn) -> Result<()> {
         if from < self.tail.end() && !self.tail.is_empty() {
             self.spool.shared.truncate_early(self.timeline, from, &mut self.entry)?;
             self.tail.truncate(from);
@@ -148,6 +122,9 @@ impl Writer {
 
     /// Appends to segments.
     fn append(&mut self, at: Lsn, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let (mut position, mut rest) = (at, bytes);
         while !rest.is_empty() {
             let size = self.spool.shared.size;
@@ -169,6 +146,10 @@ impl Writer {
 
     /// Lets the others see that all up to `end` has come.
     fn hold(&mut self, end: Lsn) {
+        debug_assert!(self.held <= end);
+        if self.held == end {
+            return;
+        }
         self.held = end;
         let mut state = self.spool.shared.lock();
         state.held = end;
@@ -188,7 +169,7 @@ impl Writer {
     fn publish(&mut self, end: Lsn) {
         let shared = &self.spool.shared;
         count(&shared.counters.bytes_written, end.0 - self.written.0);
-        self.written = end;
+        (self.written, self.held) = (end, self.held.max(end));
         let mut state = shared.lock();
         for open in &mut self.open {
             if state.unsynced.back().is_none_or(|last| last.segment < open.segment) {
@@ -198,7 +179,7 @@ impl Writer {
         }
         // What the early log has need not be durable twice at once; but a segment that is complete is filed.
         let segment = shared.size.segment_of(end);
-        if segment != shared.size.segment_of(state.written) || !state.early.covers(state.written, end) {
+        if segment != shared.size.segment_of(state.written) || !state.early.ends.covers(state.written, end) {
             state.flush_due = end;
         }
         (state.written, state.held) = (end, state.held.max(end));

@@ -13,13 +13,13 @@ use walrider_datadir::held::shown;
 use walrider_layout::control::DbState;
 use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
 use walrider_layout::{Lsn, TimelineId};
-use walrider_receive::connect::ConnectOptions;
-use walrider_receive::error::ReceiveError;
-use walrider_receive::upstream::{Opened, Upstream};
+use walrider_session::ConnectOptions;
+use walrider_stream::error::ReceiveError;
+use walrider_stream::upstream::{Opened, Upstream};
 
 use crate::error::StandbyError;
-use crate::follower::{Follower, PROMOTING_FILE};
 use crate::settings::Settings;
+use crate::shell::{PROMOTING_FILE, Shell};
 
 /// Longest wait for the primary, in case that it does not even refuse: a standby can begin without it.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -28,22 +28,22 @@ const MAX_HISTORY_BYTES: u64 = 1 << 20;
 
 /// Errors unless the directory is a standby's, or may be made one, and the primary is the one that it is a copy of. A promotion
 /// that was interrupted goes on whoever the primary is.
-pub(crate) fn admit(follower: &Follower, data_dir: &DataDir) -> Result<(), StandbyError> {
-    let settings = follower.settings();
+pub(crate) fn admit(shell: &Shell, data_dir: &DataDir) -> Result<(), StandbyError> {
+    let settings = shell.settings();
     let makes = !data_dir.signals().standby;
     if makes && !settings.make_standby {
         return Err(StandbyError::NotAStandby(no_standby(data_dir)));
     }
-    if follower.resume_promotion(data_dir.control().checkpoint_copy.timeline)? {
+    if shell.resume_promotion(data_dir.control().checkpoint_copy.timeline)? {
         return Ok(());
     }
     if settings.primary.is_some()
-        && let Err(error) = ask(follower, &settings, data_dir, makes)
+        && let Err(error) = ask(shell, &settings, data_dir, makes)
     {
         if makes || is_foreign(&error) {
             return Err(error);
         }
-        if !follower.board.ends() {
+        if !shell.board.ends() {
             tracing::warn!("the primary could not be asked who it is, replay begins without: {error}");
         }
     }
@@ -86,12 +86,12 @@ fn is_foreign(error: &StandbyError) -> bool {
 }
 
 /// Asks the primary whether the directory is a copy of it. `makes`: and whether it has gone no further than the primary knows.
-fn ask(follower: &Follower, settings: &Settings, data_dir: &DataDir, makes: bool) -> Result<(), StandbyError> {
+fn ask(shell: &Shell, settings: &Settings, data_dir: &DataDir, makes: bool) -> Result<(), StandbyError> {
     let conninfo = settings.primary.as_deref().unwrap_or_default();
     let mut connect =
         ConnectOptions::resolve(conninfo, &settings.application_name_fallback).map_err(ReceiveError::from)?;
     connect.give_up_after(LONGEST_WAIT);
-    connect.interrupt_with(follower.board.end_fd());
+    connect.interrupt_with(shell.board.end_fd());
     let control = data_dir.control();
     let upstream = Upstream {
         connect,

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use walrider_datadir::DataDirError;
 use walrider_layout::Lsn;
-use walrider_receive::connect::ConnectError;
-use walrider_receive::error::ReceiveError;
 use walrider_replay::error::ReplayError;
+use walrider_session::ConnectError;
 use walrider_spool::SpoolError;
+use walrider_stream::error::ReceiveError;
 
 /// What ends a standby, or keeps it from starting.
 #[derive(Debug, thiserror::Error)]

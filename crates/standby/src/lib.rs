@@ -5,17 +5,18 @@
 
 mod admit;
 mod error;
-mod follower;
+pub mod machine;
 mod receive;
 mod receiver;
 mod repeats;
 mod settings;
+mod shell;
 mod standby;
 
 pub use error::StandbyError;
-pub use follower::{PAUSE_FILE, PROMOTE_FILE};
 pub use receive::{Receive, ReceiveSettings};
 pub use settings::{EarlyMode, Settings, describe_primary};
+pub use shell::{PAUSE_FILE, PROMOTE_FILE};
 pub use standby::{Outcome, Standby};
-pub use walrider_receive::connect::ConnectError;
 pub use walrider_replay::startup::Summary;
+pub use walrider_session::ConnectError;

@@ -11,17 +11,18 @@ use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{Command, LastError, StandbyStatus, State, from_timestamptz};
-use walrider_receive::board::Board;
-use walrider_receive::connect::{ConnectError, ConnectOptions, Connection, Start};
-use walrider_receive::error::ReceiveError;
-use walrider_receive::line::Line;
-use walrider_receive::positions::Timing;
-use walrider_receive::streaming::{End, Streaming};
-use walrider_receive::upstream::{Opened, Upstream, check_next};
+use walrider_session::{ConnectError, ConnectOptions, Connection, Start};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
+use walrider_stream::board::Board;
+use walrider_stream::error::ReceiveError;
+use walrider_stream::line::Line;
+use walrider_stream::positions::Timing;
+use walrider_stream::streaming::{End, Streaming};
+use walrider_stream::timelines::check_next;
+use walrider_stream::upstream::{Opened, Upstream};
 
 use crate::error::StandbyError;
-use crate::follower::{FIRST_PAUSE, Task};
+use crate::machine::{FIRST_PAUSE, Task};
 use crate::repeats::Repeats;
 use crate::standby::spool_status;
 

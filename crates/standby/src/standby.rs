@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use walrider_datadir::config::Config;
@@ -20,8 +21,10 @@ use walrider_replay::stats::Stats;
 use walrider_replay::upstream::{Upstream, Wanted};
 
 use crate::error::StandbyError;
-use crate::follower::{Follower, LinkState, PROMOTE_FILE, PROMOTING_FILE};
+use crate::machine::{Event, Link};
+use crate::receiver;
 use crate::settings::Settings;
+use crate::shell::{PROMOTE_FILE, PROMOTING_FILE, Shell};
 use walrider_datadir::held::{HeldDir, shown};
 
 /// How a standby ended.
@@ -38,7 +41,7 @@ pub enum Outcome {
 pub struct Standby(Arc<Inner>);
 
 struct Inner {
-    follower: Arc<Follower>,
+    shell: Arc<Shell>,
     replay: Mutex<Replayed>,
 }
 
@@ -60,7 +63,7 @@ impl Standby {
     pub fn new(mut settings: Settings) -> Result<Standby, StandbyError> {
         let directory = HeldDir::open(&settings.data_dir)?;
         settings.data_dir = directory.path().to_owned();
-        Ok(Standby(Arc::new(Inner { follower: Follower::new(settings, directory)?, replay: Mutex::default() })))
+        Ok(Standby(Arc::new(Inner { shell: Arc::new(Shell::new(settings, directory)?), replay: Mutex::default() })))
     }
 
     /// Follows the primary until it is stopped or promoted, or fails.
@@ -68,21 +71,36 @@ impl Standby {
     /// # Errors
     /// What [`StandbyError`] lists. The directory can be started again, by us or by PostgreSQL, unless it says otherwise.
     pub fn run(&self) -> Result<Outcome, StandbyError> {
+        let shell = &self.0.shell;
+        let receiver = self.start_receiver()?;
         let result = self.follow();
-        let promotes = self.0.follower.control().promotes;
-        self.0.follower.join();
+        let promotes = shell.state().machine.wishes().promotes;
+        shell.hear(Event::Stop);
+        if receiver.is_some_and(|receiver| receiver.join().is_err()) {
+            tracing::error!("the receiver panicked");
+        }
         if let Err(error) = &result
             && promotes
         {
-            self.0.follower.tell_promoter(error);
+            shell.tell_promoter(error);
         }
         let state = if result.is_ok() { State::Stopped } else { State::Failed };
         self.0.replay.lock().expect("no panic while locked").state = Some(state);
         result
     }
 
+    /// The thread that waits until there is something to receive.
+    fn start_receiver(&self) -> Result<Option<JoinHandle<()>>, StandbyError> {
+        let shell = self.0.shell.clone();
+        if shell.settings().primary.is_none() {
+            return Ok(None);
+        }
+        let thread = thread::Builder::new().name("receiver".to_owned()).spawn(move || receiver::run(&shell));
+        thread.map(Some).map_err(|source| StandbyError::System { operation: "start the receiver thread", source })
+    }
+
     fn follow(&self) -> Result<Outcome, StandbyError> {
-        let settings = self.0.follower.settings();
+        let settings = self.0.shell.settings();
         let control = read_control(&settings.data_dir)?;
         let config = Config::read(&settings.data_dir, settings.config_file.as_deref())?;
         let configured = RecoverySettings::from_config(&config, control.major)?;
@@ -103,7 +121,7 @@ impl Standby {
                 interval: settings.restartpoint_interval,
                 wal_bytes: settings.restartpoint_wal_bytes,
             },
-            upstream: Some(self.0.follower.clone()),
+            upstream: Some(self.0.shell.clone()),
         };
         let mut transactions = 0;
         let summary = replay(&options, &mut |stats, lsn| {
@@ -125,14 +143,12 @@ impl Standby {
 
     /// A batch is replayed.
     fn progress(&self, stats: &Stats, lsn: Lsn, commits: bool) -> Flow {
-        let follower = &self.0.follower;
+        let shell = &self.0.shell;
         // What was not streamed is durable.
         let flushed = || {
-            follower
-                .spool()
-                .map_or(Lsn(u64::MAX), |spool| if lsn <= spool.written() { spool.held_durable() } else { lsn })
+            shell.spool().map_or(Lsn(u64::MAX), |spool| if lsn <= spool.written() { spool.held_durable() } else { lsn })
         };
-        follower.board.applied(lsn, commits, flushed);
+        shell.board.applied(lsn, commits, flushed);
         let mut replayed = self.0.replay.lock().expect("no panic while locked");
         replayed.lsn = lsn;
         replayed.consistent = stats.consistent;
@@ -146,7 +162,7 @@ impl Standby {
             restartpoints: stats.restartpoints,
         };
         drop(replayed);
-        match follower.wanted() {
+        match shell.wanted() {
             Wanted::Stop | Wanted::Pause => Flow::Stop,
             Wanted::Follow | Wanted::Promote => Flow::Continue,
         }
@@ -161,7 +177,7 @@ impl Standby {
                 tracing::warn!("could not remove file \"{name}\": {error}");
             }
         }
-        if let Some(spool) = self.0.follower.spool()
+        if let Some(spool) = self.0.shell.spool()
             && let Err(error) = spool.remove_early()
         {
             tracing::warn!("{error}");
@@ -196,67 +212,68 @@ impl Standby {
 
     /// The way to the directory that it runs on, whatever its name is by now.
     pub fn data_dir(&self) -> PathBuf {
-        self.0.follower.settings().data_dir
+        self.0.shell.settings().data_dir
     }
 
     /// Changes what can change at once. The directory stays the same.
     pub fn reload(&self, mut settings: Settings) {
         settings.data_dir = self.data_dir();
-        self.0.follower.reload(settings);
+        self.0.shell.reload(settings);
     }
 
     /// Stops cleanly; [`Standby::run`] returns.
     pub fn stop(&self) {
-        self.0.follower.stop();
+        self.0.shell.hear(Event::Stop);
     }
 
     /// Ends recovery; [`Standby::run`] returns.
     pub fn promote(&self) {
-        self.0.follower.promote();
+        self.0.shell.hear(Event::Promote);
     }
 
     /// Looks at once for the files in the data directory that ask for promotion or a pause.
     pub fn check_control_files(&self) {
-        self.0.follower.check_control_files();
+        self.0.shell.check_control_files();
     }
 
     /// How it stands.
     pub fn status(&self) -> StandbyStatus {
-        let follower = &self.0.follower;
-        let settings = follower.settings();
-        let control = follower.control();
+        let shell = &self.0.shell;
+        let settings = shell.settings();
+        let state = shell.state();
+        let (machine, kept, wishes) = (&state.machine, &state.shown, state.machine.wishes());
         let replayed = self.0.replay.lock().expect("no panic while locked");
-        let spool = follower.spool();
-        let board = &follower.board;
+        let spool = shell.spool();
+        let board = &shell.board;
         let (sent, heard) = board.last_message();
-        let state = match replayed.state {
+        let now = match replayed.state {
             Some(state) => state,
-            None if control.promotes => State::Promoting,
+            None if wishes.promotes => State::Promoting,
             None if board.disk_full() => State::WaitingForDisk,
-            None if control.paused => State::Paused,
-            None => match control.link {
-                LinkState::Up => State::Streaming,
-                LinkState::Connecting => State::Connecting,
-                LinkState::Down if spool.is_some() => State::Connecting,
-                LinkState::Down if replayed.lsn.is_valid() => State::Recovering,
-                LinkState::Down => State::Starting,
+            None if wishes.paused => State::Paused,
+            None => match machine.link() {
+                Link::Up => State::Streaming,
+                Link::Connecting => State::Connecting,
+                Link::Down if spool.is_some() => State::Connecting,
+                Link::Down if replayed.lsn.is_valid() => State::Recovering,
+                Link::Down => State::Starting,
             },
         };
         StandbyStatus {
-            started_at: follower.started_at,
-            state,
-            paused: control.paused,
+            started_at: shell.started_at,
+            state: now,
+            paused: wishes.paused,
             data_dir: shown(&settings.data_dir),
             consistent: replayed.consistent,
-            system_identifier: control.system_identifier,
+            system_identifier: shell.opened().map_or(0, |opened| opened.system_identifier),
             timeline: spool.map_or(TimelineId(0), |spool| spool.timeline()),
-            primary: control.primary.clone(),
-            slot: control.slot.clone().or(settings.slot.clone()),
-            application_name: control.application_name.clone(),
-            connected_since: control.connected_since,
-            connections: control.connections,
-            early: control.early,
-            last_error: control.last_error.clone().map(|(time, message)| LastError { time, message }),
+            primary: kept.primary.clone(),
+            slot: kept.slot.clone().or(settings.slot.clone()),
+            application_name: kept.application_name.clone(),
+            connected_since: kept.connected_since,
+            connections: machine.sessions(),
+            early: kept.early,
+            last_error: kept.last_error.clone().map(|(time, message)| LastError { time, message }),
             positions: status::Positions {
                 wal: WalPositions {
                     horizon: board.horizon(),
@@ -265,7 +282,7 @@ impl Standby {
                     ..spool.map(|spool| spool.positions()).unwrap_or_default()
                 },
                 reported: board.reported(),
-                checkpoint_redo: control.checkpoint_redo,
+                checkpoint_redo: kept.checkpoint_redo,
             },
             last_message_sent: from_timestamptz(sent),
             last_message_received: from_timestamptz(heard),

@@ -4,13 +4,13 @@ use std::io::{IoSliceMut, Read};
 
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, Major, TimelineId};
+use walrider_store::StoreError;
 use walrider_wal::decode::WalFormat;
 use walrider_wal::rmgr::RmgrId;
 use walrider_wal::testing::RecordBuilder;
 use walrider_wal::testing::pages::WalBuilder;
 
 use super::{Ending, Loader, ReadWal};
-use crate::error::ReplayError;
 use crate::rels::RelTable;
 
 const START: Lsn = Lsn(5 << 20);
@@ -23,7 +23,7 @@ struct Memory {
 }
 
 impl ReadWal for Memory {
-    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError> {
+    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, StoreError> {
         let mut there = self.bytes[..self.have].get((from.0 - START.0) as usize..).unwrap_or(&[]);
         there.read_vectored(slices).map_err(|_| unreachable!())
     }
@@ -36,7 +36,7 @@ impl ReadWal for Memory {
         lsn.to_string()
     }
 
-    fn has_segment(&self, lsn: Lsn) -> Result<bool, ReplayError> {
+    fn has_segment(&self, lsn: Lsn) -> Result<bool, StoreError> {
         Ok(lsn.0 < START.0 + self.have as u64)
     }
 }
@@ -120,7 +120,7 @@ struct Slow {
 }
 
 impl ReadWal for Slow {
-    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, ReplayError> {
+    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, StoreError> {
         assert!(from < self.ready, "{from} is waited for");
         let room = (self.ready.0 - from.0) as usize;
         let have = self.wal.bytes.len().min((self.ready.0 - START.0) as usize);
@@ -136,7 +136,7 @@ impl ReadWal for Slow {
         lsn.to_string()
     }
 
-    fn has_segment(&self, lsn: Lsn) -> Result<bool, ReplayError> {
+    fn has_segment(&self, lsn: Lsn) -> Result<bool, StoreError> {
         Ok(lsn < self.ready)
     }
 

@@ -173,6 +173,7 @@ impl Partition {
                 self.release(number);
             }
         }
+        assert_eq!(self.resident, 0, "a page was counted twice");
         self.frames.clear();
         Ok(resident)
     }
@@ -271,7 +272,8 @@ impl Partition {
     pub(super) fn release(&mut self, number: u32) {
         self.release_frame(number);
         let slot = &mut self.slots[number as usize];
-        self.index.remove(&slot.key);
+        let known = self.index.remove(&slot.key);
+        assert_eq!(known, Some(number), "the slot is free, or another has its page");
         slot.batch = 0;
         self.free_slots.push(number);
     }

@@ -4,14 +4,15 @@ use walrider_datadir::DataDir;
 use walrider_layout::control::{CheckPoint, ControlFile, DbState};
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
+use walrider_store::read::ReadWal;
+use walrider_store::source::Source;
 use walrider_wal::decode::{Invalid, WalFormat};
 use walrider_wal::record::Record;
 use walrider_wal::records::xlog;
 use walrider_wal::rmgr::RmgrId;
 
 use crate::error::ReplayError;
-use crate::load::{Ending, ReadWal, read_record};
-use crate::source::Source;
+use crate::load::{Ending, read_record};
 use crate::upstream::{Upstream, Wanted};
 
 /// Where recovery begins.
@@ -45,15 +46,12 @@ impl Beginning {
         }
         loop {
             // Asked before: what comes in until nothing more does is looked at.
-            let promotes = upstream.is_some_and(|upstream| upstream.wanted() == Wanted::Promote);
-            let error = match (Beginning::find(data_dir, source, format), upstream) {
-                (Err(ReplayError::Refused(why)), Some(upstream)) if upstream.wanted() != Wanted::Stop => {
-                    (why, upstream)
-                }
+            let wanted = upstream.map(Upstream::wanted);
+            let (why, upstream) = match (Beginning::find(data_dir, source, format), upstream) {
+                (Err(ReplayError::Refused(why)), Some(upstream)) if wanted != Some(Wanted::Stop) => (why, upstream),
                 (found, _) => return found,
             };
-            let (why, upstream) = error;
-            if promotes {
+            if wanted == Some(Wanted::Promote) {
                 return Err(ReplayError::Refused(format!(
                     "there is nothing to promote yet: {why}. The directory is as it was, and a standby started on it goes on \
                      receiving"

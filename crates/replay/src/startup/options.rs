@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use walrider_datadir::DataDir;
 use walrider_datadir::recovery_settings::{RecoveryTarget, TargetTimeline};
 use walrider_layout::{Lsn, TimelineId};
+use walrider_store::driver::FetchStats;
+use walrider_store::restore::Refusal;
 
 use crate::end_of_recovery::Promoted;
 use crate::engine::Stop;
 use crate::restartpoint::RestartpointPolicy;
-use crate::source::{FetchStats, Refusal};
 use crate::stats::Stats;
 use crate::upstream::Upstream;
 

@@ -1,15 +1,18 @@
 //! What the command line changes of the configuration, and where WAL is looked for.
 
 use std::fs;
+use std::sync::Arc;
 
 use walrider_datadir::config::{self, Config};
 use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget, TargetTimeline};
 use walrider_datadir::{DataDir, DataDirError};
+use walrider_store::directory::Directory;
+use walrider_store::driver::Driver;
+use walrider_store::restore::RestoreCommand;
 
 use super::Options;
 use crate::error::ReplayError;
-use crate::source::Store;
 
 /// Lets the command line override the configuration. Returns what PostgreSQL must be told to finish at the same place.
 pub(super) fn override_settings(
@@ -87,13 +90,16 @@ pub(super) fn places(
     data_dir: &DataDir,
     settings: &RecoverySettings,
     archive_recovery: bool,
-) -> Vec<Store> {
-    let mut places = Vec::new();
+) -> Vec<Arc<dyn Driver>> {
+    let mut places: Vec<Arc<dyn Driver>> = Vec::new();
     if let Some(wal) = &options.wal {
-        places.push(Store::Directory(wal.clone()));
+        places.push(Arc::new(Directory::new(wal)));
     } else if let Some(command) = settings.restore_command.as_ref().filter(|_| archive_recovery) {
-        places.push(Store::RestoreCommand { command: command.clone(), data_dir: data_dir.path().to_owned() });
+        let command = RestoreCommand::new(command, data_dir.path(), data_dir.control().segment_size)
+            .with_jobs(options.fetch_jobs)
+            .growing(options.follow || options.upstream.is_some());
+        places.push(Arc::new(command));
     }
-    places.push(Store::Directory(data_dir.path().join("pg_wal")));
+    places.push(Arc::new(Directory::new(data_dir.path().join("pg_wal"))));
     places
 }

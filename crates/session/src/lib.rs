@@ -1,0 +1,25 @@
+//! A client of PostgreSQL's protocol, as libpq is one: it finds a server, secures the connection, authenticates, runs commands,
+//! and copies both ways.
+//!
+//! This crate never looks into what is copied, and starts no thread.
+
+mod answer;
+mod auth;
+mod connection;
+mod error;
+mod files;
+mod input;
+mod open;
+mod options;
+mod security;
+mod socket;
+mod tls;
+mod transport;
+mod value;
+
+pub use connection::{Connection, CopyEvent, Read, Start, SystemIdentity};
+pub use error::{ConnectError, FailedAttempt};
+pub use options::ConnectOptions;
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, ConnectError>;

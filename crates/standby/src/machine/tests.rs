@@ -1,0 +1,161 @@
+use super::*;
+
+const ONE: TimelineId = TimelineId(1);
+const SECOND: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(5);
+const MB: u64 = 1 << 20;
+const NOTHING: Stored = Stored { timeline: TimelineId(0), written: Lsn::INVALID };
+
+fn machine() -> Machine {
+    Machine::new(Rules { has_primary: true, retry_interval: LONGEST })
+}
+
+fn size() -> SegmentSize {
+    SegmentSize::new(MB as u32).expect("a size that there is")
+}
+
+fn missing(at: u64) -> Missing {
+    Missing { replayed: Lsn(at), needed: Lsn(at), timeline: ONE }
+}
+
+fn at(written: u64) -> Stored {
+    Stored { timeline: ONE, written: Lsn(written) }
+}
+
+/// Replay has run out of WAL at `from`; a session begins.
+fn begin(machine: &mut Machine, from: u64, now: Duration) -> Task {
+    assert!(matches!(machine.wait(missing(from), NOTHING, size()), Wait::ForChange { requests: Some(_), .. }));
+    let Next::Begin(task) = machine.next_session(now) else { panic!("{machine:?}") };
+    assert!(machine.session_begins(ONE, now));
+    task
+}
+
+#[test]
+fn it_connects_where_a_segment_begins_and_goes_on_where_it_was() {
+    let mut machine = machine();
+    assert_eq!(machine.next_session(SECOND), Next::Sleep(None), "nobody has asked yet");
+    let task = begin(&mut machine, 3 * MB + 5, SECOND);
+    assert_eq!(task, Task { start: Lsn(3 * MB), timeline: ONE });
+    assert!(machine.streams() && machine.link() == Link::Up);
+    assert_eq!(machine.visible(at(3 * MB + 7)), Some(Lsn(3 * MB + 7)));
+    // The connection is lost; replay lags far behind.
+    let verdict = machine.session_ends(task, at(4 * MB + 9), Ended::Failed(Failure::Passing), 2 * SECOND);
+    assert_eq!(verdict, Verdict::Warn);
+    assert!(machine.streams(), "replay goes on with what came");
+    assert_eq!(machine.next_session(2 * SECOND), Next::Sleep(Some(FIRST_PAUSE)));
+    let next = Task { start: Lsn(4 * MB + 9), timeline: ONE };
+    assert_eq!(machine.next_session(2 * SECOND + FIRST_PAUSE), Next::Begin(next));
+}
+
+#[test]
+fn pauses_double_up_to_the_longest_and_begin_again_after_a_session_that_lasted() {
+    let mut machine = machine();
+    let mut now = SECOND;
+    let mut task = begin(&mut machine, MB, now);
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        machine.session_ends(task, at(MB), Ended::Failed(Failure::Passing), now);
+        let Next::Sleep(Some(pause)) = machine.next_session(now) else { panic!("{machine:?}") };
+        pauses.push(pause.as_millis());
+        now += pause;
+        let Next::Begin(next) = machine.next_session(now) else { panic!("{machine:?}") };
+        task = next;
+    }
+    assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+    assert!(machine.session_begins(ONE, now));
+    now += LONGEST + SECOND;
+    machine.session_ends(task, at(MB), Ended::Failed(Failure::Passing), now);
+    assert_eq!(machine.next_session(now), Next::Sleep(Some(FIRST_PAUSE)));
+    // Other settings: at once.
+    let rules = Rules { has_primary: true, retry_interval: LONGEST };
+    assert!(machine.hear(Event::Reload { rules, reconnects: true }).contains(&Action::EndSession));
+    assert!(matches!(machine.next_session(now), Next::Begin(_)));
+}
+
+#[test]
+fn archives_are_looked_at_again_when_all_is_replayed_and_nothing_comes() {
+    let mut machine = machine();
+    let task = begin(&mut machine, MB, SECOND);
+    let wait = |machine: &mut Machine, written| machine.wait(missing(MB), at(written), size());
+    assert_eq!(wait(&mut machine, MB), Wait::No(News::Perhaps), "what was found elsewhere may have come once more");
+    assert_eq!(wait(&mut machine, MB), Wait::ForWal { past: Lsn(MB) });
+    assert_eq!(machine.waited(Lsn(MB + 3)), News::More);
+    assert_eq!(wait(&mut machine, MB + 8), Wait::No(News::More));
+    machine.session_ends(task, at(MB + 8), Ended::Failed(Failure::Passing), SECOND);
+    assert!(machine.streams());
+    assert_eq!(wait(&mut machine, MB + 8), Wait::No(News::Perhaps));
+    assert!(!machine.streams(), "archives are looked at");
+    assert_eq!(wait(&mut machine, MB + 8), Wait::No(News::Perhaps), "and timelines, because a session has ended");
+    let Wait::ForChange { time: LONGEST, requests } = wait(&mut machine, MB + 8) else { panic!("{machine:?}") };
+    assert_eq!(requests, Some(Task { start: Lsn(MB + 8), timeline: ONE }), "what was streamed is there without gaps");
+}
+
+#[test]
+fn wal_that_the_primary_lacks_is_not_asked_for_again_at_once() {
+    for how in [Ended::Failed(Failure::MissingWal), Ended::Timeline] {
+        let mut machine = machine();
+        let task = begin(&mut machine, MB, SECOND);
+        machine.session_ends(task, at(MB), how, SECOND);
+        assert!(!machine.streams() && !machine.is_quiet(), "replay looks elsewhere");
+        assert_eq!(machine.next_session(SECOND), Next::Sleep(Some(FIRST_PAUSE)));
+        assert_eq!(machine.next_session(2 * SECOND), Next::Sleep(None), "nobody has asked");
+    }
+}
+
+#[test]
+fn errors_that_nothing_helps_against_end_it_and_others_do_not() {
+    let end = |streams: bool, failure| {
+        let mut machine = machine();
+        assert!(matches!(machine.wait(missing(MB), NOTHING, size()), Wait::ForChange { .. }));
+        let Next::Begin(task) = machine.next_session(SECOND) else { panic!("{machine:?}") };
+        assert!(!streams || machine.session_begins(ONE, SECOND));
+        let verdict = machine.session_ends(task, at(MB), Ended::Failed(failure), SECOND);
+        let failed = machine.wait(missing(MB), at(MB), size()) == Wait::Failed;
+        assert_eq!(failed, verdict == Verdict::Fatal);
+        verdict
+    };
+    assert_eq!(end(false, Failure::Final), Verdict::Fatal);
+    assert_eq!(end(true, Failure::Final), Verdict::Fatal);
+    assert_eq!(end(false, Failure::Misdirected), Verdict::Fatal);
+    assert_eq!(end(true, Failure::Misdirected), Verdict::Complain, "it was the right primary, and may be again");
+    assert_eq!(end(false, Failure::Passing), Verdict::Warn);
+}
+
+#[test]
+fn a_promotion_begins_once_nothing_more_comes_in() {
+    let mut machine = machine();
+    let task = begin(&mut machine, MB, SECOND);
+    machine.hear(Event::Pause(true));
+    assert_eq!(machine.wanted(), Wanted::Pause);
+    let log = Action::Log("received promote request");
+    assert_eq!(machine.hear(Event::Promote), [log, Action::EndSession]);
+    assert_eq!(machine.hear(Event::Promote), [Action::EndSession], "said once");
+    assert_eq!(machine.wanted(), Wanted::Follow, "the session has not ended");
+    assert_eq!(machine.wait(missing(MB), at(MB), size()), Wait::No(News::Perhaps));
+    // That it fails now is no news.
+    let verdict = machine.session_ends(task, at(MB + 1), Ended::Failed(Failure::Final), SECOND);
+    assert_eq!(verdict, Verdict::Expected);
+    assert_eq!(machine.next_session(SECOND), Next::Finish);
+    assert_eq!((machine.wanted(), machine.visible(at(MB + 1))), (Wanted::Promote, None), "all that there is counts");
+    machine.hear(Event::Stop);
+    assert_eq!(machine.wanted(), Wanted::Stop);
+}
+
+#[test]
+fn a_session_that_comes_about_after_a_stop_is_not_wanted() {
+    let mut machine = machine();
+    assert!(matches!(machine.wait(missing(MB), NOTHING, size()), Wait::ForChange { .. }));
+    let Next::Begin(task) = machine.next_session(SECOND) else { panic!("{machine:?}") };
+    machine.hear(Event::Stop);
+    assert!(!machine.session_begins(ONE, SECOND));
+    assert_eq!(machine.session_ends(task, NOTHING, Ended::Asked, SECOND), Verdict::Expected);
+    assert_eq!(machine.next_session(SECOND), Next::Finish);
+}
+
+#[test]
+fn files_are_looked_for_now_and_then() {
+    let mut machine = machine();
+    assert_eq!(machine.look(SECOND), Look::First);
+    assert_eq!(machine.look(SECOND + LOOK_INTERVAL / 2), Look::No);
+    assert_eq!(machine.look(SECOND + LOOK_INTERVAL), Look::Again);
+}

@@ -1,0 +1,441 @@
+//! The standby around its [`Machine`]: locks, threads, files and the clock, and the standby as replay sees it ([`Upstream`]). What
+//! to do is decided there; here it is done.
+
+use std::io::Write;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use walrider_datadir::command;
+use walrider_datadir::durable::{read_file, write_file};
+use walrider_datadir::held::HeldDir;
+use walrider_datadir::open::read_control;
+use walrider_datadir::{DataDir, DataDirError};
+use walrider_layout::control::ControlFile;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_replay::error::ReplayError;
+use walrider_replay::upstream::{News, Upstream, Wanted};
+use walrider_spool::{ArchiveStatus, Spool, SpoolOptions};
+use walrider_stream::board::Board;
+use walrider_stream::error::ReceiveError;
+
+use crate::admit::admit;
+use crate::error::StandbyError;
+use crate::machine::{
+    Action, Ended, Event, LOOK_INTERVAL, Look, Machine, Missing, Next, Rules, Stored, Task, Verdict, Wait,
+};
+use crate::settings::Settings;
+
+/// Most segments that are kept for reuse.
+const MAX_RECYCLED: u64 = 16;
+
+/// File in the data directory that asks for promotion, as PostgreSQL has it (`PROMOTE_SIGNAL_FILE`).
+pub const PROMOTE_FILE: &str = "promote";
+/// File in the data directory from the moment that a promotion has made visible what the primary could have taken back: from
+/// then on there is no way back to following it. Holds the timeline that is left.
+pub(crate) const PROMOTING_FILE: &str = "walrider.promoting";
+/// File in the data directory as long as replay is to pause.
+pub const PAUSE_FILE: &str = "walrider.pause";
+
+/// What changes under the lock.
+pub(crate) struct State {
+    pub machine: Machine,
+    /// What [`Verdict::Fatal`] was about, until replay ends with it.
+    fatal: Option<StandbyError>,
+    pub shown: Shown,
+}
+
+/// What is there for the status alone.
+#[derive(Default)]
+pub(crate) struct Shown {
+    pub primary: Option<String>,
+    pub application_name: Option<String>,
+    pub slot: Option<String>,
+    pub connected_since: Option<SystemTime>,
+    /// WAL comes before the primary has flushed it.
+    pub early: bool,
+    pub last_error: Option<(SystemTime, String)>,
+    pub checkpoint_redo: Lsn,
+}
+
+/// Where WAL goes, and whose it is.
+pub(crate) struct Opened {
+    pub spool: Arc<Spool>,
+    pub system_identifier: u64,
+    pub major: u32,
+}
+
+/// The standby's shared state.
+pub(crate) struct Shell {
+    pub board: Arc<Board>,
+    settings: Mutex<Settings>,
+    /// Keeps the data directory's path in the settings right.
+    _directory: HeldDir,
+    state: Mutex<State>,
+    /// Whenever the machine has heard something that somebody may wait for.
+    changed: Condvar,
+    opened: OnceLock<Opened>,
+    pub started_at: SystemTime,
+    /// What the machine's times are since.
+    began: Instant,
+}
+
+impl Settings {
+    fn rules(&self) -> Rules {
+        Rules { has_primary: self.primary.is_some(), retry_interval: self.retry_interval }
+    }
+}
+
+impl Shell {
+    /// One that has not begun.
+    pub fn new(settings: Settings, directory: HeldDir) -> Result<Shell, StandbyError> {
+        let board = Board::new(settings.timing())
+            .map_err(|source| StandbyError::System { operation: "make an event descriptor", source })?;
+        let machine = Machine::new(settings.rules());
+        Ok(Shell {
+            board: Arc::new(board),
+            settings: Mutex::new(settings),
+            _directory: directory,
+            state: Mutex::new(State { machine, fatal: None, shown: Shown::default() }),
+            changed: Condvar::new(),
+            opened: OnceLock::new(),
+            started_at: SystemTime::now(),
+            began: Instant::now(),
+        })
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The settings as they are now.
+    pub fn settings(&self) -> Settings {
+        self.settings.lock().expect("no panic while locked").clone()
+    }
+
+    /// What changes.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while locked")
+    }
+
+    /// The spool, once it is open.
+    pub fn spool(&self) -> Option<&Arc<Spool>> {
+        self.opened.get().map(|opened| &opened.spool)
+    }
+
+    /// What there is to receive into; there is, once there was a task.
+    pub fn opened(&self) -> Option<&Opened> {
+        self.opened.get()
+    }
+
+    /// Other settings. What cannot change while it runs stays.
+    pub fn reload(&self, new: Settings) {
+        let event = {
+            let mut settings = self.settings.lock().expect("no panic while locked");
+            let event = Event::Reload { rules: new.rules(), reconnects: !settings.keeps_session(&new) };
+            *settings = new;
+            event
+        };
+        self.board.set_timing(self.settings().timing());
+        self.hear(event);
+    }
+
+    /// Tells the machine, does what it says, and wakes all who wait for it.
+    pub fn hear(&self, event: Event) {
+        let mut state = self.state();
+        for action in state.machine.hear(event) {
+            match action {
+                Action::Log(text) => tracing::info!("{text}"),
+                // Under the lock: who allows sessions again has heard the same events.
+                Action::EndSession => self.board.end(true),
+            }
+        }
+        drop(state);
+        self.notify();
+    }
+
+    /// Goes on with a promotion that was interrupted, if one was; the directory's last checkpoint is on `timeline`.
+    pub fn resume_promotion(&self, timeline: TimelineId) -> Result<bool, DataDirError> {
+        let path = self.settings().data_dir.join(PROMOTING_FILE);
+        let left = read_file(&path, 16)?.and_then(|text| String::from_utf8(text).ok()?.trim().parse().ok());
+        // Else it was finished.
+        let resumes = left.is_some_and(|left| TimelineId(left) >= timeline);
+        if resumes {
+            self.hear(Event::Promote);
+        }
+        Ok(resumes)
+    }
+
+    /// Looks for the files that tell what to do.
+    pub fn check_control_files(&self) {
+        let data_dir = self.settings().data_dir;
+        self.hear(Event::Pause(data_dir.join(PAUSE_FILE).exists()));
+        if data_dir.join(PROMOTE_FILE).exists() {
+            self.hear(Event::Promote);
+        }
+    }
+
+    /// Tells whoever asked for promotion with a file, and waits, why there is none: the file itself says it. The next start
+    /// does not take it for a request ([`Shell::remove_old_promote_file`]).
+    pub fn tell_promoter(&self, error: &StandbyError) {
+        let path = self.settings().data_dir.join(PROMOTE_FILE);
+        let told = || {
+            std::fs::OpenOptions::new().write(true).truncate(true).open(&path)?.write_all(error.to_string().as_bytes())
+        };
+        match told() {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!("could not write file \"{PROMOTE_FILE}\": {error}");
+            }
+            _ => {}
+        }
+    }
+
+    fn notify(&self) {
+        self.changed.notify_all();
+        if let Some(spool) = self.spool() {
+            spool.notify_all();
+        }
+    }
+
+    /// The spool; opened when first needed: the directory is ours by then.
+    fn open_spool(&self) -> Result<&Arc<Spool>, StandbyError> {
+        if let Some(spool) = self.spool() {
+            return Ok(spool);
+        }
+        let settings = self.settings();
+        let control = read_control(&settings.data_dir)?;
+        let spool = Spool::open(spool_options(&settings, &control)?)?;
+        self.state().shown.checkpoint_redo = control.checkpoint_copy.redo;
+        let board = self.board.clone();
+        spool.on_flushed(Box::new(move |_| board.tell()));
+        let (system_identifier, major) = (control.system_identifier, control.major.number());
+        Ok(&self.opened.get_or_init(|| Opened { spool, system_identifier, major }).spool)
+    }
+
+    // For the receiver
+
+    /// The next WAL to stream; waits for it. `None`: no more.
+    pub fn next_task(&self) -> Option<Task> {
+        let mut state = self.state();
+        loop {
+            let next = state.machine.next_session(self.now());
+            if next != Next::Finish {
+                self.board.end(false);
+            }
+            state = match next {
+                Next::Begin(task) => return Some(task),
+                Next::Sleep(Some(pause)) => self.changed.wait_timeout(state, pause).expect("no panic while locked").0,
+                Next::Sleep(None) => self.changed.wait(state).expect("no panic while locked"),
+                Next::Finish => {
+                    self.changed.notify_all();
+                    return None;
+                }
+            };
+        }
+    }
+
+    /// WAL streams in from now on. False: it is not wanted any more.
+    pub fn session_begins(&self, timeline: TimelineId, early: bool) -> bool {
+        let mut state = self.state();
+        let begins = state.machine.session_begins(timeline, self.now());
+        if begins {
+            (state.shown.connected_since, state.shown.early) = (Some(SystemTime::now()), early);
+        }
+        drop(state);
+        self.changed.notify_all();
+        begins
+    }
+
+    /// The session is over. `error` is why, if it failed; it is taken where it is fatal.
+    pub fn session_ends(&self, task: Task, spool: &Spool, how: Ended, error: &mut Option<ReceiveError>) -> Verdict {
+        let mut state = self.state();
+        let verdict = state.machine.session_ends(task, stored(spool), how, self.now());
+        (state.shown.connected_since, state.shown.early) = (None, false);
+        match verdict {
+            Verdict::Fatal => {
+                // Replay may be busy for a while before it ends with that.
+                if let Some(error) = &error {
+                    tracing::error!("receiving has ended: {error}");
+                }
+                state.fatal = error.take().map(StandbyError::from);
+            }
+            Verdict::Warn | Verdict::Complain => {
+                state.shown.last_error = error.as_ref().map(|error| (SystemTime::now(), error.to_string()));
+            }
+            Verdict::Expected | Verdict::Note => {}
+        }
+        drop(state);
+        self.notify();
+        verdict
+    }
+
+    /// What replay is told when it has found nothing more.
+    fn news(&self, missing: Missing, why: &str) -> Result<News, StandbyError> {
+        let spool = self.open_spool()?;
+        spool.check()?;
+        let mut state = self.state();
+        match state.machine.wait(missing, stored(spool), spool.segment_size()) {
+            Wait::No(news) => Ok(news),
+            Wait::ForWal { past } => {
+                drop(state);
+                let written = spool.wait_written_beyond(past, LOOK_INTERVAL);
+                Ok(self.state().machine.waited(written))
+            }
+            Wait::ForChange { time, requests } => {
+                if requests.is_some() {
+                    tracing::debug!("waiting for WAL at {}, timeline {}: {why}", missing.needed, missing.timeline);
+                    self.changed.notify_all();
+                }
+                let waits = |state: &mut State| state.machine.is_quiet();
+                drop(self.changed.wait_timeout_while(state, time, waits).expect("no panic while locked"));
+                Ok(News::Perhaps)
+            }
+            Wait::Failed => state.fatal.take().map_or(Ok(News::Perhaps), Err),
+        }
+    }
+
+    /// Removes what is left over from an earlier run, and not meant for this one (`RemovePromoteSignalFiles`).
+    fn remove_old_promote_file(&self) {
+        let path = self.settings().data_dir.join(PROMOTE_FILE);
+        let made = std::fs::metadata(&path).and_then(|found| found.modified());
+        if made.is_ok_and(|made| made < self.started_at)
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            tracing::warn!("could not remove file \"{PROMOTE_FILE}\", which is left over: {error}");
+        }
+    }
+
+    /// Looks for files that tell what to do, from time to time.
+    fn look_around(&self) {
+        let look = self.state().machine.look(self.now());
+        if look == Look::First {
+            self.remove_old_promote_file();
+        }
+        if look != Look::No {
+            self.check_control_files();
+        }
+    }
+
+    /// Runs `archive_cleanup_command`, in a thread of its own. `oldest`: the first segment that is still needed.
+    fn clean_up_archive(&self, oldest: String) {
+        let Settings { data_dir, archive_cleanup_command: Some(cleanup), .. } = self.settings() else { return };
+        let run = move || {
+            let line = command::expand("archive_cleanup_command", &cleanup, &[('r', &oldest)]);
+            if let Err(error) = line.and_then(|line| command::run(&data_dir, &line)) {
+                tracing::warn!("archive_cleanup_command \"{cleanup}\": {error}");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("cleanup".to_owned()).spawn(run) {
+            tracing::warn!("could not start a thread for archive_cleanup_command: {error}");
+        }
+    }
+}
+
+fn stored(spool: &Spool) -> Stored {
+    let (timeline, written) = spool.timeline_and_written();
+    Stored { timeline, written }
+}
+
+fn spool_options(settings: &Settings, control: &ControlFile) -> Result<SpoolOptions, DataDirError> {
+    let config = walrider_datadir::config::Config::read(&settings.data_dir, settings.config_file.as_deref())?;
+    let always = config.get("archive_mode").is_some_and(|setting| setting.value.eq_ignore_ascii_case("always"));
+    Ok(SpoolOptions {
+        directory: settings.data_dir.join("pg_wal"),
+        segment_size: control.segment_size,
+        // The primary archives its own WAL: a server that is started here must not do it again (XLogWalRcvClose).
+        archive_status: if always { ArchiveStatus::Ready } else { ArchiveStatus::Done },
+        partial: false,
+        group_access: group_access(&settings.data_dir),
+        max_recycled: MAX_RECYCLED,
+    })
+}
+
+/// Whether the group may read the directory.
+fn group_access(data_dir: &std::path::Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(data_dir).is_ok_and(|found| found.mode() & 0o050 == 0o050)
+}
+
+impl Upstream for Shell {
+    fn admit(&self, data_dir: &DataDir) -> Result<(), ReplayError> {
+        admit(self, data_dir).map_err(|error| match error {
+            StandbyError::DataDir(error) => ReplayError::DataDir(error),
+            error => ReplayError::Refused(error.to_string()),
+        })
+    }
+
+    fn wanted(&self) -> Wanted {
+        self.look_around();
+        self.state().machine.wanted()
+    }
+
+    fn wait(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError> {
+        self.look_around();
+        self.news(Missing { replayed, needed, timeline }, why).map_err(|error| match error {
+            StandbyError::Replay(error) => error,
+            error => ReplayError::Refused(error.to_string()),
+        })
+    }
+
+    fn release(&self, used: Lsn, timeline: TimelineId) -> Result<bool, ReplayError> {
+        let release = || -> Result<bool, StandbyError> {
+            let spool = self.open_spool()?;
+            if !spool.holds_past(timeline, used) {
+                return Ok(false);
+            }
+            write_file(&self.settings().data_dir.join(PROMOTING_FILE), format!("{timeline}\n").as_bytes())?;
+            let released = spool.release(timeline, used)?;
+            if released {
+                tracing::info!("WAL up to {} counts, which the primary had sent early", spool.written());
+            }
+            Ok(released)
+        };
+        release().map_err(|error| ReplayError::Refused(error.to_string()))
+    }
+
+    fn sleep(&self, time: Duration) {
+        let state = self.state();
+        let before = state.machine.wishes();
+        let same = |state: &mut State| state.machine.wishes() == before;
+        drop(self.changed.wait_timeout_while(state, time, same).expect("no panic while locked"));
+    }
+
+    fn visible(&self) -> Lsn {
+        // What lies past the horizon does not get into segments.
+        let visible = self.spool().and_then(|spool| self.state().machine.visible(stored(spool)));
+        visible.unwrap_or(Lsn(u64::MAX))
+    }
+
+    fn uses_archives(&self) -> bool {
+        !self.state().machine.streams()
+    }
+
+    fn min_apply_delay(&self) -> Duration {
+        self.settings.lock().expect("no panic while locked").min_apply_delay
+    }
+
+    fn ensure_durable(&self, upto: Lsn) -> Result<(), ReplayError> {
+        match self.spool() {
+            // What is past that came from elsewhere, or was flushed before streaming began anew.
+            Some(spool) if upto <= spool.written() => {
+                spool.wait_flushed(upto).map_err(|error| ReplayError::Refused(error.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn restartpoint(&self, redo: Lsn, timeline: TimelineId) {
+        self.state().shown.checkpoint_redo = redo;
+        let Some(spool) = self.spool() else { return };
+        let keep_from = Lsn(redo.0.saturating_sub(self.settings().wal_keep_bytes));
+        match spool.remove_before(keep_from, timeline) {
+            Ok(old) => tracing::info!(
+                "restartpoint complete: recovery begins at {redo} now; {} WAL files removed, {} recycled",
+                old.removed,
+                old.recycled
+            ),
+            // It is tried again at the next one.
+            Err(error) => tracing::warn!("restartpoint at {redo}: old WAL could not be removed: {error}"),
+        }
+        self.clean_up_archive(spool.segment_size().file_name(timeline, spool.segment_size().segment_of(redo)));
+    }
+}

@@ -1,0 +1,84 @@
+//! Reading WAL by position, whatever it comes from.
+
+use std::io::IoSliceMut;
+
+use walrider_layout::wal::{WalPageHeader, page_of};
+use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
+use walrider_wal::decode::{Found, Status, Stretch, WalFormat, check_page_header};
+
+use crate::error::StoreError;
+
+/// WAL by position. Which file it is in, on which timeline, and how it is fetched, is the implementation's business.
+pub trait ReadWal: Sync {
+    /// Reads whole pages from the page at `from` on into the slices, as far as one segment file has them. Returns how
+    /// many bytes. 0: there is nothing there (yet).
+    ///
+    /// # Errors
+    /// When what is there cannot be read.
+    fn read(&self, from: Lsn, slices: &mut [IoSliceMut<'_>]) -> Result<usize, StoreError>;
+
+    /// The timeline of the file that holds `lsn`.
+    fn timeline_at(&self, lsn: Lsn) -> TimelineId;
+
+    /// The file that holds `lsn`, for messages.
+    fn describe(&self, lsn: Lsn) -> String;
+
+    /// Whether there is a file for the segment that holds `lsn`.
+    ///
+    /// # Errors
+    /// When the source fails.
+    fn has_segment(&self, lsn: Lsn) -> Result<bool, StoreError>;
+
+    /// Reading before this position, from `from` on, does not mean to wait for a command.
+    fn ready_up_to(&self, _from: Lsn) -> Lsn {
+        Lsn(u64::MAX)
+    }
+
+    /// WAL before `lsn` will not be asked for again, but that from there on.
+    fn release_before(&self, _lsn: Lsn) {}
+
+    /// Recovery would now begin at `redo`: older WAL is not needed any more.
+    fn note_restartpoint(&self, _redo: Lsn) {}
+}
+
+/// Fills a stretch, a piece of `piece` bytes first ([`Stretch::fill`]). `each` sees every record.
+///
+/// # Errors
+/// When the source fails.
+pub fn fill(
+    stretch: &mut Stretch,
+    source: &dyn ReadWal,
+    format: &WalFormat,
+    piece: u64,
+    each: impl FnMut(&Found<'_>),
+) -> Result<Status, StoreError> {
+    let read = |from, slices: &mut [IoSliceMut<'_>]| source.read(from, slices);
+    stretch.fill(format, piece, read, |lsn| source.timeline_at(lsn), each)
+}
+
+/// Whether WAL goes on past a page that is not valid, in its segment or at the beginning of the next: then it is damaged there,
+/// and does not end.
+///
+/// # Errors
+/// When the source fails.
+pub fn goes_on_past(source: &dyn ReadWal, format: &WalFormat, page: Lsn) -> Result<bool, StoreError> {
+    let size = format.segment_size;
+    let mut buffer = vec![0; XLOG_BLCKSZ];
+    let mut valid_at = |at: Lsn| -> Result<bool, StoreError> {
+        if source.read(at, &mut [IoSliceMut::new(&mut buffer)])? < XLOG_BLCKSZ {
+            return Ok(false);
+        }
+        let header = WalPageHeader::parse(&buffer);
+        let timeline = source.timeline_at(at);
+        Ok(header.is_some_and(|header| check_page_header(&header, at, format, timeline).is_ok()))
+    };
+    let segment_end = size.start_of(size.segment_of(page) + 1);
+    let mut at = Lsn(page_of(page).0 + XLOG_BLCKSZ as u64);
+    while at < segment_end && source.has_segment(page)? {
+        if valid_at(at)? {
+            return Ok(true);
+        }
+        at = Lsn(at.0 + XLOG_BLCKSZ as u64);
+    }
+    Ok(source.has_segment(segment_end)? && valid_at(segment_end)?)
+}

@@ -1,0 +1,221 @@
+//! What the thread that receives tells the others, and what they tell it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use walrider_layout::Lsn;
+use walrider_session::Connection;
+use walrider_spool::Spool;
+
+use crate::error::ReceiveError;
+use crate::line::Line;
+use crate::positions::{Link, Positions, Timing};
+
+/// Shared by all threads of a standby. Whoever changes something that the receiver waits for wakes it.
+pub struct Board {
+    wake: OwnedFd,
+    /// Readable while the session is to end.
+    end: Arc<OwnedFd>,
+    ends: AtomicBool,
+    applied: AtomicU64,
+    commits: AtomicBool,
+    horizon: AtomicU64,
+    received: AtomicU64,
+    reported: AtomicU64,
+    sent_at: AtomicI64,
+    heard_at: AtomicI64,
+    disk_full: AtomicBool,
+    timing: Mutex<Timing>,
+    /// While the receiver sleeps.
+    line: Mutex<Option<Box<Line>>>,
+}
+
+impl Board {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// When the system gives no event descriptor.
+    pub fn new(timing: Timing) -> io::Result<Board> {
+        Ok(Board {
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            end: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+            ends: AtomicBool::new(false),
+            applied: AtomicU64::new(0),
+            commits: AtomicBool::new(false),
+            horizon: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            reported: AtomicU64::new(0),
+            sent_at: AtomicI64::new(0),
+            heard_at: AtomicI64::new(0),
+            disk_full: AtomicBool::new(false),
+            timing: Mutex::new(timing),
+            line: Mutex::new(None),
+        })
+    }
+
+    /// Readable when somebody has woken the receiver.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Has the receiver look at what changed.
+    fn wake(&self) {
+        // Full, at 2^64 wakes that nobody has taken: it is awake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Tells the primary what is new: the caller does while the receiver sleeps, and else the receiver.
+    pub fn tell(&self) {
+        let told = match self.line.lock().expect("no panic while locked").as_mut() {
+            // An error comes again when the receiver does the same.
+            Some(line) => self.report(line, Link::Quiet).unwrap_or(false),
+            None => false,
+        };
+        if !told {
+            self.wake();
+        }
+    }
+
+    /// Tells the primary what is new; whether the connection took all of it.
+    ///
+    /// # Errors
+    /// The connection is lost, or the spool has failed. Both stay so.
+    pub(crate) fn report(&self, line: &mut Line, link: Link) -> Result<bool, ReceiveError> {
+        line.spool.check()?;
+        line.positions.catch_up(line.spool.held_durable(), self.take_applied());
+        if let Some(report) = line.positions.report(link, line.began.elapsed()) {
+            line.send(&report);
+            self.set_reported(report.apply);
+        }
+        Ok(line.connection.flush()?)
+    }
+
+    /// Has others tell.
+    pub(crate) fn leave(&self, line: Box<Line>) {
+        *self.line.lock().expect("no panic while locked") = Some(line);
+    }
+
+    /// Has nobody else tell any more: what [`Board::leave`] left.
+    pub(crate) fn take(&self) -> Box<Line> {
+        self.line.lock().expect("no panic while locked").take().expect("left before")
+    }
+
+    /// Takes all wakes so far.
+    pub(crate) fn awake(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+    }
+
+    /// Ends the session, and lets none begin, until told otherwise.
+    pub fn end(&self, ends: bool) {
+        self.ends.store(ends, Ordering::SeqCst);
+        let _ = match ends {
+            true => rustix::io::write(&self.end, &1u64.to_ne_bytes()),
+            false => rustix::io::read(&self.end, &mut [0; 8]),
+        };
+        self.wake();
+    }
+
+    /// Readable while the session is to end: for whoever waits for something else.
+    pub fn end_fd(&self) -> Arc<OwnedFd> {
+        self.end.clone()
+    }
+
+    /// Whether the session is to end.
+    pub fn ends(&self) -> bool {
+        self.ends.load(Ordering::SeqCst)
+    }
+
+    /// Replay has got to `upto`; `commits`: a commit was among it. `flushed` tells what is durable: the primary is told if that
+    /// is news for it, and otherwise will be when `upto` is durable.
+    pub fn applied(&self, upto: Lsn, commits: bool, flushed: impl FnOnce() -> Lsn) {
+        self.applied.store(upto.0, Ordering::Release);
+        if commits {
+            self.commits.store(true, Ordering::Release);
+            // Either we see what is flushed, or whoever tells of the flush sees what is applied.
+            fence(Ordering::SeqCst);
+            if upto <= flushed() {
+                self.tell();
+            }
+        }
+    }
+
+    /// What [`Board::applied`] has told, and whether a commit was among it since the last time.
+    fn take_applied(&self) -> (Lsn, bool) {
+        fence(Ordering::SeqCst);
+        // In this order: a commit that is told between the two counts next time.
+        let commits = self.commits.swap(false, Ordering::AcqRel);
+        (Lsn(self.applied.load(Ordering::Acquire)), commits)
+    }
+
+    /// The primary's newest flush position that it has told.
+    pub fn horizon(&self) -> Lsn {
+        Lsn(self.horizon.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_horizon(&self, horizon: Lsn) {
+        self.horizon.store(horizon.0, Ordering::Release);
+    }
+
+    /// Up to where WAL has come over the wire.
+    pub fn received(&self) -> Lsn {
+        Lsn(self.received.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_received(&self, received: Lsn) {
+        self.received.store(received.0, Ordering::Relaxed);
+    }
+
+    /// What the primary was told as applied.
+    pub fn reported(&self) -> Lsn {
+        Lsn(self.reported.load(Ordering::Relaxed))
+    }
+
+    fn set_reported(&self, reported: Lsn) {
+        self.reported.store(reported.0, Ordering::Relaxed);
+    }
+
+    /// When the last message was sent, by the primary's clock, and when it came, by ours: microseconds since 2000-01-01 UTC;
+    /// zero before the first.
+    pub fn last_message(&self) -> (i64, i64) {
+        (self.sent_at.load(Ordering::Relaxed), self.heard_at.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_last_message(&self, sent_at: i64, heard_at: i64) {
+        self.sent_at.store(sent_at, Ordering::Relaxed);
+        self.heard_at.store(heard_at, Ordering::Relaxed);
+    }
+
+    /// Whether what was received waits for space on the disk.
+    pub fn disk_full(&self) -> bool {
+        self.disk_full.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_disk_full(&self, full: bool) {
+        self.disk_full.store(full, Ordering::Relaxed);
+    }
+
+    /// When to speak without news.
+    pub fn timing(&self) -> Timing {
+        *self.timing.lock().expect("no panic while locked")
+    }
+
+    /// Changes that, at once.
+    pub fn set_timing(&self, timing: Timing) {
+        *self.timing.lock().expect("no panic while locked") = timing;
+        self.wake();
+    }
+}
+
+/// Here, because a line knows nothing of the board that it is left on.
+impl Line {
+    /// Streaming has begun on the connection at the spool's position; `primary_flushed` is what the primary has told before.
+    pub fn new(connection: Connection, spool: &Arc<Spool>, board: &Board, primary_flushed: Lsn) -> Line {
+        let mut positions = Positions::new(board.timing());
+        positions.connect(spool.held(), primary_flushed, Duration::ZERO);
+        Line { connection, positions, spool: spool.clone(), began: Instant::now() }
+    }
+}

@@ -1,0 +1,156 @@
+//! The beginning of a session: the right server, its slot, where its stream begins.
+
+use walrider_layout::{Lsn, TimelineId};
+use walrider_session::{ConnectError, ConnectOptions, Connection, Start, SystemIdentity};
+use walrider_spool::SpoolError;
+
+use crate::error::ReceiveError;
+use crate::timelines;
+
+/// Whom to connect to, and what to expect there.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    /// How to connect.
+    pub connect: ConnectOptions,
+    /// How to connect to a database for the early stream, if that is wanted; without it there, it is streamed as ever, unless
+    /// `early_required`.
+    pub database: Option<ConnectOptions>,
+    /// No other stream than the early one.
+    pub early_required: bool,
+    /// The replication slot, if one is used.
+    pub slot: Option<String>,
+    /// Make the slot if it is not there.
+    pub create_slot: bool,
+    /// Without a slot of its own, use one that ends with the connection.
+    pub temporary_slot: bool,
+    /// The system identifier of the directory; none: any.
+    pub system_identifier: Option<u64>,
+    /// The major version of the directory; none: any.
+    pub major: Option<u32>,
+}
+
+/// An open session.
+pub struct Opened {
+    /// The connection.
+    pub connection: Connection,
+    /// Who is there.
+    pub identity: SystemIdentity,
+    /// The slot to stream from.
+    pub slot: Option<String>,
+    /// The primary has the early stream.
+    pub early: bool,
+    /// Why it has not, where it was asked for.
+    pub not_early: Option<ReceiveError>,
+}
+
+impl Upstream {
+    /// Connects, checks that this is the right server, and sees to the slot (`WalReceiverMain`).
+    ///
+    /// # Errors
+    /// No connection, another server, or no slot.
+    pub fn open(&self) -> Result<Opened, ReceiveError> {
+        let (mut connection, early, not_early) = self.connect()?;
+        let identity = self.identify(&mut connection)?;
+        let slot = self.slot(&mut connection)?;
+        Ok(Opened { connection, identity, slot, early, not_early })
+    }
+
+    /// Connects so that the early stream can be had, if it can be. Whether it can; if it was wanted and cannot, why.
+    fn connect(&self) -> Result<(Connection, bool, Option<ReceiveError>), ReceiveError> {
+        let not_early = match self.database.as_ref().map(connect_early) {
+            None => None,
+            Some(Ok(connection)) => return Ok((connection, true, None)),
+            Some(Err(error)) if !self.early_required && error.rules_out_early() => Some(error),
+            Some(Err(error)) => return Err(error),
+        };
+        Ok((Connection::open(&self.connect)?, false, not_early))
+    }
+
+    /// Who is there, if it is the server that is expected.
+    fn identify(&self, connection: &mut Connection) -> Result<SystemIdentity, ReceiveError> {
+        let primary = connection.server_version_num() / 10_000;
+        if let Some(standby) = self.major.filter(|&major| major != primary) {
+            return Err(ReceiveError::OtherMajor { primary, standby });
+        }
+        let identity = connection.identify_system()?;
+        if let Some(standby) = self.system_identifier.filter(|&known| known != identity.system_identifier) {
+            return Err(ReceiveError::OtherSystem { primary: identity.system_identifier, standby });
+        }
+        Ok(identity)
+    }
+
+    /// The slot to stream from, made if it is to be.
+    fn slot(&self, connection: &mut Connection) -> Result<Option<String>, ReceiveError> {
+        match &self.slot {
+            Some(name) => {
+                if self.create_slot && !connection.slot_exists(name)? {
+                    connection.create_physical_slot(name, false)?;
+                    tracing::info!("created replication slot \"{name}\"");
+                }
+                Ok(Some(name.clone()))
+            }
+            None if self.temporary_slot => {
+                let name = format!("walrider_{}", std::process::id());
+                connection.create_physical_slot(&name, true)?;
+                Ok(Some(name))
+            }
+            None => Ok(None),
+        }
+    }
+}
+
+fn connect_early(options: &ConnectOptions) -> Result<Connection, ReceiveError> {
+    let mut connection = Connection::open(options)?;
+    if connection.parameter("in_hot_standby") == Some("on") {
+        return Err(ReceiveError::NotEarly("the server is a standby itself".to_owned()));
+    }
+    if connection.extension_version()?.is_none() {
+        let database = options.database();
+        return Err(ReceiveError::NotEarly(format!(
+            "database \"{database}\" of the primary has no extension \"walrider\"; CREATE EXTENSION walrider there"
+        )));
+    }
+    Ok(connection)
+}
+
+impl Opened {
+    /// Starts streaming. Whether WAL comes before the primary has flushed it: only on the primary's own timeline.
+    ///
+    /// # Errors
+    /// As [`Connection::start_replication`].
+    pub fn start(
+        &mut self,
+        upstream: &Upstream,
+        start: Lsn,
+        timeline: TimelineId,
+    ) -> Result<(Start, bool), ReceiveError> {
+        let slot = self.slot.as_deref();
+        if self.early && timeline == self.identity.timeline {
+            match self.connection.start_early(slot, start, timeline) {
+                Ok(started) => return Ok((started, true)),
+                Err(error @ ConnectError::Server(_)) if !upstream.early_required => {
+                    tracing::warn!(
+                        "the primary refused the early stream ({error}): it sends WAL after it has flushed it, as ever"
+                    );
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok((self.connection.start_replication(slot, start, timeline)?, false))
+    }
+
+    /// Stores the history files from one timeline to the primary's, those that `has` does not know
+    /// (`WalRcvFetchTimeLineHistoryFiles`): see [`timelines::fetch`].
+    ///
+    /// # Errors
+    /// As there, and without an answer.
+    pub fn fetch_histories(
+        &mut self,
+        from: TimelineId,
+        has: impl Fn(&str) -> bool,
+        store: impl FnMut(TimelineId, &[u8]) -> Result<(), SpoolError>,
+    ) -> Result<(), ReceiveError> {
+        let ask = |timeline| Ok(self.connection.timeline_history(timeline)?);
+        timelines::fetch(from, self.identity.timeline, has, ask, store)
+    }
+}
