@@ -5,8 +5,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_datadir::watch::{Watch, Woken};
-use walrider_layout::wal::page_of;
+use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, XLOG_BLCKSZ};
+use walrider_store::StoreError;
+use walrider_store::read::agrees;
 use walrider_store::source::Source;
 
 use crate::engine::{Engine, Flow, Stop};
@@ -110,7 +112,8 @@ fn follow_upstream(
         // What streams in has no gaps: where it is not valid for long, it is damaged. What lies there from before may have
         // some, and is streamed again.
         let more = upstream.visible() > Lsn(before.0 + 2 * XLOG_BLCKSZ as u64);
-        engine.look_past(!upstream.uses_archives() && more && since.elapsed() >= SETTLE_TIME);
+        let streamed = upstream.streams_from().is_some_and(|from| from <= before);
+        engine.look_past(streamed && more && since.elapsed() >= SETTLE_TIME);
         let stop = engine.run(progress)?;
         if engine.replayed() > before {
             (since, damaged) = (Instant::now(), None);
@@ -125,7 +128,9 @@ fn follow_upstream(
                 }
                 AtEnd::LookAgain => news = News::Perhaps,
                 AtEnd::Release => {
-                    if !upstream.release(engine.used(), source.history().target())? {
+                    let used = engine.used();
+                    let same = &mut |at, bytes: &[u8]| agrees(source, at, bytes);
+                    if !upstream.release(used, source.history().timeline_at(used), same)? {
                         return Ok(Followed { stop: Stop::EndOfWal { why }, promotes });
                     }
                 }
@@ -152,9 +157,7 @@ fn wait_for_more(
     why: &str,
 ) -> Result<News, ReplayError> {
     let needed = engine.needed();
-    // A page on which timelines part is whole in the file of the new one, and is read from there only.
-    let timeline = source.history().timeline_at(Lsn(page_of(needed).0 + XLOG_BLCKSZ as u64 - 1));
-    upstream.wait(engine.replayed(), needed, timeline, why)
+    upstream.wait(engine.replayed(), needed, source.timeline_needed(needed), why)
 }
 
 /// Follows what is written into the source's directories.
@@ -198,17 +201,25 @@ fn follow_directories(
 
 /// Goes over to the newest timeline, if it leads through where replay stands (`rescanLatestTimeLine`).
 fn look_for_timeline(engine: &mut Engine<'_>, source: &Source) -> Result<(), ReplayError> {
-    let target = source.history().target();
-    let newest = source.newest_timeline(target)?;
-    if newest == target {
-        return Ok(());
-    }
-    let history = source.read_history(newest)?;
-    if history.switch_point(target).is_some_and(|switch| switch >= engine.replayed()) {
+    if let Some(history) = newer_history(source, engine.replayed())? {
         engine.set_history(history.clone());
         source.set_history(history);
     }
     Ok(())
+}
+
+/// The history of the newest timeline, if it is another than is read now, and leads through `replayed`.
+///
+/// # Errors
+/// When looking for it fails.
+pub fn newer_history(source: &Source, replayed: Lsn) -> Result<Option<TimelineHistory>, StoreError> {
+    let target = source.history().target();
+    let newest = source.newest_timeline(target)?;
+    if newest == target {
+        return Ok(None);
+    }
+    let history = source.read_history(newest)?;
+    Ok(Some(history).filter(|history| history.switch_point(target).is_some_and(|switch| switch >= replayed)))
 }
 
 /// How to learn that there may be more WAL.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use walrider_datadir::DataDir;
 use walrider_layout::{Lsn, TimelineId};
+use walrider_store::StoreError;
 use walrider_store::source::Incoming;
 
 use crate::error::ReplayError;
@@ -31,6 +32,9 @@ pub enum News {
     Perhaps,
 }
 
+/// Tells whether replay reads these bytes at a position.
+pub type Same<'a> = dyn FnMut(Lsn, &[u8]) -> Result<bool, StoreError> + 'a;
+
 /// Brings WAL into `pg_wal`, and knows how far it may be replayed.
 ///
 /// `replayed` ≤ [`Upstream::visible`], and what replay changes in files of the directory is ≤ what is durable.
@@ -51,12 +55,13 @@ pub trait Upstream: Send + Sync {
     /// When there never will be more.
     fn wait(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError>;
 
-    /// Promoting: the last record ends at `used`, and replay finds no more. What was held back because the primary could have
-    /// taken it back gets into `pg_wal` now, durably; whether there was any.
+    /// Promoting: the last record ends at `used`, on this timeline, and replay finds no more. What was held back because the
+    /// primary could have taken it back gets into `pg_wal` now, durably, if `same` says that replay has read what precedes; whether
+    /// there was any.
     ///
     /// # Errors
-    /// When it cannot be stored.
-    fn release(&self, used: Lsn, timeline: TimelineId) -> Result<bool, ReplayError>;
+    /// When it cannot be stored, and what `same` fails with.
+    fn release(&self, used: Lsn, timeline: TimelineId, same: &mut Same<'_>) -> Result<bool, ReplayError>;
 
     /// Waits for a time, or until something else is wanted.
     fn sleep(&self, time: Duration);
@@ -64,8 +69,8 @@ pub trait Upstream: Send + Sync {
     /// Where the WAL that may be replayed ends (exclusive); what `pg_wal` has past it does not count.
     fn visible(&self) -> Lsn;
 
-    /// Whether WAL is looked for in archives, too: not while it streams in.
-    fn uses_archives(&self) -> bool;
+    /// From where on WAL streams in; archives are looked at for what is before, or for all if nothing does.
+    fn streams_from(&self) -> Option<Lsn>;
 
     /// How long after the primary's commit one is replayed (`recovery_min_apply_delay`).
     fn min_apply_delay(&self) -> Duration;
@@ -94,8 +99,8 @@ impl Incoming for AsIncoming {
         self.0.visible()
     }
 
-    fn uses_archives(&self) -> bool {
-        self.0.uses_archives()
+    fn streams_from(&self) -> Option<Lsn> {
+        self.0.streams_from()
     }
 
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId) {

@@ -16,8 +16,8 @@ mod start;
 mod state;
 mod stats;
 mod tail;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod work;

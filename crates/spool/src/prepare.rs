@@ -4,8 +4,12 @@
 use std::io;
 use std::sync::Arc;
 
+use walrider_layout::TimelineId;
+use walrider_layout::history::{TimelineHistory, history_file_name};
+
 use crate::error::{Result, SpoolError};
-use crate::files::{SegmentFile, write_all_at};
+use crate::files::{SegmentFile, read_all, write_all_at};
+use crate::spool::MAX_HISTORY_BYTES;
 use crate::state::{Preparation, Prepared, SegmentId, Shared};
 use crate::stats::count;
 
@@ -65,7 +69,8 @@ fn prepare(shared: &Shared, id: SegmentId) -> Result<Prepared> {
         return existing(shared, id, &name);
     }
     let temporary = format!("{TEMPORARY_PREFIX}walrider.{final_name}");
-    let file = match create(shared, &temporary) {
+    let created = create(shared, &temporary).and_then(|file| begin(shared, id, &*file, &temporary).map(|()| file));
+    let file = match created {
         Ok(file) => file,
         Err(error) => {
             remove(shared, Some(temporary));
@@ -115,6 +120,39 @@ pub(crate) fn create(shared: &Shared, name: &str) -> Result<Arc<dyn SegmentFile>
     fill(shared, &*file, 0, name)?;
     file.sync_all().map_err(|error| shared.error("fsync file", name, error))?;
     Ok(file)
+}
+
+/// Writes into the file of a segment what the timelines before have of it, durably. Replay prefers the newest timeline's file, and
+/// pages may be as far as the others went, which are of no use from the moment that it has its name. (PostgreSQL does this when
+/// it ends recovery, `XLogInitNewTimeline`; a standby that is stopped before the stream has come so far cannot be promoted.)
+fn begin(shared: &Shared, (timeline, segment): SegmentId, file: &dyn SegmentFile, name: &str) -> Result<()> {
+    if shared.partial || timeline <= TimelineId(1) {
+        return Ok(());
+    }
+    let Some(text) = contents(shared, &history_file_name(timeline), MAX_HISTORY_BYTES)? else { return Ok(()) };
+    // Replay says so if it makes no sense.
+    let Ok(history) = TimelineHistory::parse(timeline, &String::from_utf8_lossy(&text)) else { return Ok(()) };
+    for entry in history.of_segment(segment, shared.size) {
+        let Some(left) = entry.end else { continue };
+        let len = (left.0 - shared.size.start_of(segment).0).min(shared.size.bytes()) as usize;
+        if let Some(bytes) = contents(shared, &shared.size.file_name(entry.timeline, segment), len)? {
+            write_all_at(file, &bytes, 0).map_err(|error| shared.error("write to file", name, error))?;
+            return file.sync_all().map_err(|error| shared.error("fsync file", name, error));
+        }
+    }
+    Ok(())
+}
+
+/// The first bytes of a file, so many at most; `None` if it is not there.
+fn contents(shared: &Shared, name: &str, len: usize) -> Result<Option<Vec<u8>>> {
+    let file = match shared.directory.open(name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(|error| shared.error("open file", name, error))?,
+    };
+    let mut bytes = vec![0; len];
+    let len = read_all(&*file, &mut bytes, 0).map_err(|error| shared.error("read file", name, error))?;
+    bytes.truncate(len);
+    Ok(Some(bytes))
 }
 
 /// Fills a file with zeros from `from` on. The space is then taken, and later only contents need be synced.

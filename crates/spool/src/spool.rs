@@ -15,7 +15,7 @@ use walrider_layout::{Lsn, TimelineId};
 use crate::archive_status::ArchiveStatus;
 use crate::early;
 use crate::error::{Result, SpoolError};
-use crate::files::{Directory, Disk, read_all, write_all_at};
+use crate::files::{Directory, Disk, write_all_at};
 use crate::prepare::TEMPORARY_PREFIX;
 use crate::state::Shared;
 use crate::stats::SpoolStats;
@@ -189,45 +189,26 @@ impl Spool {
     /// there was anything. Nobody may be writing. What an `XLOG_SWITCH` leaves unused lies past `used`: nobody has checked it
     /// there, and after a power loss a recycled segment may still have something older.
     ///
+    /// `same` tells whether replay reads these bytes at a position: what is held before `used`. It does not if it has replayed
+    /// what somebody else brought since, such as an archive, or a server that was started on the directory.
+    ///
     /// # Errors
-    /// Those of [`Spool::start_at`] and [`Writer::write`]; what is held stays held.
-    pub fn release(self: &Arc<Self>, timeline: TimelineId, used: Lsn) -> Result<bool> {
+    /// Those of [`Spool::start_at`] and [`Writer::write`], and of `same`; what is held stays held.
+    pub fn release<E: From<SpoolError>>(
+        self: &Arc<Self>,
+        timeline: TimelineId,
+        used: Lsn,
+        same: impl FnOnce(Lsn, &[u8]) -> std::result::Result<bool, E>,
+    ) -> std::result::Result<bool, E> {
         let (held_on, tail) = self.shared.lock().tail.clone();
         let from = tail.start().max(used);
-        if held_on != timeline || tail.end() <= from || !self.agrees(timeline, &tail, from)? {
+        if held_on != timeline || tail.end() <= from || !same(tail.start(), tail.slice(tail.start(), from))? {
             return Ok(false);
         }
         let mut writer = self.start_at(timeline, from)?;
         writer.write(from, tail.slice(from, tail.end()))?;
         drop(writer);
         self.wait_flushed(tail.end())?;
-        Ok(true)
-    }
-
-    /// Whether segments have the same as `tail` up to `upto`. They have not if somebody else, such as a server that was started
-    /// on the directory, has received there since. Segments that a restartpoint has removed meanwhile had.
-    fn agrees(&self, timeline: TimelineId, tail: &Tail, upto: Lsn) -> Result<bool> {
-        let (shared, size) = (&self.shared, self.shared.size);
-        let mut at = tail.start();
-        while at < upto {
-            let segment = size.segment_of(at);
-            let to = upto.min(size.start_of(segment + 1));
-            let (name, _) = shared.names_of((timeline, segment));
-            let file = match shared.directory.open(&name) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    at = to;
-                    continue;
-                }
-                opened => opened.map_err(|error| shared.error("open file", &name, error))?,
-            };
-            let mut bytes = vec![0; (to.0 - at.0) as usize];
-            let len = read_all(&*file, &mut bytes, size.offset_of(at))
-                .map_err(|error| shared.error("read file", &name, error))?;
-            if len < bytes.len() || tail.slice(at, to) != bytes {
-                return Ok(false);
-            }
-            at = to;
-        }
         Ok(true)
     }
 

@@ -1,8 +1,11 @@
-//! A directory in memory that knows what would survive a power loss, and that tests can watch, hold up and break.
+//! For tests: a directory in memory that knows what would survive a power loss, and that can be watched, held up and broken.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -13,11 +16,13 @@ pub struct Random(pub u64);
 
 impl Random {
     /// From the seed of all tests, which is printed.
+    #[cfg(test)]
     pub fn printed() -> Random {
         Random(walrider_seed::seed())
     }
 
-    pub fn next(&mut self) -> u64 {
+    /// The next number.
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -25,16 +30,19 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
+    /// One of so many: less than `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.number() % bound
     }
 
+    /// True once in so many times.
     pub fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
     }
 }
 
 /// A call of the spool.
+#[allow(missing_docs, reason = "their names are those of `Directory` and `SegmentFile`")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     Open,
@@ -56,6 +64,8 @@ struct Contents {
     durable: Vec<u8>,
     /// What was written since `durable` was true.
     dirty: Vec<Range<usize>>,
+    /// The same as `now`, for whoever reads files of the system.
+    live: Option<Arc<File>>,
 }
 
 #[derive(Clone)]
@@ -111,6 +121,7 @@ impl Model {
         *self.hook.lock().unwrap() = Some(Arc::new(hook));
     }
 
+    /// Calls are seen by nobody any more.
     pub fn watch_no_more(&self) {
         *self.hook.lock().unwrap() = None;
     }
@@ -122,7 +133,8 @@ impl Model {
 
     /// What a process that is killed leaves: everything, though a power loss may still take from it what was not synced.
     pub fn after_kill(&self) -> Model {
-        let inner = self.inner.lock().unwrap().clone();
+        let mut inner = self.inner.lock().unwrap().clone();
+        inner.files.iter_mut().for_each(|file| file.live = None);
         Model { inner: Arc::new(Mutex::new(inner)), hook: Arc::default() }
     }
 
@@ -152,14 +164,29 @@ impl Model {
                 }
             }
             file.now = left.clone();
-            file.durable = left;
+            (file.durable, file.live) = (left, None);
         }
         Model { inner: Arc::new(Mutex::new(inner)), hook: Arc::default() }
     }
 
+    /// Contents of a file.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let inner = self.inner.lock().unwrap();
         inner.names.get(name).map(|&file| inner.files[file].now.clone())
+    }
+
+    /// A file of the system that has what is written to the one of this name, now and later.
+    pub fn live(&self, name: &str) -> Option<File> {
+        let mut inner = self.inner.lock().unwrap();
+        let file = *inner.names.get(name)?;
+        let Contents { now, live, .. } = &mut inner.files[file];
+        let live = live.get_or_insert_with(|| {
+            let file = File::from(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+            file.write_all_at(now, 0).unwrap();
+            Arc::new(file)
+        });
+        // Opened again, so that whoever reads has a position of its own.
+        Some(File::open(format!("/proc/self/fd/{}", live.as_raw_fd())).unwrap())
     }
 
     fn file(&self, file: usize, name: &str) -> Arc<dyn SegmentFile> {
@@ -247,6 +274,9 @@ impl SegmentFile for ModelFile {
             contents.now.resize(end, 0);
         }
         contents.now[start..end].copy_from_slice(&bytes[..written]);
+        if let Some(live) = &contents.live {
+            live.write_all_at(&bytes[..written], offset)?;
+        }
         contents.dirty.push(start..end);
         Ok(written)
     }
@@ -297,10 +327,12 @@ pub struct Gate {
 }
 
 impl Gate {
+    /// Nobody passes from now on.
     pub fn close(&self) {
         self.state.lock().unwrap().0 = true;
     }
 
+    /// All pass.
     pub fn open(&self) {
         self.state.lock().unwrap().0 = false;
         self.changed.notify_all();

@@ -40,7 +40,7 @@ fn name(timeline: TimelineId, segment: u64) -> String {
 /// WAL from `start` to `end`: on each page its own address, where PostgreSQL has it; else anything but zeros.
 fn wal(start: u64, end: u64) -> Vec<u8> {
     let mut random = Random(7);
-    let mut bytes: Vec<u8> = (start..end).map(|_| random.next() as u8 | 1).collect();
+    let mut bytes: Vec<u8> = (start..end).map(|_| random.number() as u8 | 1).collect();
     for page in (start.next_multiple_of(8192)..end).step_by(8192) {
         let at = (page - start) as usize + 8;
         if let Some(address) = bytes.get_mut(at..at + 8) {

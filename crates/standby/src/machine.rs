@@ -240,9 +240,8 @@ pub struct Machine {
     request: Option<Task>,
     /// Where the receiver goes on by itself.
     next: Option<Task>,
-    /// The timeline that `pg_wal` has without gaps up to what is written: WAL streams in, or did until just now, and `pg_wal`
-    /// is all there is.
-    stream: Option<TimelineId>,
+    /// From where on `pg_wal` has this timeline without gaps up to what is written: WAL streams in, or did until just now.
+    stream: Option<Task>,
     retry: Retry,
     /// When the session at hand began to stream, and how many did.
     since: Option<Duration>,
@@ -342,13 +341,16 @@ impl Machine {
         Next::Sleep(pause)
     }
 
-    /// WAL streams in from now on. False: it is not wanted any more.
-    pub fn session_begins(&mut self, timeline: TimelineId, now: Duration) -> bool {
+    /// WAL streams in from now on, as the task says. False: it is not wanted any more.
+    pub fn session_begins(&mut self, task: Task, now: Duration) -> bool {
         debug_assert_eq!(self.link, Link::Connecting);
         if self.wishes.ends_receiving() {
             return false;
         }
-        (self.link, self.stream, self.since) = (Link::Up, Some(timeline), Some(now));
+        // It goes on where the last one ended.
+        let stream = self.stream.filter(|before| before.timeline == task.timeline).unwrap_or(task);
+        debug_assert!(stream.start <= task.start, "{self:?}");
+        (self.link, self.stream, self.since) = (Link::Up, Some(stream), Some(now));
         self.request = None;
         self.retry.at = None;
         self.seen = Lsn::INVALID;
@@ -425,8 +427,8 @@ impl Machine {
         if self.wishes.ends_receiving() {
             return Wait::No(News::Perhaps);
         }
-        if let Some(timeline) = self.stream {
-            return self.wait_for_stream(timeline == missing.timeline, stored.written);
+        if let Some(stream) = self.stream {
+            return self.wait_for_stream(stream.timeline == missing.timeline, stored.written);
         }
         // Why it ended may be that there are new timelines, or that an archive has to help out.
         if self.ended != self.ended_seen {
@@ -481,9 +483,9 @@ impl Machine {
         self.stream.map(|_| stored.written)
     }
 
-    /// Whether WAL streams in, or did until just now: archives are not looked at.
-    pub fn streams(&self) -> bool {
-        self.stream.is_some()
+    /// From where on WAL streams in, or did until just now: archives are not looked at for it. A record may begin before.
+    pub fn streams_from(&self) -> Option<Lsn> {
+        self.stream.map(|stream| stream.start)
     }
 
     // For the status

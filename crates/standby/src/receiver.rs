@@ -102,7 +102,7 @@ fn stream(shell: &Shell, opened: &Opened, task: Task, repeats: &mut Repeats) -> 
         (Start::Streaming, early) => early,
     };
     let line = Line::new(opened.connection, spool, &shell.board, opened.identity.flushed);
-    if !shell.session_begins(task.timeline, early) {
+    if !shell.session_begins(task, early) {
         return Ok(End::Asked);
     }
     repeats.settle();

@@ -13,7 +13,7 @@ use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::ControlFile;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_replay::error::ReplayError;
-use walrider_replay::upstream::{News, Upstream, Wanted};
+use walrider_replay::upstream::{News, Same, Upstream, Wanted};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions};
 use walrider_stream::board::Board;
 use walrider_stream::error::ReceiveError;
@@ -234,9 +234,9 @@ impl Shell {
     }
 
     /// WAL streams in from now on. False: it is not wanted any more.
-    pub fn session_begins(&self, timeline: TimelineId, early: bool) -> bool {
+    pub fn session_begins(&self, task: Task, early: bool) -> bool {
         let mut state = self.state();
-        let begins = state.machine.session_begins(timeline, self.now());
+        let begins = state.machine.session_begins(task, self.now());
         if begins {
             (state.shown.connected_since, state.shown.early) = (Some(SystemTime::now()), early);
         }
@@ -376,14 +376,15 @@ impl Upstream for Shell {
         })
     }
 
-    fn release(&self, used: Lsn, timeline: TimelineId) -> Result<bool, ReplayError> {
-        let release = || -> Result<bool, StandbyError> {
+    fn release(&self, used: Lsn, timeline: TimelineId, same: &mut Same<'_>) -> Result<bool, ReplayError> {
+        let mut release = || -> Result<bool, StandbyError> {
             let spool = self.open_spool()?;
             if !spool.holds_past(timeline, used) {
                 return Ok(false);
             }
             write_file(&self.settings().data_dir.join(PROMOTING_FILE), format!("{timeline}\n").as_bytes())?;
-            let released = spool.release(timeline, used)?;
+            let same = |at, bytes: &[u8]| same(at, bytes).map_err(|error| StandbyError::from(ReplayError::from(error)));
+            let released = spool.release(timeline, used, same)?;
             if released {
                 tracing::info!("WAL up to {} counts, which the primary had sent early", spool.written());
             }
@@ -405,8 +406,8 @@ impl Upstream for Shell {
         visible.unwrap_or(Lsn(u64::MAX))
     }
 
-    fn uses_archives(&self) -> bool {
-        !self.state().machine.streams()
+    fn streams_from(&self) -> Option<Lsn> {
+        self.state().machine.streams_from()
     }
 
     fn min_apply_delay(&self) -> Duration {
@@ -415,11 +416,9 @@ impl Upstream for Shell {
 
     fn ensure_durable(&self, upto: Lsn) -> Result<(), ReplayError> {
         match self.spool() {
-            // What is past that came from elsewhere, or was flushed before streaming began anew.
-            Some(spool) if upto <= spool.written() => {
-                spool.wait_flushed(upto).map_err(|error| ReplayError::Refused(error.to_string()))
-            }
-            _ => Ok(()),
+            // What is past all that is written came from elsewhere, or is what an XLOG_SWITCH left unused.
+            Some(spool) => spool.wait_flushed(upto).map_err(|error| ReplayError::Refused(error.to_string())),
+            None => Ok(()),
         }
     }
 

@@ -121,7 +121,7 @@ impl Fetcher {
             match state.segments.get(&segment) {
                 Some(Lookup::Known(_)) => return Ok(state),
                 Some(Lookup::Wanted | Lookup::Busy(_)) => state = shared.wait(state),
-                None if shared.finder.fetches_now() => {
+                None if shared.finder.fetches(segment) => {
                     state.segments.insert(segment, Lookup::Wanted);
                     drop(state);
                     self.ensure_threads()?;
@@ -265,11 +265,11 @@ impl Shared {
 
     /// The first segment ahead that nothing is known of. All those before one that is wanted are ahead, however many.
     fn next_ahead(&self, state: &State, wanted: Option<u64>) -> Option<u64> {
-        let position = state.position.filter(|_| self.finder.fetches_now())?;
+        let position = state.position?;
         let upto = position.saturating_add(state.width.min(self.window())).max(wanted.unwrap_or(0));
         for segment in position..upto {
             match state.segments.get(&segment) {
-                None => return Some(segment),
+                None => return Some(segment).filter(|&segment| self.finder.fetches(segment)),
                 Some(Lookup::Known(Ok(found))) if found.segment.is_some() => {}
                 // There is nothing past it before it is there.
                 Some(Lookup::Known(_)) => return None,

@@ -12,7 +12,7 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::descriptors::shares;
 use walrider_datadir::held::shown;
 use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
-use walrider_layout::wal::{SegmentSize, page_of};
+use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 
 use crate::directory::{PARTIAL, packed};
@@ -32,7 +32,7 @@ pub struct Segment {
     /// Where it is; of one that was fetched, the name that the archive has for it.
     pub path: PathBuf,
     pub timeline: TimelineId,
-    /// The timeline was left on the page that begins here: what the file holds from there on is another history.
+    /// The timeline was left there: what the file holds from there on is another history.
     pub limit: Option<Lsn>,
     /// It was fetched, and has no name to be opened by again.
     pub fetched: bool,
@@ -94,17 +94,18 @@ impl Finder {
         self.size.file_name(self.history().timeline_at(restartpoint), self.size.segment_of(restartpoint))
     }
 
-    /// The places where segments are looked for now.
-    fn places(&self) -> &[Arc<dyn Driver>] {
-        match &self.incoming {
-            Some(incoming) if !incoming.uses_archives() => &self.places[self.places.len() - 1..],
+    /// The places where a segment is looked for now.
+    fn places(&self, segment: u64) -> &[Arc<dyn Driver>] {
+        let streams_from = self.incoming.as_ref().and_then(|incoming| incoming.streams_from());
+        match streams_from {
+            Some(from) if self.size.segment_of(from) <= segment => &self.places[self.places.len() - 1..],
             _ => &self.places,
         }
     }
 
     /// Whether looking for a segment takes its time now.
-    pub fn fetches_now(&self) -> bool {
-        self.places().iter().any(|place| place.remote().is_some())
+    pub fn fetches(&self, segment: u64) -> bool {
+        self.places(segment).iter().any(|place| place.remote().is_some())
     }
 
     /// The place that files are fetched from, if one of them is.
@@ -172,8 +173,8 @@ impl Finder {
 
     /// Finds the file of a segment: newest timeline first, each in all places.
     ///
-    /// Of the timeline that others branched off from, within this segment, only the pages before that count: the branch
-    /// has the rest in a file of its own, which may be yet to come.
+    /// Of the timeline that others branched off from, within this segment, only what is before that counts: the branch has the
+    /// rest in a file of its own, which may be yet to come.
     pub fn find_segment(&self, segment: u64) -> Result<Found, StoreError> {
         let history = self.history();
         let candidates: Vec<&TimelineEntry> = history.of_segment(segment, self.size).collect();
@@ -182,7 +183,7 @@ impl Finder {
             let Some(Opened { file, path, fetched }) = self.find_on(entry.timeline, segment, &mut refusal)? else {
                 continue;
             };
-            let limit = entry.end.map(page_of);
+            let limit = entry.end;
             let file = Mutex::new(Some(Arc::new(file)));
             let segment = Arc::new(Segment { file, path, timeline: entry.timeline, limit, fetched });
             self.keep(&segment);
@@ -237,7 +238,7 @@ impl Finder {
     ) -> Result<Option<Opened>, StoreError> {
         let name = self.size.file_name(timeline, segment);
         let mut whole = None;
-        for place in self.places() {
+        for place in self.places(segment) {
             whole = self.find(&**place, &name, refusal)?;
             if whole.is_some() {
                 break;
@@ -250,7 +251,7 @@ impl Finder {
             let time = file.metadata().and_then(|metadata| metadata.modified());
             time.map_err(|error| StoreError::from(DataDirError::io("stat", path, error)))
         };
-        for place in self.places().iter().filter(|place| place.remote().is_none()) {
+        for place in self.places(segment).iter().filter(|place| place.remote().is_none()) {
             let Some(partial) = self.find(&**place, &(name.clone() + PARTIAL), &mut None)? else { continue };
             match &whole {
                 Some(whole) if modified(&partial)? <= modified(whole)? => {}

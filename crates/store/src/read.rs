@@ -56,6 +56,32 @@ pub fn fill(
     stretch.fill(format, piece, read, |lsn| source.timeline_at(lsn), each)
 }
 
+/// Whether the source has these bytes at a position, as far as it still has anything there.
+///
+/// # Errors
+/// When the source fails.
+pub fn agrees(source: &dyn ReadWal, at: Lsn, bytes: &[u8]) -> Result<bool, StoreError> {
+    let end = Lsn(at.0 + bytes.len() as u64);
+    let mut pages = vec![0; 16 * XLOG_BLCKSZ];
+    let mut next = at;
+    while next < end {
+        let page = page_of(next);
+        let upto = match source.read(page, &mut [IoSliceMut::new(&mut pages)])? {
+            0 => end.min(Lsn(page.0 + XLOG_BLCKSZ as u64)),
+            got => {
+                let upto = end.min(Lsn(page.0 + got as u64));
+                let known = &bytes[(next.0 - at.0) as usize..(upto.0 - at.0) as usize];
+                if known != &pages[(next.0 - page.0) as usize..(upto.0 - page.0) as usize] {
+                    return Ok(false);
+                }
+                upto
+            }
+        };
+        next = upto;
+    }
+    Ok(true)
+}
+
 /// Whether WAL goes on past a page that is not valid, in its segment or at the beginning of the next: then it is damaged there,
 /// and does not end.
 ///

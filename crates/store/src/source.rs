@@ -11,7 +11,7 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::held::shown;
 use walrider_datadir::wal_file::read_up_to;
 use walrider_layout::history::TimelineHistory;
-use walrider_layout::wal::SegmentSize;
+use walrider_layout::wal::{SegmentSize, page_of};
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
 
 use crate::driver::{Driver, FetchStats, Remote};
@@ -26,8 +26,8 @@ pub trait Incoming: Send + Sync {
     /// Where the WAL that may be read ends (exclusive); what `pg_wal` has past it does not count.
     fn visible(&self) -> Lsn;
 
-    /// Whether WAL is looked for in archives, too: not while it streams in.
-    fn uses_archives(&self) -> bool;
+    /// From where on WAL streams in; archives are looked at for what is before, or for all if nothing does.
+    fn streams_from(&self) -> Option<Lsn>;
 
     /// Recovery would now begin at `redo`, on this timeline: older WAL is not needed here any more.
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId);
@@ -95,6 +95,13 @@ impl Source {
             Some(None) => false,
             None => true,
         });
+    }
+
+    /// The timeline whose WAL is read at `lsn`, or would be if there were any. That of the file, which may be of a later timeline
+    /// than the position: it has all that precedes in its segment. On a page where timelines part, the later one.
+    pub fn timeline_needed(&self, lsn: Lsn) -> TimelineId {
+        let page_end = Lsn(page_of(lsn).0 + XLOG_BLCKSZ as u64 - 1);
+        self.timeline_at(lsn).max(self.history().timeline_at(page_end))
     }
 
     /// The history of a timeline (`readTimeLineHistory`): that of its file, or it alone if there is none.
@@ -248,15 +255,14 @@ impl ReadWal for Source {
         let Some((segment, file)) = self.open_segment(from)? else { return Ok(0) };
         let offset = self.size().offset_of(from);
         let upto = self.size().start_of(self.size().segment_of(from) + 1);
-        let upto = segment.limit.map_or(upto, |limit| limit.min(upto));
-        let room = upto.0.saturating_sub(from.0) as usize;
-        let incoming = self.finder().incoming.as_ref();
-        let visible = incoming.map_or(room, |incoming| incoming.visible().0.saturating_sub(from.0) as usize);
-        // The last page that is visible, whole.
-        let room = room.min(visible.next_multiple_of(XLOG_BLCKSZ));
+        let visible = self.finder().incoming.as_ref().map_or(Lsn(u64::MAX), |incoming| incoming.visible());
+        let upto = upto.min(segment.limit.unwrap_or(upto)).min(visible);
+        let counts = upto.0.saturating_sub(from.0) as usize;
+        // The last page of it, whole.
+        let room = counts.next_multiple_of(XLOG_BLCKSZ);
         let got =
             read_up_to(&file, slices, offset, room).map_err(|error| DataDirError::io("read", &segment.path, error))?;
-        blank(slices, visible.min(got)..got);
+        blank(slices, counts.min(got)..got);
         Ok(got - got % XLOG_BLCKSZ)
     }
 
@@ -285,8 +291,9 @@ impl ReadWal for Source {
     }
 
     fn ready_up_to(&self, from: Lsn) -> Lsn {
-        match self.finder().fetches_now() {
-            true => self.size().start_of(self.fetcher.known_up_to(self.size().segment_of(from))),
+        let segment = self.size().segment_of(from);
+        match self.finder().fetches(segment) {
+            true => self.size().start_of(self.fetcher.known_up_to(segment)),
             false => Lsn(u64::MAX),
         }
     }

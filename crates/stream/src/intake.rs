@@ -73,7 +73,11 @@ impl Intake {
                 let taken = (writer.held().0 - start.0) as usize;
                 self.pending.extend_from_slice(&data[taken..]);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                // The rest of it is gone, and the session with it.
+                self.received = writer.held();
+                return Err(error.into());
+            }
         }
         Ok(send_time)
     }

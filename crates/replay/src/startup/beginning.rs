@@ -57,7 +57,7 @@ impl Beginning {
                      receiving"
                 )));
             }
-            upstream.wait(from, from, source.history().timeline_at(from), &why)?;
+            upstream.wait(from, from, source.timeline_needed(from), &why)?;
             source.close_all();
         }
     }

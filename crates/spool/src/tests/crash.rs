@@ -53,7 +53,7 @@ fn round(partial: bool, bytes: Arc<Vec<u8>>, random: &mut Random) -> u64 {
     // One at a time: a picture is some megabytes.
     let (take, taken) = mpsc::sync_channel::<Picture>(0);
     let checker = {
-        let (bytes, options, mut random) = (bytes.clone(), options.clone(), Random(random.next()));
+        let (bytes, options, mut random) = (bytes.clone(), options.clone(), Random(random.number()));
         thread::spawn(move || taken.iter().map(|picture| check(&picture, &bytes, &options, &mut random)).count() as u64)
     };
     let spool = on(&model, options);
@@ -61,7 +61,7 @@ fn round(partial: bool, bytes: Arc<Vec<u8>>, random: &mut Random) -> u64 {
     spool.on_flushed(Box::new(move |flushed| {
         told.flushed.fetch_max(flushed.0, Ordering::SeqCst);
     }));
-    let (seen, told, chance) = (model.clone(), promises.clone(), Mutex::new(Random(random.next())));
+    let (seen, told, chance) = (model.clone(), promises.clone(), Mutex::new(Random(random.number())));
     let take = Mutex::new(Some(take));
     let camera = Arc::new(take);
     let shutter = camera.clone();

@@ -26,7 +26,7 @@ fn at(written: u64) -> Stored {
 fn begin(machine: &mut Machine, from: u64, now: Duration) -> Task {
     assert!(matches!(machine.wait(missing(from), NOTHING, size()), Wait::ForChange { requests: Some(_), .. }));
     let Next::Begin(task) = machine.next_session(now) else { panic!("{machine:?}") };
-    assert!(machine.session_begins(ONE, now));
+    assert!(machine.session_begins(task, now));
     task
 }
 
@@ -36,15 +36,17 @@ fn it_connects_where_a_segment_begins_and_goes_on_where_it_was() {
     assert_eq!(machine.next_session(SECOND), Next::Sleep(None), "nobody has asked yet");
     let task = begin(&mut machine, 3 * MB + 5, SECOND);
     assert_eq!(task, Task { start: Lsn(3 * MB), timeline: ONE });
-    assert!(machine.streams() && machine.link() == Link::Up);
+    assert!(machine.streams_from() == Some(Lsn(3 * MB)) && machine.link() == Link::Up);
     assert_eq!(machine.visible(at(3 * MB + 7)), Some(Lsn(3 * MB + 7)));
     // The connection is lost; replay lags far behind.
     let verdict = machine.session_ends(task, at(4 * MB + 9), Ended::Failed(Failure::Passing), 2 * SECOND);
     assert_eq!(verdict, Verdict::Warn);
-    assert!(machine.streams(), "replay goes on with what came");
+    assert!(machine.streams_from().is_some(), "replay goes on with what came");
     assert_eq!(machine.next_session(2 * SECOND), Next::Sleep(Some(FIRST_PAUSE)));
     let next = Task { start: Lsn(4 * MB + 9), timeline: ONE };
     assert_eq!(machine.next_session(2 * SECOND + FIRST_PAUSE), Next::Begin(next));
+    assert!(machine.session_begins(next, 3 * SECOND));
+    assert_eq!(machine.streams_from(), Some(Lsn(3 * MB)), "what came before is there, too");
 }
 
 #[test]
@@ -62,7 +64,7 @@ fn pauses_double_up_to_the_longest_and_begin_again_after_a_session_that_lasted()
         task = next;
     }
     assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
-    assert!(machine.session_begins(ONE, now));
+    assert!(machine.session_begins(task, now));
     now += LONGEST + SECOND;
     machine.session_ends(task, at(MB), Ended::Failed(Failure::Passing), now);
     assert_eq!(machine.next_session(now), Next::Sleep(Some(FIRST_PAUSE)));
@@ -82,9 +84,9 @@ fn archives_are_looked_at_again_when_all_is_replayed_and_nothing_comes() {
     assert_eq!(machine.waited(Lsn(MB + 3)), News::More);
     assert_eq!(wait(&mut machine, MB + 8), Wait::No(News::More));
     machine.session_ends(task, at(MB + 8), Ended::Failed(Failure::Passing), SECOND);
-    assert!(machine.streams());
+    assert!(machine.streams_from().is_some());
     assert_eq!(wait(&mut machine, MB + 8), Wait::No(News::Perhaps));
-    assert!(!machine.streams(), "archives are looked at");
+    assert!(machine.streams_from().is_none(), "archives are looked at");
     assert_eq!(wait(&mut machine, MB + 8), Wait::No(News::Perhaps), "and timelines, because a session has ended");
     let Wait::ForChange { time: LONGEST, requests } = wait(&mut machine, MB + 8) else { panic!("{machine:?}") };
     assert_eq!(requests, Some(Task { start: Lsn(MB + 8), timeline: ONE }), "what was streamed is there without gaps");
@@ -96,7 +98,7 @@ fn wal_that_the_primary_lacks_is_not_asked_for_again_at_once() {
         let mut machine = machine();
         let task = begin(&mut machine, MB, SECOND);
         machine.session_ends(task, at(MB), how, SECOND);
-        assert!(!machine.streams() && !machine.is_quiet(), "replay looks elsewhere");
+        assert!(machine.streams_from().is_none() && !machine.is_quiet(), "replay looks elsewhere");
         assert_eq!(machine.next_session(SECOND), Next::Sleep(Some(FIRST_PAUSE)));
         assert_eq!(machine.next_session(2 * SECOND), Next::Sleep(None), "nobody has asked");
     }
@@ -108,7 +110,7 @@ fn errors_that_nothing_helps_against_end_it_and_others_do_not() {
         let mut machine = machine();
         assert!(matches!(machine.wait(missing(MB), NOTHING, size()), Wait::ForChange { .. }));
         let Next::Begin(task) = machine.next_session(SECOND) else { panic!("{machine:?}") };
-        assert!(!streams || machine.session_begins(ONE, SECOND));
+        assert!(!streams || machine.session_begins(task, SECOND));
         let verdict = machine.session_ends(task, at(MB), Ended::Failed(failure), SECOND);
         let failed = machine.wait(missing(MB), at(MB), size()) == Wait::Failed;
         assert_eq!(failed, verdict == Verdict::Fatal);
@@ -147,7 +149,7 @@ fn a_session_that_comes_about_after_a_stop_is_not_wanted() {
     assert!(matches!(machine.wait(missing(MB), NOTHING, size()), Wait::ForChange { .. }));
     let Next::Begin(task) = machine.next_session(SECOND) else { panic!("{machine:?}") };
     machine.hear(Event::Stop);
-    assert!(!machine.session_begins(ONE, SECOND));
+    assert!(!machine.session_begins(task, SECOND));
     assert_eq!(machine.session_ends(task, NOTHING, Ended::Asked, SECOND), Verdict::Expected);
     assert_eq!(machine.next_session(SECOND), Next::Finish);
 }

@@ -9,6 +9,7 @@ use walrider_layout::history::history_file_name;
 
 use super::*;
 use crate::directory::Directory;
+use crate::read::agrees;
 use crate::restore::RestoreCommand;
 
 const SEGMENT: u64 = 1 << 20;
@@ -479,8 +480,8 @@ impl Incoming for VisibleUpTo {
     fn visible(&self) -> Lsn {
         self.0
     }
-    fn uses_archives(&self) -> bool {
-        false
+    fn streams_from(&self) -> Option<Lsn> {
+        Some(Lsn(1 << 20))
     }
     fn restartpoint(&self, _: Lsn, _: TimelineId) {}
 }
@@ -506,4 +507,45 @@ fn what_is_not_visible_is_not_read() {
     assert_eq!(read(XLOG_BLCKSZ as u64), (XLOG_BLCKSZ, XLOG_BLCKSZ));
     assert_eq!(read(XLOG_BLCKSZ as u64 + 100), (2 * XLOG_BLCKSZ, XLOG_BLCKSZ + 100));
     assert_eq!(read(u64::MAX / 2), (2 * XLOG_BLCKSZ, 2 * XLOG_BLCKSZ));
+}
+
+/// A record began in a segment of the archive, and what follows was streamed: replay never found its beginning again.
+#[test]
+fn archives_are_looked_at_for_what_precedes_the_stream() {
+    let dirs = Dirs::new();
+    dirs.put(1, 0, "", 7);
+    dirs.put(1, 1, "", 7);
+    let pg_wal = dirs.data().join("pg_wal");
+    fs::write(pg_wal.join(size().file_name(TimelineId(1), 1)), vec![9; SEGMENT as usize]).unwrap();
+    let places: Vec<Arc<dyn Driver>> = vec![Arc::new(Directory::new(dirs.archive())), Arc::new(Directory::new(pg_wal))];
+    let source = Source::new(places, size(), TimelineHistory::alone(TimelineId(1)))
+        .brought_by(Some(Arc::new(VisibleUpTo(Lsn(2 * SEGMENT)))));
+    assert_eq!((mark(&source, 0).unwrap(), mark(&source, 1).unwrap()), (Some(7), Some(9)));
+}
+
+/// The file of the next timeline is there up to a page of the one before, because its stream was cut. More of the old one was
+/// asked for, and would have come into the other file, which is not read.
+#[test]
+fn more_is_needed_of_the_file_that_is_read() {
+    let dirs = Dirs::new();
+    let source = dirs.reads_directory(branched());
+    let before = Lsn(branched().switch_point(TimelineId(1)).unwrap().0 - 2 * XLOG_BLCKSZ as u64);
+    assert_eq!(source.timeline_needed(before), TimelineId(1));
+    dirs.put(2, size().segment_of(before), "", 7);
+    source.close_all();
+    assert_eq!(source.timeline_needed(before), TimelineId(2));
+}
+
+#[test]
+fn wal_that_is_gone_is_not_compared() {
+    let dirs = Dirs::new();
+    dirs.put(1, 2, "", 7);
+    let source = dirs.reads_directory(TimelineHistory::alone(TimelineId(1)));
+    let same = |at: u64, bytes: &[u8]| agrees(&source, Lsn(at), bytes).unwrap();
+    assert!(same(2 * SEGMENT + 5, &[7; 300_000]));
+    assert!(!same(2 * SEGMENT + 5, &[[7; 9].as_slice(), &[8]].concat()));
+    // What precedes and follows is not there.
+    assert!(same(2 * SEGMENT - 3, &[[1; 3].as_slice(), &[7; 20_000]].concat()));
+    assert!(!same(2 * SEGMENT - 3, &[[1; 3].as_slice(), &[8]].concat()));
+    assert!(same(3 * SEGMENT - 1, &[7, 1]));
 }

@@ -12,7 +12,7 @@ use stateright::{Checker, Expectation, Model};
 use tempfile::TempDir;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
-use walrider_spool::{Spool, SpoolOptions, Writer};
+use walrider_spool::{Spool, SpoolError, SpoolOptions, Writer};
 use walrider_stream::positions::Positions;
 
 use super::{Bounds, Event, NEVER, NOW, Run, World};
@@ -129,7 +129,8 @@ impl Real {
             }
             Event::Promote => {
                 self.writer = None;
-                self.spool().release(TIMELINE, place(world.standby.segments.len())).expect("a disk");
+                let used = place(world.standby.segments.len());
+                self.spool().release(TIMELINE, used, |_, _| Ok::<_, SpoolError>(true)).expect("a disk");
             }
             _ => {}
         }

@@ -51,6 +51,17 @@ impl WalBuilder {
         self.at
     }
 
+    /// Forgets all from `to` on, where a record ended; the one before that begins at `prev`.
+    pub fn rewind(&mut self, to: Lsn, prev: Lsn) {
+        self.bytes.truncate((to.0 - self.start.0) as usize);
+        (self.at, self.prev) = (to, prev);
+    }
+
+    /// What there is from one position to another.
+    pub fn slice(&self, from: Lsn, to: Lsn) -> &[u8] {
+        &self.bytes[(from.0 - self.start.0) as usize..(to.0 - self.start.0) as usize]
+    }
+
     /// Appends a record; says where it begins.
     pub fn record(&mut self, record: RecordBuilder) -> Lsn {
         let (lsn, bytes) = self.begin(record);
