@@ -8,13 +8,13 @@ use walrider_datadir::watch::{Watch, Woken};
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, XLOG_BLCKSZ};
 use walrider_store::StoreError;
-use walrider_store::read::agrees;
+use walrider_store::read::{ReadWal, agrees};
 use walrider_store::source::Source;
 
 use crate::engine::{Engine, Flow, Stop};
 use crate::error::ReplayError;
 use crate::stats::Stats;
-use crate::upstream::{News, Upstream, Wanted};
+use crate::upstream::{Missing, News, Upstream, Wanted};
 
 /// How often to look for more where changes have shown by themselves: in case that one does not.
 const SAFETY_INTERVAL: Duration = Duration::from_secs(1);
@@ -157,7 +157,16 @@ fn wait_for_more(
     why: &str,
 ) -> Result<News, ReplayError> {
     let needed = engine.needed();
-    upstream.wait(engine.replayed(), needed, source.timeline_needed(needed), why)
+    upstream.wait(missing(source, engine.replayed(), needed)?, why)
+}
+
+/// What is missing where replay has got to `replayed`, and finds nothing at `needed`.
+///
+/// # Errors
+/// When looking for it fails.
+pub fn missing(source: &Source, replayed: Lsn, needed: Lsn) -> Result<Missing, StoreError> {
+    let (timeline, has_file) = (source.timeline_needed(needed), source.has_segment(needed)?);
+    Ok(Missing { replayed, needed, timeline, has_file })
 }
 
 /// Follows what is written into the source's directories.

@@ -32,6 +32,19 @@ pub enum News {
     Perhaps,
 }
 
+/// What replay has found nothing more at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// End of what is replayed.
+    pub replayed: Lsn,
+    /// The WAL that it does not find; a record that is damaged, where that begins.
+    pub needed: Lsn,
+    /// On this timeline.
+    pub timeline: TimelineId,
+    /// There is a file for it, which ends before, or has something else.
+    pub has_file: bool,
+}
+
 /// Tells whether replay reads these bytes at a position.
 pub type Same<'a> = dyn FnMut(Lsn, &[u8]) -> Result<bool, StoreError> + 'a;
 
@@ -48,12 +61,12 @@ pub trait Upstream: Send + Sync {
     /// What replay is to do. Asked between batches.
     fn wanted(&self) -> Wanted;
 
-    /// Replay has got to `replayed`, and does not find the WAL at `needed`, on this timeline: brings it, if nobody does yet, and
-    /// waits until there may be more, until something else is wanted, or for a while. `why`: what was found instead.
+    /// Brings what is missing, if nobody does yet, and waits until there may be more, until something else is wanted, or for a
+    /// while. `why`: what was found instead.
     ///
     /// # Errors
     /// When there never will be more.
-    fn wait(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError>;
+    fn wait(&self, missing: Missing, why: &str) -> Result<News, ReplayError>;
 
     /// Promoting: the last record ends at `used`, on this timeline, and replay finds no more. What was held back because the
     /// primary could have taken it back gets into `pg_wal` now, durably, if `same` says that replay has read what precedes; whether

@@ -9,14 +9,14 @@ use std::time::Duration;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, Major, TimelineId};
 use walrider_replay::error::ReplayError;
-use walrider_replay::follow::{AtEnd, at_end, newer_history};
+use walrider_replay::follow::{AtEnd, at_end, missing, newer_history};
 use walrider_replay::load::{Ending, Loader};
 use walrider_replay::rels::RelTable;
 use walrider_replay::upstream::{News, Wanted};
 use walrider_spool::testing::Model;
 use walrider_spool::{ArchiveStatus, Spool, SpoolError, SpoolOptions, Writer};
 use walrider_standby::machine::{
-    Action, Ended, Event, Failure, LOOK_INTERVAL, Machine, Missing, Next, Rules, Stored, Task, Verdict, Wait,
+    Action, Ended, Event, Failure, LOOK_INTERVAL, Machine, Next, Rules, Stored, Task, Verdict, Wait,
 };
 use walrider_store::StoreError;
 use walrider_store::driver::{self, Driver, Request};
@@ -543,13 +543,16 @@ impl Standby {
             return;
         }
         let needed = self.needed.max(self.replayed);
-        let timeline = self.source.timeline_needed(needed);
-        let missing = Missing { replayed: self.replayed, needed, timeline };
+        let missing = missing(&self.source, self.replayed, needed).expect("files that can be read");
         let wait = self.shared.machine().wait(missing, self.shared.stored(), segment_size());
         self.notified = false;
         match wait {
             Wait::No(News::More) => (self.news, self.phase) = (News::More, Phase::Look),
             Wait::No(News::Perhaps) => self.perhaps(),
+            Wait::EndSession => {
+                self.ends = true;
+                self.perhaps();
+            }
             Wait::ForWal { past } => self.phase = Phase::ForWal { past, until: now + LOOK_INTERVAL },
             Wait::ForChange { time, .. } => self.phase = Phase::ForChange { until: now + time },
             Wait::Failed => self.failed = Some("a fatal error of the receiver".to_owned()),

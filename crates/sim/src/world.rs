@@ -128,12 +128,14 @@ impl World {
             self.something();
         }
         self.peace();
-        self.catch_up();
-        for _ in 0..self.random.below(200) {
-            self.something();
-        }
-        if self.random.one_in(3) {
-            return;
+        if !self.random.one_in(3) {
+            self.catch_up();
+            for _ in 0..self.random.below(200) {
+                self.something();
+            }
+            if self.random.one_in(3) {
+                return;
+            }
         }
         // The primary is gone, with all that it had.
         self.primary.lost_histories.push(self.primary.records.clone());

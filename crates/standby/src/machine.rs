@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
-use walrider_replay::upstream::{News, Wanted};
+use walrider_replay::upstream::{Missing, News, Wanted};
 use walrider_stream::error::ReceiveError;
 
 /// Longest wait for WAL before looking around: for files that tell what to do, for timelines.
@@ -145,17 +145,6 @@ pub enum Verdict {
     Fatal,
 }
 
-/// What replay has found nothing more at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Missing {
-    /// End of what is replayed.
-    pub replayed: Lsn,
-    /// The WAL that it does not find.
-    pub needed: Lsn,
-    /// On this timeline.
-    pub timeline: TimelineId,
-}
-
 /// How replay waits for more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
@@ -173,6 +162,8 @@ pub enum Wait {
         /// What is to be streamed, if that is news.
         requests: Option<Task>,
     },
+    /// It need not, as with [`News::Perhaps`]: the session at hand ends, as [`Action::EndSession`] says.
+    EndSession,
     /// Nothing will come: the error that was fatal ends it.
     Failed,
 }
@@ -242,6 +233,14 @@ pub struct Machine {
     next: Option<Task>,
     /// From where on `pg_wal` has this timeline without gaps up to what is written: WAL streams in, or did until just now.
     stream: Option<Task>,
+    /// The same of the newest stream, also when it has ended.
+    begun: Option<Task>,
+    /// The session at hand is of no use, and no other goes on where it ends.
+    useless: bool,
+    /// What the primary has no WAL for, if that is how the last attempt ended.
+    refused: Option<Task>,
+    /// What was not asked for because of that, but the next segment.
+    skipped: Option<Task>,
     retry: Retry,
     /// When the session at hand began to stream, and how many did.
     since: Option<Duration>,
@@ -266,6 +265,10 @@ impl Machine {
             request: None,
             next: None,
             stream: None,
+            begun: None,
+            useless: false,
+            refused: None,
+            skipped: None,
             retry: Retry::default(),
             since: None,
             sessions: 0,
@@ -351,7 +354,7 @@ impl Machine {
         let stream = self.stream.filter(|before| before.timeline == task.timeline).unwrap_or(task);
         debug_assert!(stream.start <= task.start, "{self:?}");
         (self.link, self.stream, self.since) = (Link::Up, Some(stream), Some(now));
-        self.request = None;
+        (self.begun, self.request) = (Some(stream), None);
         self.retry.at = None;
         self.seen = Lsn::INVALID;
         self.sessions += 1;
@@ -383,6 +386,9 @@ impl Machine {
         if in_vain {
             self.retry.put_off(self.rules.retry_interval, now);
         }
+        // Another way round is tried once, and no more: what was refused before is asked for again.
+        self.refused = Some(task).filter(|_| how == Ended::Failed(Failure::MissingWal));
+        let next = next.filter(|_| !std::mem::take(&mut self.useless));
         self.link = Link::Down;
         self.next = next;
         self.ended += 1;
@@ -427,8 +433,15 @@ impl Machine {
         if self.wishes.ends_receiving() {
             return Wait::No(News::Perhaps);
         }
+        let asked = Task { start: size.start_of(size.segment_of(missing.needed)), timeline: missing.timeline };
         if let Some(stream) = self.stream {
-            return self.wait_for_stream(stream.timeline == missing.timeline, stored.written);
+            let same_timeline = stream.timeline == missing.timeline;
+            // A power loss has damaged a record that goes on in the segment with which the stream begins.
+            let precedes = same_timeline && missing.needed < stream.start && self.seen.is_valid();
+            if precedes && self.skipped != Some(asked) {
+                return self.give_up();
+            }
+            return self.wait_for_stream(same_timeline, stored.written);
         }
         // Why it ended may be that there are new timelines, or that an archive has to help out.
         if self.ended != self.ended_seen {
@@ -438,13 +451,36 @@ impl Machine {
         let mut requests = None;
         if self.rules.has_primary && self.request.is_none() && self.link == Link::Down {
             // What was streamed before is there without gaps.
-            let goes_on = stored.timeline == missing.timeline && stored.written >= missing.replayed;
-            let start = if goes_on { stored.written } else { size.start_of(size.segment_of(missing.needed)) };
-            requests = Some(Task { start, timeline: missing.timeline });
+            let has = |begun: Task| begun.timeline == missing.timeline && begun.start <= missing.needed;
+            let goes_on = self.begun.is_some_and(has)
+                && stored.timeline == missing.timeline
+                && stored.written >= missing.replayed;
+            // What is there may be right, and the damage in the next segment, where the record goes on.
+            let skips = missing.has_file && self.refused == Some(asked);
+            self.skipped = Some(asked).filter(|_| skips && !goes_on);
+            let start = match (goes_on, skips) {
+                (true, _) => stored.written,
+                (false, true) => size.start_of(size.segment_of(asked.start) + 1),
+                (false, false) => asked.start,
+            };
+            requests = Some(Task { start, ..asked });
             self.request = requests;
         }
         self.check();
         Wait::ForChange { time: self.rules.retry_interval.max(FIRST_PAUSE), requests }
+    }
+
+    /// What streams in does not help: there is nothing before it that replay needs.
+    fn give_up(&mut self) -> Wait {
+        if self.link == Link::Down {
+            (self.stream, self.next) = (None, None);
+            return Wait::No(News::Perhaps);
+        }
+        if std::mem::replace(&mut self.useless, true) {
+            return Wait::ForWal { past: self.seen };
+        }
+        self.ends = true;
+        Wait::EndSession
     }
 
     /// WAL is streamed, on the timeline that replay asks for or another.

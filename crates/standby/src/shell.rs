@@ -13,7 +13,7 @@ use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::ControlFile;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_replay::error::ReplayError;
-use walrider_replay::upstream::{News, Same, Upstream, Wanted};
+use walrider_replay::upstream::{Missing, News, Same, Upstream, Wanted};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions};
 use walrider_stream::board::Board;
 use walrider_stream::error::ReceiveError;
@@ -21,7 +21,7 @@ use walrider_stream::error::ReceiveError;
 use crate::admit::admit;
 use crate::error::StandbyError;
 use crate::machine::{
-    Action, Ended, Event, LOOK_INTERVAL, Look, Machine, Missing, Next, Rules, Stored, Task, Verdict, Wait,
+    Action, Ended, Event, LOOK_INTERVAL, Look, Machine, Next, Rules, Stored, Task, Verdict, Wait,
 };
 use crate::settings::Settings;
 
@@ -275,6 +275,11 @@ impl Shell {
         let mut state = self.state();
         match state.machine.wait(missing, stored(spool), spool.segment_size()) {
             Wait::No(news) => Ok(news),
+            Wait::EndSession => {
+                // Under the lock, as in `hear`.
+                self.board.end(true);
+                Ok(News::Perhaps)
+            }
             Wait::ForWal { past } => {
                 drop(state);
                 let written = spool.wait_written_beyond(past, LOOK_INTERVAL);
@@ -368,9 +373,9 @@ impl Upstream for Shell {
         self.state().machine.wanted()
     }
 
-    fn wait(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError> {
+    fn wait(&self, missing: Missing, why: &str) -> Result<News, ReplayError> {
         self.look_around();
-        self.news(Missing { replayed, needed, timeline }, why).map_err(|error| match error {
+        self.news(missing, why).map_err(|error| match error {
             StandbyError::Replay(error) => error,
             error => ReplayError::Refused(error.to_string()),
         })

@@ -12,6 +12,7 @@ use walrider_wal::records::xlog;
 use walrider_wal::rmgr::RmgrId;
 
 use crate::error::ReplayError;
+use crate::follow::missing;
 use crate::load::{Ending, read_record};
 use crate::upstream::{Upstream, Wanted};
 
@@ -57,7 +58,7 @@ impl Beginning {
                      receiving"
                 )));
             }
-            upstream.wait(from, from, source.timeline_needed(from), &why)?;
+            upstream.wait(missing(source, from, from)?, &why)?;
             source.close_all();
         }
     }

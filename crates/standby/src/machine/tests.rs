@@ -15,7 +15,7 @@ fn size() -> SegmentSize {
 }
 
 fn missing(at: u64) -> Missing {
-    Missing { replayed: Lsn(at), needed: Lsn(at), timeline: ONE }
+    Missing { replayed: Lsn(at), needed: Lsn(at), timeline: ONE, has_file: true }
 }
 
 fn at(written: u64) -> Stored {
@@ -160,4 +160,52 @@ fn files_are_looked_for_now_and_then() {
     assert_eq!(machine.look(SECOND), Look::First);
     assert_eq!(machine.look(SECOND + LOOK_INTERVAL / 2), Look::No);
     assert_eq!(machine.look(SECOND + LOOK_INTERVAL), Look::Again);
+}
+
+/// A power loss had damaged a record that goes on in the next segment, and that was the one that was streamed: for ever, while
+/// the damage lay before it.
+#[test]
+fn a_stream_that_begins_past_the_damage_is_given_up() {
+    let mut machine = machine();
+    let task = begin(&mut machine, 2 * MB, SECOND);
+    let damaged = Missing { needed: Lsn(MB + 9), replayed: Lsn(MB + 9), ..missing(0) };
+    assert_eq!(machine.wait(damaged, at(2 * MB + 9), size()), Wait::No(News::Perhaps), "what is there is looked at first");
+    assert_eq!(machine.wait(damaged, at(2 * MB + 9), size()), Wait::EndSession);
+    assert_eq!(machine.wait(damaged, at(2 * MB + 9), size()), Wait::ForWal { past: Lsn(2 * MB + 9) }, "once");
+    assert_eq!(machine.session_ends(task, at(2 * MB + 9), Ended::Asked, SECOND), Verdict::Expected);
+    assert_eq!(machine.next_session(SECOND), Next::Sleep(None));
+    assert_eq!(machine.wait(damaged, at(2 * MB + 9), size()), Wait::No(News::Perhaps));
+    let Wait::ForChange { requests, .. } = machine.wait(damaged, at(2 * MB + 9), size()) else { panic!("{machine:?}") };
+    assert_eq!(requests, Some(Task { start: Lsn(MB), timeline: ONE }));
+}
+
+/// The primary had no WAL any more of where the record begins, which the archive has, and the damage was in the next segment.
+#[test]
+fn where_a_segment_is_there_and_refused_the_next_one_is_tried() {
+    let mut machine = machine();
+    let damaged = Missing { needed: Lsn(MB + 9), replayed: Lsn(MB + 9), ..missing(0) };
+    let request = |machine: &mut Machine, missing| match machine.wait(missing, NOTHING, size()) {
+        Wait::ForChange { requests: Some(task), .. } => task.start.0,
+        other => panic!("{other:?}"),
+    };
+    let mut now = SECOND;
+    let mut refuse = |machine: &mut Machine| {
+        now += LONGEST;
+        let Next::Begin(task) = machine.next_session(now) else { panic!("{machine:?}") };
+        machine.session_ends(task, NOTHING, Ended::Failed(Failure::MissingWal), now);
+        assert_eq!(machine.wait(damaged, NOTHING, size()), Wait::No(News::Perhaps), "an archive may help");
+    };
+    assert_eq!(request(&mut machine, damaged), MB);
+    refuse(&mut machine);
+    assert_eq!(request(&mut machine, Missing { has_file: false, ..damaged }), MB);
+    refuse(&mut machine);
+    assert_eq!(request(&mut machine, damaged), 2 * MB);
+    refuse(&mut machine);
+    assert_eq!(request(&mut machine, damaged), MB, "in turn");
+    refuse(&mut machine);
+    assert_eq!(request(&mut machine, damaged), 2 * MB);
+    let Next::Begin(task) = machine.next_session(100 * SECOND) else { panic!("{machine:?}") };
+    assert!(machine.session_begins(task, 100 * SECOND));
+    assert_eq!(machine.wait(damaged, at(2 * MB), size()), Wait::No(News::Perhaps));
+    assert_eq!(machine.wait(damaged, at(2 * MB), size()), Wait::ForWal { past: Lsn(2 * MB) }, "it stays");
 }

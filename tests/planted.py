@@ -1,0 +1,122 @@
+"""Does the simulator find bugs?  Plant some, one after the other, in a copy of the sources.
+
+    python3 -m tests.planted [NAME ...]
+
+Each is an edit of code that ships.  The simulator must fail within SECONDS for each of them, and pass without.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 240
+
+# Name: file below crates/, what stands there, what takes its place.
+PLANTED = {
+    "early WAL is taken for flushed": (
+        "stream/src/intake.rs",
+        "if self.early { wal_end } else { wal_end.max(self.received) }",
+        "wal_end.max(self.received)"),
+    "what is written is reported as flushed": (
+        "stream/src/positions.rs",
+        "flush: self.wal.held_durable, apply",
+        "flush: self.wal.held, apply"),
+    "the early log may have gaps": (
+        "spool/src/decide.rs",
+        "flushed < at && log.written == at",
+        "flushed < at && log.written == at && at.0 % 3 == 0"),
+    "entries past a lost one count": (
+        "spool/src/early.rs",
+        "self.lost = !follows || (self.lost && !entry.anew);",
+        "self.lost = false;"),
+    "the flusher promises what came meanwhile": (
+        "spool/src/flusher.rs",
+        "state.flushed = end.min(written);",
+        "state.flushed = end.min(state.written);"),
+    "nobody waits past what is written": (
+        "spool/src/spool.rs",
+        "let upto = upto.min(state.written);",
+        "let upto = if upto > state.written { state.flushed } else { upto };"),
+    "a new timeline's file begins with zeros": (
+        "spool/src/prepare.rs",
+        "if shared.partial || timeline <= TimelineId(1) {",
+        "if timeline >= TimelineId(1) {"),
+    "no archive is looked at while WAL streams in": (
+        "store/src/find.rs",
+        "Some(from) if self.size.segment_of(from) <= segment =>",
+        "Some(_) =>"),
+    "the old timeline is asked for": (
+        "store/src/source.rs",
+        "self.timeline_at(lsn).max(self.history().timeline_at(page_end))",
+        "self.history().timeline_at(page_end)"),
+    "a stream past the damage is kept": (
+        "standby/src/machine.rs",
+        "if precedes && self.skipped != Some(asked) {",
+        "if precedes && self.skipped == Some(asked) {"),
+    "a promotion does not wait for the receiver": (
+        "standby/src/machine.rs",
+        "() if self.wishes.promotes && self.link == Link::Down => Wanted::Promote,",
+        "() if self.wishes.promotes => Wanted::Promote,"),
+    "a promotion ends where replay first finds no more": (
+        "replay/src/follow.rs",
+        "(Wanted::Promote, News::Perhaps) if !moved => AtEnd::Release,\n        (Wanted::Promote, _) => AtEnd::LookAgain,",
+        "(Wanted::Promote, _) if moved => AtEnd::LookAgain,\n        (Wanted::Promote, _) => AtEnd::Release,"),
+}
+
+
+def copy(into):
+    """The sources, and what is built of them."""
+    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "crates", "Cargo.toml", "Cargo.lock"],
+                           cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, into / name)
+
+
+def simulate(source, seconds):
+    """Run seeds in a copy; the seed that fails, if one does."""
+    env = dict(os.environ, WALRIDER_FUZZ_SECONDS=str(seconds), WALRIDER_SEED="1",
+               CARGO_TARGET_DIR=str(ROOT / "target" / "planted"), RUST_BACKTRACE="0")
+    command = ["cargo", "test", "--locked", "--quiet", "-p", "walrider-sim", "--test", "seeds"]
+    subprocess.run([*command, "--no-run"], cwd=source, env=env, check=True)
+    ran = subprocess.run([*command, "--", "--nocapture"], cwd=source, env=env, capture_output=True, text=True)
+    if ran.returncode == 0:
+        return None
+    failed = re.search(r"failed: WALRIDER_SEED=(\d+)", ran.stderr)
+    if not failed:
+        sys.exit(ran.stdout + ran.stderr)
+    why = re.search(r"panicked at .*\n(.*(?:\n  (?:left|right).*)*)", ran.stderr)
+    return int(failed[1]), why[1].split("\n")[0] if why else ""
+
+
+def main(names):
+    """Plant each, and see whether it is found."""
+    missed = 0
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory)
+        copy(source)
+        for name in names or PLANTED:
+            file, old, new = PLANTED[name]
+            path = source / "crates" / file
+            text = path.read_text()
+            if text.count(old) != 1:
+                sys.exit(f"{name}: {file} has {text.count(old)} times: {old}")
+            path.write_text(text.replace(old, new))
+            begun = time.monotonic()
+            found = simulate(source, SECONDS)
+            path.write_text(text)
+            missed += found is None
+            print(f"{name}: " + (f"seed {found[0]}, {time.monotonic() - begun:.0f} s: {found[1]}" if found else "NOT FOUND"), flush=True)
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    unknown = set(sys.argv[1:]) - set(PLANTED)
+    sys.exit(__doc__) if unknown else main(sys.argv[1:])
