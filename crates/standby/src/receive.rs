@@ -1,25 +1,25 @@
 //! `walrider receive`: WAL into a directory, acknowledged when written and when durable; nothing is replayed
 //! (`StreamLog`, `bin/pg_basebackup/pg_receivewal.c`, PostgreSQL 18).
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tracing::Level;
 use walrider_datadir::config::{Unit, parse_number};
 use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
-use walrider_observe::status::{Command, LastError, StandbyStatus, State, from_timestamptz};
+use walrider_observe::status::{Command, LastError, StandbyStatus, State, Time};
 use walrider_session::{ConnectError, ConnectOptions, Connection, Start};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
 use walrider_stream::board::Board;
 use walrider_stream::error::ReceiveError;
-use walrider_stream::line::Line;
 use walrider_stream::positions::Timing;
 use walrider_stream::streaming::{End, Streaming};
 use walrider_stream::timelines::check_next;
-use walrider_stream::upstream::{Opened, Upstream};
+use walrider_stream::upstream::{Early, Expected, Opened, Slot, Upstream};
 
 use crate::error::StandbyError;
 use crate::machine::{FIRST_PAUSE, Task};
@@ -76,9 +76,9 @@ impl Receive {
             .map_err(|source| StandbyError::System { operation: "make an event descriptor", source })?;
         let shown = StandbyStatus {
             command: Command::Receive,
-            data_dir: settings.directory.clone(),
+            data_dir: settings.directory.display().to_string(),
             slot: settings.slot.clone(),
-            ..StandbyStatus::default()
+            ..StandbyStatus::new()
         };
         Ok(Receive(Arc::new(Inner {
             settings,
@@ -116,20 +116,21 @@ impl Receive {
     pub fn status(&self) -> StandbyStatus {
         let inner = &*self.0;
         let mut status = inner.shown.lock().expect("no panic while locked").clone();
-        status.time = SystemTime::now();
+        status.time = Time::now();
         if status.state == State::Streaming && inner.board.disk_full() {
             status.state = State::WaitingForDisk;
         }
         let (sent, heard) = inner.board.last_message();
-        status.last_message_sent = from_timestamptz(sent);
-        status.last_message_received = from_timestamptz(heard);
+        status.last_message_sent = Time::from_timestamptz(sent);
+        status.last_message_received = Time::from_timestamptz(heard);
+        let mut positions = WalPositions::default();
         if let Some(spool) = inner.spool.get() {
-            status.timeline = spool.timeline();
+            status.timeline = NonZeroU32::new(spool.timeline().0);
             status.spool = spool_status(&spool.stats());
             let (horizon, received) = (inner.board.horizon(), inner.board.received());
-            status.positions.wal = WalPositions { horizon, received, ..spool.positions() };
+            positions = WalPositions { horizon, received, ..spool.positions() };
         }
-        status
+        status.at(&positions, Lsn::INVALID, Lsn::INVALID)
     }
 }
 
@@ -171,7 +172,7 @@ impl Inner {
             repeats.say(level, &format!("{error}; connecting again in {interval} s"));
             let message = error.to_string();
             let mut shown = self.shown.lock().expect("no panic while locked");
-            shown.last_error = Some(LastError { time: SystemTime::now(), message });
+            shown.last_error = Some(LastError { time: Time::now(), message });
             shown.connected_since = None;
             shown.state = State::Connecting;
             drop(shown);
@@ -216,15 +217,16 @@ impl Inner {
                 End::Timeline(branch)
             }
             Start::Streaming => {
-                let line = Line::new(opened.connection, spool, &self.board, opened.identity.flushed);
                 self.show(|shown| {
                     shown.state = State::Streaming;
-                    shown.connected_since = Some(SystemTime::now());
+                    shown.connected_since = Some(Time::now());
                     shown.connections += 1;
                 });
                 repeats.settle();
                 tracing::info!("starting log streaming at {} (timeline {})", task.start, task.timeline);
-                let ended = Streaming::new(&mut writer, &self.board).until(self.settings.end).run(line);
+                let streaming = Streaming::new(&mut writer, &self.board).until(self.settings.end);
+                let ended = streaming.run(opened.connection, spool, opened.identity.flushed);
+                debug_assert!(task.start <= spool.written(), "what was received stays");
                 *next = Some(Task { start: spool.written(), ..task });
                 ended?
             }
@@ -260,13 +262,12 @@ impl Inner {
         let application_name = Some(connect.application_name().to_owned());
         let upstream = Upstream {
             connect,
-            database: None,
-            early_required: false,
-            slot: settings.slot.clone(),
-            create_slot: creates_slot && settings.if_not_exists,
-            temporary_slot: false,
-            system_identifier,
-            major: None,
+            expected: Expected { system_identifier, major: None },
+            early: Early::Off,
+            slot: match settings.slot.clone() {
+                Some(name) => Slot::Named { name, create: creates_slot && settings.if_not_exists },
+                None => Slot::None,
+            },
         };
         let mut opened = upstream.open()?;
         if let Some(slot) = settings.slot.as_ref().filter(|_| creates_slot && !settings.if_not_exists) {
@@ -275,7 +276,7 @@ impl Inner {
         self.show(|shown| {
             shown.primary = Some(opened.connection.peer().to_owned());
             shown.application_name = application_name;
-            shown.system_identifier = opened.identity.system_identifier;
+            shown.system_identifier = Some(opened.identity.system_identifier);
         });
         Ok(opened)
     }

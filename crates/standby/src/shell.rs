@@ -20,9 +20,7 @@ use walrider_stream::error::ReceiveError;
 
 use crate::admit::admit;
 use crate::error::StandbyError;
-use crate::machine::{
-    Action, Ended, Event, LOOK_INTERVAL, Look, Machine, Next, Rules, Stored, Task, Verdict, Wait,
-};
+use crate::machine::{Action, Ended, Event, LOOK_INTERVAL, Look, Machine, Next, Rules, Stored, Task, Verdict, Wait};
 use crate::settings::Settings;
 
 /// Most segments that are kept for reuse.
@@ -362,10 +360,7 @@ fn group_access(data_dir: &std::path::Path) -> bool {
 
 impl Upstream for Shell {
     fn admit(&self, data_dir: &DataDir) -> Result<(), ReplayError> {
-        admit(self, data_dir).map_err(|error| match error {
-            StandbyError::DataDir(error) => ReplayError::DataDir(error),
-            error => ReplayError::Refused(error.to_string()),
-        })
+        Ok(admit(self, data_dir)?)
     }
 
     fn wanted(&self) -> Wanted {
@@ -375,10 +370,7 @@ impl Upstream for Shell {
 
     fn wait(&self, missing: Missing, why: &str) -> Result<News, ReplayError> {
         self.look_around();
-        self.news(missing, why).map_err(|error| match error {
-            StandbyError::Replay(error) => error,
-            error => ReplayError::Refused(error.to_string()),
-        })
+        Ok(self.news(missing, why)?)
     }
 
     fn release(&self, used: Lsn, timeline: TimelineId, same: &mut Same<'_>) -> Result<bool, ReplayError> {
@@ -395,7 +387,7 @@ impl Upstream for Shell {
             }
             Ok(released)
         };
-        release().map_err(|error| ReplayError::Refused(error.to_string()))
+        Ok(release()?)
     }
 
     fn sleep(&self, time: Duration) {
@@ -422,7 +414,7 @@ impl Upstream for Shell {
     fn ensure_durable(&self, upto: Lsn) -> Result<(), ReplayError> {
         match self.spool() {
             // What is past all that is written came from elsewhere, or is what an XLOG_SWITCH left unused.
-            Some(spool) => spool.wait_flushed(upto).map_err(|error| ReplayError::Refused(error.to_string())),
+            Some(spool) => Ok(spool.wait_flushed(upto).map_err(StandbyError::from)?),
             None => Ok(()),
         }
     }

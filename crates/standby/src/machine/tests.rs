@@ -169,7 +169,11 @@ fn a_stream_that_begins_past_the_damage_is_given_up() {
     let mut machine = machine();
     let task = begin(&mut machine, 2 * MB, SECOND);
     let damaged = Missing { needed: Lsn(MB + 9), replayed: Lsn(MB + 9), ..missing(0) };
-    assert_eq!(machine.wait(damaged, at(2 * MB + 9), size()), Wait::No(News::Perhaps), "what is there is looked at first");
+    assert_eq!(
+        machine.wait(damaged, at(2 * MB + 9), size()),
+        Wait::No(News::Perhaps),
+        "what is there is looked at first"
+    );
     assert_eq!(machine.wait(damaged, at(2 * MB + 9), size()), Wait::EndSession);
     assert_eq!(machine.wait(damaged, at(2 * MB + 9), size()), Wait::ForWal { past: Lsn(2 * MB + 9) }, "once");
     assert_eq!(machine.session_ends(task, at(2 * MB + 9), Ended::Asked, SECOND), Verdict::Expected);
