@@ -1,5 +1,7 @@
 //! WAL that is not needed any more (`RemoveOldXlogFiles`, `RemoveXlogFile`; `access/transam/xlog.c`, PostgreSQL 18).
 
+use std::sync::Arc;
+
 use walrider_layout::{Lsn, TimelineId};
 
 use crate::archive_status::forget;
@@ -19,8 +21,37 @@ pub struct Removed {
     pub not_archived: u64,
 }
 
+/// Somebody needs WAL from a position on, until this is dropped.
+pub struct Hold {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Hold {
+    /// What precedes is not needed any more. A hold does not go back: that may be gone.
+    pub fn advance(&self, from: Lsn) {
+        let mut holds = self.shared.holds.lock().expect("no panic while locked");
+        let held = holds.get_mut(&self.number).expect("there as long as this is");
+        *held = from.max(*held);
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.shared.holds.lock().expect("no panic while locked").remove(&self.number);
+    }
+}
+
 impl Spool {
-    /// WAL before `keep_from` is not needed any more: whole older segments, on whatever timeline, are renamed to future
+    /// Keeps WAL from `from` on, as far as there is any.
+    pub fn hold(&self, from: Lsn) -> Hold {
+        let mut holds = self.shared.holds.lock().expect("no panic while locked");
+        let number = holds.last_key_value().map_or(0, |(last, _)| last + 1);
+        holds.insert(number, from);
+        Hold { shared: self.shared.clone(), number }
+    }
+
+    /// WAL before `keep_from` is not needed any more by whoever calls, and goes unless somebody else [holds](Spool::hold) it: whole older segments, on whatever timeline, are renamed to future
     /// segments of `timeline`, as many as may be kept ready, or else removed. What is not flushed, or not yet under its final name, always stays.
     /// Durable on return.
     ///
@@ -33,7 +64,9 @@ impl Spool {
             let state = shared.lock();
             (state.written, state.flushed, state.filing)
         };
+        let held = shared.holds.lock().expect("no panic while locked").values().copied().min();
         let keep = if flushed.is_valid() { keep_from.min(flushed) } else { keep_from };
+        let keep = held.map_or(keep, |held| held.min(keep));
         let keep = shared.size.segment_of(keep).min(filing.unwrap_or(u64::MAX));
         let names = shared.directory.names().map_err(|error| shared.error("read directory", "", error))?;
         let mut old: Vec<(SegmentId, &String)> =

@@ -323,10 +323,10 @@ impl Spool {
         self.shared.on_written.notify_all();
     }
 
-    /// Has `callback` called with `held_durable` whenever it moved, and when the spool fails, by the thread that saw it. It
-    /// replaces the one before; it should be quick, and not keep the spool alive.
+    /// Has `callback`, beside those before, called with `held_durable` whenever it moved, and when the spool fails, by the thread
+    /// that saw it. It should be quick, and not keep the spool alive.
     pub fn on_flushed(&self, callback: Box<dyn Fn(Lsn) + Send + Sync>) {
-        *self.shared.callback.lock().expect("no panic while locked") = Some(callback.into());
+        self.shared.callbacks.lock().expect("no panic while locked").push(callback.into());
     }
 
     /// Stores the history file of a timeline, durably; replaces one that is there (`WalRcvFetchTimeLineHistoryFiles`,

@@ -1,6 +1,6 @@
 //! What the threads of a spool share: positions, the files between them, and who waits for what.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -120,7 +120,9 @@ pub(crate) struct Shared {
     pub prepared: Condvar,
     /// Taken between looking whether a name of a segment is free and giving it to a file.
     pub names: Mutex<()>,
-    pub callback: Mutex<Option<OnFlushed>>,
+    pub callbacks: Mutex<Vec<OnFlushed>>,
+    /// Who needs WAL, and from where on, by number.
+    pub holds: Mutex<BTreeMap<u64, Lsn>>,
     pub counters: Counters,
     /// There are no threads: whoever waits has the work done.
     pub stepped: Option<Stepped>,
@@ -162,7 +164,8 @@ impl Shared {
             prepare: Condvar::new(),
             prepared: Condvar::new(),
             names: Mutex::new(()),
-            callback: Mutex::new(None),
+            callbacks: Mutex::default(),
+            holds: Mutex::default(),
             counters: Counters::default(),
             stepped: None,
             has_failed: AtomicBool::new(false),
@@ -219,12 +222,10 @@ impl Shared {
         }
     }
 
-    /// Tells the owner of the spool to look at it.
+    /// Tells those who want to know that there is something to look at.
     pub fn call_back(&self, flushed: Lsn) {
-        let callback = self.callback.lock().expect("no panic while locked").clone();
-        if let Some(callback) = callback {
-            callback(flushed);
-        }
+        let callbacks = self.callbacks.lock().expect("no panic while locked").clone();
+        callbacks.iter().for_each(|callback| callback(flushed));
     }
 
     /// Makes the names in the directory durable; that this fails is final.

@@ -80,6 +80,24 @@ fn what_is_not_flushed_is_not_removed() {
 }
 
 #[test]
+fn what_somebody_holds_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    segments(directory.path(), ONE, 1..6);
+    let spool = Spool::open(options(directory.path())).unwrap();
+    let (first, second) = (spool.hold(Lsn(2 * MB + 5)), spool.hold(Lsn(4 * MB)));
+    let remove = || spool.remove_before(Lsn(9 * MB), ONE).map(|gone| gone.removed + gone.recycled).unwrap();
+    assert_eq!(remove(), 1);
+    first.advance(Lsn(MB));
+    assert_eq!(remove(), 0, "it does not go back");
+    first.advance(Lsn(5 * MB));
+    assert_eq!(remove(), 2);
+    drop(second);
+    assert_eq!(remove(), 1);
+    drop(first);
+    assert_eq!(remove(), 1);
+}
+
+#[test]
 fn complete_segments_are_marked_for_the_archiver() {
     for (archive_status, marks) in [
         (ArchiveStatus::None, vec![]),
