@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::process::Signal;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use walrider_datadir::backup_label::BackupLabel;
 use walrider_datadir::config::SignalFiles;
 use walrider_datadir::open::read_control;
 use walrider_layout::control::{ControlFile, DbState};
+use walrider_observe::status::{self, StandbyStatus};
 
 use crate::Command;
 use crate::failure::{self, Exit, Failure, SCHEMA_VERSION};
@@ -147,9 +149,9 @@ pub fn status(args: &StatusArgs) -> ExitCode {
         Err(_) if receives => None,
         Err(error) => return fail(&error, NO_DIRECTORY),
     };
-    let told = running.as_ref().and_then(ask);
+    let (told, json) = running.as_ref().and_then(ask).unzip();
     if args.json {
-        let object = to_json(directory, running.as_ref(), told, control.as_ref());
+        let object = to_json(directory, running.as_ref(), json, control.as_ref());
         println!("{object}");
     } else {
         let text = to_text(directory, running.as_ref(), told.as_ref(), control.as_ref());
@@ -161,8 +163,8 @@ pub fn status(args: &StatusArgs) -> ExitCode {
     }
 }
 
-/// What a process tells at its own /status, if it was told to serve that.
-fn ask(running: &Running) -> Option<Value> {
+/// What a process tells at its own /status, if it was told to serve that: read, and as it is, with what a newer version may add.
+fn ask(running: &Running) -> Option<(StandbyStatus, Value)> {
     let address = match running.command()? {
         Command::Standby(args) => args.http(|path| running.path(path))?,
         Command::Receive(args) => args.http()?,
@@ -170,7 +172,7 @@ fn ask(running: &Running) -> Option<Value> {
     };
     match get_status(&address) {
         // Somebody else's port, perhaps.
-        Ok(told) => Some(told).filter(|told| told["pid"] == running.pid()),
+        Ok(told) => Some(told).filter(|(told, _)| u32::try_from(running.pid()) == Ok(told.pid)),
         Err(error) => {
             failure::warning(format_args!("could not ask process {} at \"{address}\": {error}", running.pid()));
             None
@@ -178,7 +180,7 @@ fn ask(running: &Running) -> Option<Value> {
     }
 }
 
-fn get_status(address: &str) -> io::Result<Value> {
+fn get_status(address: &str) -> io::Result<(StandbyStatus, Value)> {
     let address = address.to_socket_addrs()?.next().ok_or(io::ErrorKind::AddrNotAvailable)?;
     let mut stream = TcpStream::connect_timeout(&address, HTTP_TIMEOUT)?;
     stream.set_read_timeout(Some(HTTP_TIMEOUT))?;
@@ -186,7 +188,12 @@ fn get_status(address: &str) -> io::Result<Value> {
     let mut text = String::new();
     stream.take(MAX_ANSWER).read_to_string(&mut text)?;
     let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    Ok(serde_json::from_str(body)?)
+    let json: Value = serde_json::from_str(body)?;
+    let told = StandbyStatus::deserialize(&json)?;
+    if told.schema_version != status::SCHEMA_VERSION {
+        return Err(io::Error::other(format!("schema_version {} is of another Walrider", told.schema_version)));
+    }
+    Ok((told, json))
 }
 
 /// What the directory is to whoever starts on it next (`readRecoverySignalFile`).
@@ -226,7 +233,12 @@ fn to_json(directory: &Path, running: Option<&Running>, told: Option<Value>, con
     })
 }
 
-fn to_text(directory: &Path, running: Option<&Running>, told: Option<&Value>, control: Option<&ControlFile>) -> String {
+fn to_text(
+    directory: &Path,
+    running: Option<&Running>,
+    told: Option<&StandbyStatus>,
+    control: Option<&ControlFile>,
+) -> String {
     let shown = directory.display();
     let mut text = match running {
         Some(running) => {
@@ -244,22 +256,17 @@ fn to_text(directory: &Path, running: Option<&Running>, told: Option<&Value>, co
     };
     let mut line = |rest: std::fmt::Arguments<'_>| writeln!(text, "{rest}").expect("a string takes all");
     if let Some(told) = told {
-        let word = |key: &str| told[key].as_str().unwrap_or("unknown").to_owned();
-        line(format_args!("state: {}", word("state")));
-        if told["primary"].is_string() {
-            line(format_args!("primary: {}, as {}", word("primary"), word("application_name")));
+        line(format_args!("state: {}", told.state));
+        if let Some(primary) = &told.primary {
+            line(format_args!("primary: {primary}, as {}", told.application_name.as_deref().unwrap_or("unknown")));
         }
-        if let Some(stages) = told["positions"].as_object() {
-            for (stage, position) in stages {
-                let Some(lsn) = position["lsn"].as_str() else { continue };
-                let behind = position["behind_bytes"]
-                    .as_u64()
-                    .map_or(String::new(), |behind| format!(" ({behind} bytes behind)"));
-                line(format_args!("{stage}: {lsn}{behind}"));
-            }
+        for (stage, position) in told.positions.stages() {
+            let Some(lsn) = position.lsn else { continue };
+            let behind = position.behind_bytes.map_or(String::new(), |behind| format!(" ({behind} bytes behind)"));
+            line(format_args!("{stage}: {lsn}{behind}"));
         }
-        if let Some(error) = told["last_error"]["message"].as_str() {
-            line(format_args!("last error: {error}"));
+        if let Some(error) = &told.last_error {
+            line(format_args!("last error: {}", error.message));
         }
     }
     if let Some(control) = control {

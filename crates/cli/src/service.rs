@@ -116,14 +116,14 @@ fn report(status: &(dyn Fn() -> StandbyStatus + Send + Sync), ready: &AtomicBool
 
 /// The status in one line, as `systemctl status` shows it.
 fn summary(status: &StandbyStatus) -> String {
-    let mut words = status.state.name().to_owned();
+    let mut words = status.state.to_string();
     if let Some(primary) = status.primary.as_ref().filter(|_| status.connected_since.is_some()) {
         words += &format!(" from {primary}");
     }
-    if status.positions.wal.applied.is_valid() {
-        words += &format!(", replayed {}", status.positions.wal.applied);
-    } else if status.positions.wal.held_durable.is_valid() {
-        words += &format!(", flushed {}", status.positions.wal.held_durable);
+    if let Some(replayed) = status.positions.replayed.lsn {
+        words += &format!(", replayed {replayed}");
+    } else if let Some(flushed) = status.positions.flushed.lsn {
+        words += &format!(", flushed {flushed}");
     }
     words
 }
@@ -167,9 +167,9 @@ mod tests {
         let begun = Instant::now();
         let status = move || {
             let state = if begun.elapsed() < Duration::from_millis(300) { State::Starting } else { State::Streaming };
-            let mut status = StandbyStatus { state, primary: Some("db1:5432".into()), ..StandbyStatus::default() };
+            let mut status = StandbyStatus { state, primary: Some("db1:5432".into()), ..StandbyStatus::new() };
             status.connected_since = Some(status.time);
-            status.positions.wal.applied = Lsn(0x28);
+            status.positions.replayed.lsn = Some(Lsn(0x28));
             status
         };
         let (tell, told) = mpsc::channel();

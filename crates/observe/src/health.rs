@@ -50,17 +50,17 @@ pub fn check(status: &StandbyStatus, limits: &Limits) -> Result<(), String> {
     if !follows {
         let trouble = matches!(status.state, State::Connecting | State::WaitingForDisk | State::Failed);
         let because = status.last_error.as_ref().filter(|_| trouble).map(|error| format!(": {}", error.message));
-        return Err(format!("{}{}", status.state.name(), because.unwrap_or_default()));
+        return Err(format!("{}{}", status.state, because.unwrap_or_default()));
     }
     if status.paused {
         return Err("replay is paused".to_owned());
     }
     let (done, position, lag_seconds) = match status.command {
-        Command::Standby => ("replay", status.positions.wal.applied, status.replay_lag_seconds()),
-        Command::Receive => ("flush", status.positions.wal.held_durable, None),
+        Command::Receive => ("flush", status.positions.flushed, None),
+        _ => ("replay", status.positions.replayed, status.replay_lag_seconds),
     };
     if let Some(limit) = limits.max_lag_bytes {
-        match status.positions.behind_bytes(position) {
+        match position.behind_bytes {
             Some(behind) if behind <= limit => {}
             Some(behind) => return Err(format!("{done} is {behind} bytes behind, more than {limit}")),
             None => return Err(format!("how far {done} is behind is not known yet")),
@@ -105,7 +105,7 @@ mod tests {
         verdict(&status, "max_lag_bytes=16&max_lag_seconds=2").unwrap();
         assert_eq!(verdict(&status, "max_lag_bytes=15").unwrap_err(), "replay is 16 bytes behind, more than 15");
         assert_eq!(verdict(&status, "max_lag_seconds=1.5").unwrap_err(), "replay is 2.0 s behind, more than 1.5");
-        let fresh = StandbyStatus { state: State::Streaming, ..StandbyStatus::default() };
+        let fresh = StandbyStatus { state: State::Streaming, ..StandbyStatus::new() };
         assert!(verdict(&fresh, "max_lag_bytes=1").is_err() && verdict(&fresh, "max_lag_seconds=1").is_err());
         let receive = StandbyStatus { command: Command::Receive, ..streaming() };
         verdict(&receive, "max_lag_bytes=8").unwrap();

@@ -1,53 +1,111 @@
-//! The status of a standby, or of `walrider receive`, at one moment.
+//! The status of a standby, or of `walrider receive`, at one moment: each key of `/status`, and what it means. What is not known
+//! is null.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime};
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use walrider_layout::positions::WalPositions;
-use walrider_layout::{Lsn, POSTGRES_EPOCH, TimelineId};
+use walrider_layout::{Lsn, POSTGRES_EPOCH};
 
-/// The time that PostgreSQL writes as microseconds since 2000-01-01 00:00 UTC (`TimestampTz`). `None` for zero, which
-/// stands for no time at all, and for what is before 1970.
-///
-/// ```
-/// use walrider_observe::status::from_timestamptz;
-/// assert_eq!(from_timestamptz(0), None);
-/// let time = from_timestamptz(1_500_000).unwrap();
-/// assert_eq!(time.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64(), 946_684_801.5);
-/// ```
-pub fn from_timestamptz(microseconds: i64) -> Option<SystemTime> {
-    let since = Duration::from_micros(microseconds.unsigned_abs());
-    let epoch = SystemTime::UNIX_EPOCH + POSTGRES_EPOCH;
-    match microseconds {
-        0 => None,
-        1.. => epoch.checked_add(since),
-        _ => epoch.checked_sub(since).filter(|&time| time >= SystemTime::UNIX_EPOCH),
+/// What [`StandbyStatus::schema_version`] is: a key that goes, or means something else, raises it. A new key does not: readers
+/// pass over keys and states that they do not know, and take keys that are missing for unknown.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// A moment; in JSON in UTC, as RFC 3339 writes it, to the microsecond, and null past the year 9999.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time(pub SystemTime);
+
+impl Time {
+    /// Of the system's clock.
+    pub fn now() -> Time {
+        Time(SystemTime::now())
+    }
+
+    /// The time that PostgreSQL writes as microseconds since 2000-01-01 00:00 UTC (`TimestampTz`). `None` for zero, which
+    /// stands for no time at all, and for what is before 1970.
+    ///
+    /// ```
+    /// use walrider_observe::status::Time;
+    /// assert_eq!(Time::from_timestamptz(0), None);
+    /// assert_eq!(Time::from_timestamptz(1_500_000).unwrap().unix_seconds(), 946_684_801.5);
+    /// ```
+    pub fn from_timestamptz(microseconds: i64) -> Option<Time> {
+        let since = Duration::from_micros(microseconds.unsigned_abs());
+        let epoch = SystemTime::UNIX_EPOCH + POSTGRES_EPOCH;
+        let time = match microseconds {
+            0 => None,
+            1.. => epoch.checked_add(since),
+            _ => epoch.checked_sub(since).filter(|&time| time >= SystemTime::UNIX_EPOCH),
+        };
+        time.map(Time)
+    }
+
+    /// Seconds since 1970; 0 for what is before.
+    pub fn unix_seconds(self) -> f64 {
+        self.seconds_since(Time::default())
+    }
+
+    /// Seconds since another time; 0 if that is later, as clocks that differ make it.
+    fn seconds_since(self, from: Time) -> f64 {
+        self.0.duration_since(from.0).map_or(0.0, |since| since.as_secs_f64())
     }
 }
 
-/// What kind of run this is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+impl Default for Time {
+    fn default() -> Time {
+        Time(SystemTime::UNIX_EPOCH)
+    }
+}
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        jiff::Timestamp::try_from(self.0).ok().map(|time| format!("{time:.6}")).serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Time, D::Error> {
+        let time = String::deserialize(from)?.parse::<jiff::Timestamp>().map_err(de::Error::custom)?;
+        Ok(Time(time.into()))
+    }
+}
+
+/// Values as text: LSNs, and numbers beyond the 53 bits that many readers of JSON keep.
+mod text {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use super::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+    pub fn serialize<T: Display, S: Serializer>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
+        value.as_ref().map(T::to_string).serialize(to)
+    }
+
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| text.parse().map_err(de::Error::custom)).transpose()
+    }
+}
+
+/// What kind of run this is; shown as on the command line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Command {
     /// `walrider standby`.
     #[default]
     Standby,
     /// `walrider receive`: nothing is replayed.
     Receive,
-}
-
-impl Command {
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Command::Standby => "standby",
-            Command::Receive => "receive",
-        }
-    }
+    /// One that a newer Walrider has.
+    #[serde(other)]
+    Unknown,
 }
 
 /// What it is doing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum State {
     /// Taking the directory over.
     #[default]
@@ -59,6 +117,7 @@ pub enum State {
     /// Receiving and replaying.
     Streaming,
     /// The disk is full: nothing is received until there is space.
+    #[serde(rename = "waiting for disk")]
     WaitingForDisk,
     /// Replay is paused; receiving goes on.
     Paused,
@@ -68,10 +127,13 @@ pub enum State {
     Stopped,
     /// Stopped by an error.
     Failed,
+    /// One that a newer Walrider has.
+    #[serde(other)]
+    Unknown,
 }
 
 impl State {
-    /// All of them.
+    /// All that this Walrider has.
     pub const ALL: [State; 9] = [
         State::Starting,
         State::Recovering,
@@ -83,64 +145,66 @@ impl State {
         State::Stopped,
         State::Failed,
     ];
+}
 
-    /// As the label of a metric: [`State::name`] without spaces.
-    pub fn label(self) -> &'static str {
-        match self {
-            State::WaitingForDisk => "waiting_for_disk",
-            state => state.name(),
-        }
-    }
-
-    /// As it is shown.
-    pub fn name(self) -> &'static str {
-        match self {
-            State::Starting => "starting",
-            State::Recovering => "recovering",
-            State::Connecting => "connecting",
-            State::Streaming => "streaming",
-            State::WaitingForDisk => "waiting for disk",
-            State::Paused => "paused",
-            State::Promoting => "promoting",
-            State::Stopped => "stopped",
-            State::Failed => "failed",
-        }
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
-/// Where each stage stands: ends of what it has done, exclusive; [`Lsn::INVALID`] where nothing is known.
-/// `checkpoint_redo <= applied`, `reported <= applied`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// Where a stage stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Position {
+    /// The end of what it has done, exclusive.
+    #[serde(with = "text")]
+    pub lsn: Option<Lsn>,
+    /// Bytes from there to the horizon: 0 for what is past it.
+    pub behind_bytes: Option<u64>,
+}
+
+/// Where each stage stands: `checkpoint_redo <= replayed`, `reported <= replayed`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Positions {
-    /// Of WAL on its way. What the others lag behind is counted from the horizon.
-    pub wal: WalPositions,
+    /// [`WalPositions::received`].
+    pub received: Position,
+    /// [`WalPositions::held`].
+    pub written: Position,
+    /// [`WalPositions::held_durable`].
+    pub flushed: Position,
+    /// [`WalPositions::applied`].
+    pub replayed: Position,
     /// Told to the primary as applied.
-    pub reported: Lsn,
+    pub reported: Position,
     /// The redo pointer of the last restartpoint: a crash makes recovery begin here.
-    pub checkpoint_redo: Lsn,
+    pub checkpoint_redo: Position,
 }
 
 impl Positions {
-    /// All that may lag behind the horizon, with the names under which users know them.
-    pub fn stages(&self) -> [(&'static str, Lsn); 6] {
+    /// All of them, by name.
+    pub fn stages(&self) -> [(&'static str, Position); 6] {
         [
-            ("received", self.wal.received),
-            ("written", self.wal.held),
-            ("flushed", self.wal.held_durable),
-            ("replayed", self.wal.applied),
+            ("received", self.received),
+            ("written", self.written),
+            ("flushed", self.flushed),
+            ("replayed", self.replayed),
             ("reported", self.reported),
             ("checkpoint_redo", self.checkpoint_redo),
         ]
     }
-
-    /// Bytes from `lsn` to the horizon; `None` while one of them is not known. What is past the horizon is not behind.
-    pub fn behind_bytes(&self, lsn: Lsn) -> Option<u64> {
-        (self.wal.horizon.is_valid() && lsn.is_valid()).then(|| self.wal.horizon.0.saturating_sub(lsn.0))
-    }
 }
 
 /// What replay has done since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Replay {
     /// Records.
     pub records: u64,
@@ -156,26 +220,9 @@ pub struct Replay {
     pub restartpoints: u64,
 }
 
-/// How long something took, counted by length.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Histogram {
-    /// Upper bounds of the buckets in seconds, inclusive, ascending.
-    pub bounds_seconds: Vec<f64>,
-    /// How many fell into each bucket; the last, one more than there are bounds, is what was longer.
-    pub counts: Vec<u64>,
-    /// All of them together, in seconds.
-    pub sum_seconds: f64,
-}
-
-impl Histogram {
-    /// How many there were.
-    pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-}
-
 /// What the spool has done since the start.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Spool {
     /// Bytes of WAL written.
     pub bytes: u64,
@@ -185,8 +232,14 @@ pub struct Spool {
     pub early_bytes: u64,
     /// Calls that wrote them.
     pub early_writes: u64,
-    /// How long each fsync took.
-    pub fsync: Histogram,
+    /// Calls of fsync.
+    pub fsyncs: u64,
+    /// How long they took, all together.
+    pub fsync_seconds: f64,
+    /// An upper bound in seconds, inclusive, ascending, and how many took no longer, and longer than the bound before. Those that
+    /// took longer than the last are in `fsyncs` alone. For `/metrics`.
+    #[serde(skip)]
+    pub fsync_buckets: Vec<(f64, u64)>,
     /// Segments made ahead of their use.
     pub segments_created: u64,
     /// Segments renamed to future ones.
@@ -198,17 +251,21 @@ pub struct Spool {
 }
 
 /// An error that the run survived, or the one that ended it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LastError {
     /// When.
-    pub time: SystemTime,
+    pub time: Time,
     /// The message; without passwords.
     pub message: String,
 }
 
 /// All that is told. A snapshot: whoever fills it in copies counters, and holds no lock for longer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StandbyStatus {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
     /// What kind of run this is.
     pub command: Command,
     /// Process id.
@@ -216,9 +273,9 @@ pub struct StandbyStatus {
     /// Of Walrider.
     pub version: String,
     /// When the snapshot was taken.
-    pub time: SystemTime,
+    pub time: Time,
     /// When the process began.
-    pub started_at: SystemTime,
+    pub started_at: Time,
     /// What it is doing.
     pub state: State,
     /// Replay is paused, whatever the state.
@@ -226,11 +283,12 @@ pub struct StandbyStatus {
     /// The directory could be handed over: replay has passed the end of the backup and `minRecoveryPoint`.
     pub consistent: bool,
     /// The data directory, or that of the WAL.
-    pub data_dir: PathBuf,
-    /// Of the cluster; 0 if not known yet.
-    pub system_identifier: u64,
-    /// The timeline that is received or replayed; 0 if not known yet.
-    pub timeline: TimelineId,
+    pub data_dir: String,
+    /// Of the cluster.
+    #[serde(with = "text")]
+    pub system_identifier: Option<u64>,
+    /// The timeline that is received or replayed.
+    pub timeline: Option<NonZeroU32>,
     /// Host and port of the primary, without user and password; none if there is only an archive.
     pub primary: Option<String>,
     /// Replication slot.
@@ -238,183 +296,104 @@ pub struct StandbyStatus {
     /// `application_name`, as in `synchronous_standby_names`.
     pub application_name: Option<String>,
     /// When the present connection was made.
-    pub connected_since: Option<SystemTime>,
+    pub connected_since: Option<Time>,
     /// Connections made since the start.
     pub connections: u64,
     /// WAL comes before the primary has flushed it.
     pub early: bool,
     /// The last thing that went wrong.
     pub last_error: Option<LastError>,
+    /// The newest flush position that the primary has told.
+    #[serde(with = "text")]
+    pub horizon: Option<Lsn>,
     /// Where each stage stands.
     pub positions: Positions,
     /// When the primary sent its last message, by its clock.
-    pub last_message_sent: Option<SystemTime>,
+    pub last_message_sent: Option<Time>,
     /// When that came in, by ours.
-    pub last_message_received: Option<SystemTime>,
+    pub last_message_received: Option<Time>,
+    /// Seconds since the primary was last heard.
+    pub silent_seconds: Option<f64>,
+    /// Seconds that the primary's last message took, if the clocks agree.
+    pub transfer_seconds: Option<f64>,
     /// Commit time of the last transaction replayed, by the primary's clock.
-    pub replayed_commit: Option<SystemTime>,
+    pub replayed_commit: Option<Time>,
+    /// Seconds by which replay is behind the primary: none if all that the primary told of is replayed, else the age of the
+    /// last commit replayed. Where the clocks differ, so does this.
+    pub replay_lag_seconds: Option<f64>,
     /// `recovery_min_apply_delay`.
-    pub min_apply_delay: Duration,
+    pub min_apply_delay_seconds: f64,
     /// What replay has done.
     pub replay: Replay,
     /// What the spool has done.
     pub spool: Spool,
 }
 
-impl Default for StandbyStatus {
-    /// A process that has just begun.
-    fn default() -> StandbyStatus {
-        let now = SystemTime::now();
+impl StandbyStatus {
+    /// This process, when it has just begun.
+    pub fn new() -> StandbyStatus {
         StandbyStatus {
-            command: Command::Standby,
+            schema_version: SCHEMA_VERSION,
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            time: now,
-            started_at: now,
-            state: State::Starting,
-            paused: false,
-            consistent: false,
-            data_dir: PathBuf::new(),
-            system_identifier: 0,
-            timeline: TimelineId(0),
-            primary: None,
-            slot: None,
-            application_name: None,
-            connected_since: None,
-            connections: 0,
-            early: false,
-            last_error: None,
-            positions: Positions::default(),
-            last_message_sent: None,
-            last_message_received: None,
-            replayed_commit: None,
-            min_apply_delay: Duration::ZERO,
-            replay: Replay::default(),
-            spool: Spool::default(),
+            time: Time::now(),
+            started_at: Time::now(),
+            ..StandbyStatus::default()
         }
     }
-}
 
-impl StandbyStatus {
-    /// Seconds by which replay is behind the primary: none if all that the primary told of is replayed, else the age of
-    /// the last commit replayed. Where the clocks differ, so does this. `None` if nothing is known to count from.
-    pub fn replay_lag_seconds(&self) -> Option<f64> {
-        match self.positions.behind_bytes(self.positions.wal.applied) {
+    /// Sets the positions, [`Lsn::INVALID`] where nothing is known, and last of all what follows from them and from the times.
+    pub fn at(mut self, wal: &WalPositions, reported: Lsn, checkpoint_redo: Lsn) -> StandbyStatus {
+        let known = |lsn: Lsn| lsn.is_valid().then_some(lsn);
+        let horizon = known(wal.horizon);
+        let position = |lsn| {
+            let lsn = known(lsn);
+            Position { lsn, behind_bytes: horizon.zip(lsn).map(|(horizon, lsn)| horizon.0.saturating_sub(lsn.0)) }
+        };
+        self.horizon = horizon;
+        self.positions = Positions {
+            received: position(wal.received),
+            written: position(wal.held),
+            flushed: position(wal.held_durable),
+            replayed: position(wal.applied),
+            reported: position(reported),
+            checkpoint_redo: position(checkpoint_redo),
+        };
+        let message = self.last_message_sent.zip(self.last_message_received);
+        self.silent_seconds = self.last_message_received.map(|received| self.time.seconds_since(received));
+        self.transfer_seconds = message.map(|(sent, received)| received.seconds_since(sent));
+        self.replay_lag_seconds = match self.positions.replayed.behind_bytes {
             Some(0) => Some(0.0),
-            _ => self.replayed_commit.map(|commit| seconds_between(commit, self.time)),
-        }
+            _ => self.replayed_commit.map(|commit| self.time.seconds_since(commit)),
+        };
+        self
     }
 
-    /// Seconds since the primary was last heard.
-    pub fn silent_seconds(&self) -> Option<f64> {
-        self.last_message_received.map(|received| seconds_between(received, self.time))
+    /// The JSON of `/status`, its keys in order; docs/standby.md says to users what is in it.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("it has no keys but text")
     }
-
-    /// Seconds that the primary's last message took, if the clocks agree.
-    pub fn transfer_seconds(&self) -> Option<f64> {
-        Some(seconds_between(self.last_message_sent?, self.last_message_received?))
-    }
-
-    /// The JSON of `/status`; docs/standby.md says what is in it. What is not known is null.
-    pub fn to_json(&self) -> Value {
-        let text = |lsn: Lsn| lsn.is_valid().then(|| lsn.to_string());
-        let time = |time: Option<SystemTime>| time.and_then(shown);
-        let stages: serde_json::Map<String, Value> = self
-            .positions
-            .stages()
-            .into_iter()
-            .map(|(name, lsn)| {
-                (name.to_owned(), json!({ "lsn": text(lsn), "behind_bytes": self.positions.behind_bytes(lsn) }))
-            })
-            .collect();
-        let Replay { records, transactions, aborts, pages_read, pages_written, restartpoints } = self.replay;
-        json!({
-            "schema_version": 1,
-            "command": self.command.name(),
-            "pid": self.pid,
-            "version": self.version,
-            "time": shown(self.time),
-            "started_at": shown(self.started_at),
-            "state": self.state.name(),
-            "paused": self.paused,
-            "consistent": self.consistent,
-            "data_dir": self.data_dir.display().to_string(),
-            // As text: many readers of JSON keep 53 bits of a number.
-            "system_identifier": (self.system_identifier != 0).then(|| self.system_identifier.to_string()),
-            "timeline": (self.timeline.0 != 0).then_some(self.timeline.0),
-            "primary": self.primary,
-            "slot": self.slot,
-            "application_name": self.application_name,
-            "connected_since": time(self.connected_since),
-            "connections": self.connections,
-            "early": self.early,
-            "last_error": self.last_error.as_ref().map(|error| {
-                json!({ "time": shown(error.time), "message": error.message })
-            }),
-            "horizon": text(self.positions.wal.horizon),
-            "positions": stages,
-            "last_message_sent": time(self.last_message_sent),
-            "last_message_received": time(self.last_message_received),
-            "silent_seconds": self.silent_seconds(),
-            "transfer_seconds": self.transfer_seconds(),
-            "replayed_commit": time(self.replayed_commit),
-            "replay_lag_seconds": self.replay_lag_seconds(),
-            "min_apply_delay_seconds": self.min_apply_delay.as_secs_f64(),
-            "replay": {
-                "records": records,
-                "transactions": transactions,
-                "aborts": aborts,
-                "pages_read": pages_read,
-                "pages_written": pages_written,
-                "restartpoints": restartpoints,
-            },
-            "spool": {
-                "bytes": self.spool.bytes,
-                "writes": self.spool.writes,
-                "early_bytes": self.spool.early_bytes,
-                "early_writes": self.spool.early_writes,
-                "fsyncs": self.spool.fsync.count(),
-                "fsync_seconds": self.spool.fsync.sum_seconds,
-                "segments_created": self.spool.segments_created,
-                "segments_recycled": self.spool.segments_recycled,
-                "segments_removed": self.spool.segments_removed,
-                "segment_waits": self.spool.segment_waits,
-            },
-        })
-    }
-}
-
-/// Seconds since 1970; 0 for what is before.
-pub(crate) fn unix_seconds(time: SystemTime) -> f64 {
-    seconds_between(SystemTime::UNIX_EPOCH, time)
-}
-
-/// Seconds from one time to another; 0 if the other is earlier, as clocks that differ make it.
-fn seconds_between(from: SystemTime, to: SystemTime) -> f64 {
-    to.duration_since(from).map_or(0.0, |since| since.as_secs_f64())
-}
-
-/// In UTC, as RFC 3339 writes it, to the microsecond; `None` past the year 9999.
-fn shown(time: SystemTime) -> Option<String> {
-    jiff::Timestamp::try_from(time).ok().map(|time| format!("{time:.6}"))
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     /// A standby that streams, 16 bytes behind, with every field set.
     pub(crate) fn streaming() -> StandbyStatus {
-        let at = |seconds| Some(SystemTime::UNIX_EPOCH + POSTGRES_EPOCH + Duration::from_secs_f64(seconds));
+        let at = |seconds| Some(Time(SystemTime::UNIX_EPOCH + POSTGRES_EPOCH + Duration::from_secs_f64(seconds)));
         StandbyStatus {
             pid: 4711,
+            version: "0.1.0".into(),
             time: at(100.0).unwrap(),
             started_at: at(0.0).unwrap(),
             state: State::Streaming,
             consistent: true,
             data_dir: "/data".into(),
-            system_identifier: u64::MAX,
-            timeline: TimelineId(3),
+            system_identifier: Some(u64::MAX),
+            timeline: NonZeroU32::new(3),
             primary: Some("db1:5432".into()),
             slot: Some("s1".into()),
             application_name: Some("walrider".into()),
@@ -422,22 +401,10 @@ pub(crate) mod tests {
             connections: 2,
             early: true,
             last_error: Some(LastError { time: at(49.0).unwrap(), message: "connection \"lost\"\\\n".into() }),
-            positions: Positions {
-                wal: WalPositions {
-                    horizon: Lsn(0x1_0000_0040),
-                    received: Lsn(0x1_0000_0050),
-                    held: Lsn(0x1_0000_0040),
-                    held_durable: Lsn(0x1_0000_0038),
-                    applied: Lsn(0x1_0000_0030),
-                    ..WalPositions::default()
-                },
-                reported: Lsn(0x1_0000_0030),
-                checkpoint_redo: Lsn(0x1_0000_0000),
-            },
             last_message_sent: at(99.25),
             last_message_received: at(99.5),
             replayed_commit: at(98.0),
-            min_apply_delay: Duration::from_millis(1500),
+            min_apply_delay_seconds: 1.5,
             replay: Replay {
                 records: 1001,
                 transactions: 1002,
@@ -451,31 +418,54 @@ pub(crate) mod tests {
                 writes: 1008,
                 early_bytes: 1013,
                 early_writes: 1014,
-                fsync: Histogram { bounds_seconds: vec![0.001, 0.01], counts: vec![5, 3, 1], sum_seconds: 0.25 },
+                fsyncs: 9,
+                fsync_seconds: 0.25,
+                fsync_buckets: vec![(0.001, 5), (0.01, 3)],
                 segments_created: 1009,
                 segments_recycled: 1010,
                 segments_removed: 1011,
                 segment_waits: 1012,
             },
-            ..StandbyStatus::default()
+            ..StandbyStatus::new()
         }
+        .at(&WAL, Lsn(0x1_0000_0030), Lsn(0x1_0000_0000))
+    }
+
+    const WAL: WalPositions = WalPositions {
+        horizon: Lsn(0x1_0000_0040),
+        received: Lsn(0x1_0000_0050),
+        held: Lsn(0x1_0000_0040),
+        held_durable: Lsn(0x1_0000_0038),
+        written: Lsn::INVALID,
+        flushed: Lsn::INVALID,
+        applied: Lsn(0x1_0000_0030),
+    };
+
+    /// What users have built on: it changes with [`SCHEMA_VERSION`] alone, but for new keys.
+    #[test]
+    fn keys_and_values_stay() {
+        let told: Value = serde_json::from_str(include_str!("../tests/status.json")).unwrap();
+        assert_eq!(streaming().to_json(), told);
     }
 
     #[test]
-    fn what_is_told() {
-        let told = streaming().to_json();
-        assert_eq!(told["state"], "streaming");
-        assert_eq!(told["system_identifier"], "18446744073709551615");
-        assert_eq!(told["time"], "2000-01-01T00:01:40.000000Z");
-        assert_eq!(told["horizon"], "1/40");
-        assert_eq!(told["positions"]["received"], json!({ "lsn": "1/50", "behind_bytes": 0 }));
-        assert_eq!(told["positions"]["replayed"], json!({ "lsn": "1/30", "behind_bytes": 16 }));
-        assert_eq!((&told["replay_lag_seconds"], &told["silent_seconds"]), (&json!(2.0), &json!(0.5)));
-        assert_eq!((&told["transfer_seconds"], &told["min_apply_delay_seconds"]), (&json!(0.25), &json!(1.5)));
-        let spool = &told["spool"];
-        assert_eq!((&spool["bytes"], &spool["segment_waits"]), (&json!(1007), &json!(1012)));
-        assert_eq!((&spool["fsyncs"], &spool["fsync_seconds"]), (&json!(9), &json!(0.25)));
-        assert_eq!(told["last_error"]["time"], "2000-01-01T00:00:49.000000Z");
+    fn it_is_read_back() {
+        let mut status = streaming();
+        let read = |json: &str| serde_json::from_str::<StandbyStatus>(json).unwrap();
+        let told = status.to_json().to_string();
+        status.spool.fsync_buckets.clear();
+        assert_eq!(read(&told), status);
+        let unknown = StandbyStatus::default().to_json().to_string();
+        assert_eq!(read(&unknown), StandbyStatus::default());
+    }
+
+    /// Between an upgrade and the restart, two versions talk to each other.
+    #[test]
+    fn other_versions_are_understood() {
+        let newer = r#"{ "state": "relaying", "command": "relay", "is_new": [1], "spool": { "new": 1, "bytes": 5 } }"#;
+        let status: StandbyStatus = serde_json::from_str(newer).unwrap();
+        assert_eq!((status.state, status.command, status.spool.bytes), (State::Unknown, Command::Unknown, 5));
+        assert_eq!(status.positions.flushed, Position::default());
     }
 
     /// Every key, those of inner objects too.
@@ -487,14 +477,14 @@ pub(crate) mod tests {
     #[test]
     fn the_same_keys_are_there_whatever_is_known() {
         let known = StandbyStatus { last_error: None, ..streaming() };
-        assert_eq!(keys(&known.to_json()), keys(&StandbyStatus::default().to_json()));
+        assert_eq!(keys(&known.to_json()), keys(&StandbyStatus::new().to_json()));
     }
 
     #[test]
     fn all_keys_and_states_are_documented() {
         let text = include_str!("../../../docs/standby.md");
         let section = text.split("### /status").nth(1).and_then(|rest| rest.split("### /metrics").next()).unwrap();
-        let states = State::ALL.map(|state| state.name().to_owned());
+        let states = State::ALL.map(|state| state.to_string());
         for key in keys(&streaming().to_json()).into_iter().chain(states) {
             assert!(section.contains(&format!("`{key}`")), "{key}");
         }
@@ -502,7 +492,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_not_known_is_null() {
-        let told = StandbyStatus::default().to_json();
+        let told = StandbyStatus::new().at(&WalPositions::default(), Lsn::INVALID, Lsn::INVALID).to_json();
         for key in ["system_identifier", "timeline", "primary", "horizon", "last_error", "replay_lag_seconds"] {
             assert!(told[key].is_null(), "{key}");
         }
@@ -511,22 +501,22 @@ pub(crate) mod tests {
 
     #[test]
     fn all_replayed_is_no_lag_however_long_ago() {
-        let mut status = streaming();
-        status.positions.wal.applied = status.positions.wal.horizon;
-        assert_eq!(status.replay_lag_seconds(), Some(0.0));
-        status.positions.wal.applied = Lsn::INVALID;
-        assert_eq!(status.replay_lag_seconds(), Some(2.0));
-        // The primary's clock is ahead.
-        status.replayed_commit = Some(status.time + Duration::from_secs(9));
-        assert_eq!(status.replay_lag_seconds(), Some(0.0));
+        let lag = |applied, status: StandbyStatus| {
+            status.at(&WalPositions { applied, ..WAL }, Lsn::INVALID, Lsn::INVALID).replay_lag_seconds
+        };
+        assert_eq!(lag(WAL.horizon, streaming()), Some(0.0));
+        assert_eq!(lag(Lsn::INVALID, streaming()), Some(2.0));
+        let ahead = Some(Time(streaming().time.0 + Duration::from_secs(9)));
+        let primary_is_ahead = StandbyStatus { replayed_commit: ahead, ..streaming() };
+        assert_eq!(lag(Lsn::INVALID, primary_is_ahead), Some(0.0));
     }
 
     #[test]
     fn any_time_of_the_wire_is_taken() {
         for microseconds in [i64::MIN, -1, 1, i64::MAX] {
-            let status = StandbyStatus { replayed_commit: from_timestamptz(microseconds), ..streaming() };
+            let status = StandbyStatus { replayed_commit: Time::from_timestamptz(microseconds), ..streaming() };
             assert!(status.to_json().is_object());
         }
-        assert_eq!(from_timestamptz(i64::MIN), None);
+        assert_eq!(Time::from_timestamptz(i64::MIN), None);
     }
 }

@@ -1,16 +1,17 @@
 //! `walrider receive`: WAL into a directory, acknowledged when written and when durable; nothing is replayed
 //! (`StreamLog`, `bin/pg_basebackup/pg_receivewal.c`, PostgreSQL 18).
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tracing::Level;
 use walrider_datadir::config::{Unit, parse_number};
 use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
-use walrider_observe::status::{Command, LastError, StandbyStatus, State, from_timestamptz};
+use walrider_observe::status::{Command, LastError, StandbyStatus, State, Time};
 use walrider_session::{ConnectError, ConnectOptions, Connection, Start};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
 use walrider_stream::board::Board;
@@ -76,9 +77,9 @@ impl Receive {
             .map_err(|source| StandbyError::System { operation: "make an event descriptor", source })?;
         let shown = StandbyStatus {
             command: Command::Receive,
-            data_dir: settings.directory.clone(),
+            data_dir: settings.directory.display().to_string(),
             slot: settings.slot.clone(),
-            ..StandbyStatus::default()
+            ..StandbyStatus::new()
         };
         Ok(Receive(Arc::new(Inner {
             settings,
@@ -116,20 +117,21 @@ impl Receive {
     pub fn status(&self) -> StandbyStatus {
         let inner = &*self.0;
         let mut status = inner.shown.lock().expect("no panic while locked").clone();
-        status.time = SystemTime::now();
+        status.time = Time::now();
         if status.state == State::Streaming && inner.board.disk_full() {
             status.state = State::WaitingForDisk;
         }
         let (sent, heard) = inner.board.last_message();
-        status.last_message_sent = from_timestamptz(sent);
-        status.last_message_received = from_timestamptz(heard);
+        status.last_message_sent = Time::from_timestamptz(sent);
+        status.last_message_received = Time::from_timestamptz(heard);
+        let mut positions = WalPositions::default();
         if let Some(spool) = inner.spool.get() {
-            status.timeline = spool.timeline();
+            status.timeline = NonZeroU32::new(spool.timeline().0);
             status.spool = spool_status(&spool.stats());
             let (horizon, received) = (inner.board.horizon(), inner.board.received());
-            status.positions.wal = WalPositions { horizon, received, ..spool.positions() };
+            positions = WalPositions { horizon, received, ..spool.positions() };
         }
-        status
+        status.at(&positions, Lsn::INVALID, Lsn::INVALID)
     }
 }
 
@@ -171,7 +173,7 @@ impl Inner {
             repeats.say(level, &format!("{error}; connecting again in {interval} s"));
             let message = error.to_string();
             let mut shown = self.shown.lock().expect("no panic while locked");
-            shown.last_error = Some(LastError { time: SystemTime::now(), message });
+            shown.last_error = Some(LastError { time: Time::now(), message });
             shown.connected_since = None;
             shown.state = State::Connecting;
             drop(shown);
@@ -219,7 +221,7 @@ impl Inner {
                 let line = Line::new(opened.connection, spool, &self.board, opened.identity.flushed);
                 self.show(|shown| {
                     shown.state = State::Streaming;
-                    shown.connected_since = Some(SystemTime::now());
+                    shown.connected_since = Some(Time::now());
                     shown.connections += 1;
                 });
                 repeats.settle();
@@ -275,7 +277,7 @@ impl Inner {
         self.show(|shown| {
             shown.primary = Some(opened.connection.peer().to_owned());
             shown.application_name = application_name;
-            shown.system_identifier = opened.identity.system_identifier;
+            shown.system_identifier = Some(opened.identity.system_identifier);
         });
         Ok(opened)
     }

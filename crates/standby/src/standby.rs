@@ -1,6 +1,7 @@
 //! A standby, from start to its end.
 
 use std::fs;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -10,15 +11,16 @@ use std::time::Duration;
 use walrider_datadir::config::Config;
 use walrider_datadir::open::read_control;
 use walrider_datadir::recovery_settings::RecoverySettings;
+use walrider_layout::Lsn;
 use walrider_layout::positions::WalPositions;
-use walrider_layout::{Lsn, TimelineId};
-use walrider_observe::status::{self, LastError, StandbyStatus, State, from_timestamptz};
+use walrider_observe::status::{self, LastError, StandbyStatus, State, Time};
 use walrider_replay::end_of_recovery::Promoted;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::restartpoint::RestartpointPolicy;
 use walrider_replay::startup::{Options, Promotion, Summary, replay};
 use walrider_replay::stats::Stats;
 use walrider_replay::upstream::{Upstream, Wanted};
+use walrider_spool::{FSYNC_BUCKETS_MICROS, SpoolStats};
 
 use crate::error::StandbyError;
 use crate::machine::{Event, Link};
@@ -259,55 +261,51 @@ impl Standby {
                 Link::Down => State::Starting,
             },
         };
+        let positions = WalPositions {
+            horizon: board.horizon(),
+            received: board.received(),
+            applied: replayed.lsn,
+            ..spool.map(|spool| spool.positions()).unwrap_or_default()
+        };
         StandbyStatus {
-            started_at: shell.started_at,
+            started_at: Time(shell.started_at),
             state: now,
             paused: wishes.paused,
-            data_dir: shown(&settings.data_dir),
+            data_dir: shown(&settings.data_dir).display().to_string(),
             consistent: replayed.consistent,
-            system_identifier: shell.opened().map_or(0, |opened| opened.system_identifier),
-            timeline: spool.map_or(TimelineId(0), |spool| spool.timeline()),
+            system_identifier: shell.opened().map(|opened| opened.system_identifier),
+            timeline: spool.and_then(|spool| NonZeroU32::new(spool.timeline().0)),
             primary: kept.primary.clone(),
             slot: kept.slot.clone().or(settings.slot.clone()),
             application_name: kept.application_name.clone(),
-            connected_since: kept.connected_since,
+            connected_since: kept.connected_since.map(Time),
             connections: machine.sessions(),
             early: kept.early,
-            last_error: kept.last_error.clone().map(|(time, message)| LastError { time, message }),
-            positions: status::Positions {
-                wal: WalPositions {
-                    horizon: board.horizon(),
-                    received: board.received(),
-                    applied: replayed.lsn,
-                    ..spool.map(|spool| spool.positions()).unwrap_or_default()
-                },
-                reported: board.reported(),
-                checkpoint_redo: kept.checkpoint_redo,
-            },
-            last_message_sent: from_timestamptz(sent),
-            last_message_received: from_timestamptz(heard),
-            replayed_commit: replayed.commit.and_then(from_timestamptz),
-            min_apply_delay: settings.min_apply_delay,
+            last_error: kept.last_error.clone().map(|(time, message)| LastError { time: Time(time), message }),
+            last_message_sent: Time::from_timestamptz(sent),
+            last_message_received: Time::from_timestamptz(heard),
+            replayed_commit: replayed.commit.and_then(Time::from_timestamptz),
+            min_apply_delay_seconds: settings.min_apply_delay.as_secs_f64(),
             replay: replayed.stats,
             spool: spool.map(|spool| spool_status(&spool.stats())).unwrap_or_default(),
-            ..StandbyStatus::default()
+            ..StandbyStatus::new()
         }
+        .at(&positions, board.reported(), kept.checkpoint_redo)
     }
 }
 
 /// What the spool has done, as it is shown.
-pub(crate) fn spool_status(stats: &walrider_spool::SpoolStats) -> status::Spool {
-    let bounds = walrider_spool::FSYNC_BUCKETS_MICROS;
+pub(crate) fn spool_status(stats: &SpoolStats) -> status::Spool {
+    let bounds = FSYNC_BUCKETS_MICROS.map(|micros| micros as f64 / 1e6);
     status::Spool {
         bytes: stats.bytes_written,
         writes: stats.writes,
         early_bytes: stats.early_bytes,
         early_writes: stats.early_writes,
-        fsync: status::Histogram {
-            bounds_seconds: bounds.iter().map(|&micros| micros as f64 / 1e6).collect(),
-            counts: stats.fsync_buckets.to_vec(),
-            sum_seconds: Duration::from_micros(stats.fsync_micros).as_secs_f64(),
-        },
+        // Not `stats.fsyncs`, which may be a moment older: no bucket may have more than all.
+        fsyncs: stats.fsync_buckets.iter().sum(),
+        fsync_seconds: Duration::from_micros(stats.fsync_micros).as_secs_f64(),
+        fsync_buckets: bounds.into_iter().zip(stats.fsync_buckets).collect(),
         segments_created: stats.segments_created,
         segments_recycled: stats.segments_recycled,
         segments_removed: stats.segments_removed,
