@@ -15,7 +15,7 @@ use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name
 use walrider_layout::{Lsn, TimelineId};
 use walrider_session::ConnectOptions;
 use walrider_stream::error::ReceiveError;
-use walrider_stream::upstream::{Opened, Upstream};
+use walrider_stream::upstream::{Early, Expected, Opened, Slot, Upstream};
 
 use crate::error::StandbyError;
 use crate::settings::Settings;
@@ -95,14 +95,10 @@ fn ask(shell: &Shell, settings: &Settings, data_dir: &DataDir, makes: bool) -> R
     let control = data_dir.control();
     let upstream = Upstream {
         connect,
-        database: None,
-        early_required: false,
+        expected: Expected { system_identifier: Some(control.system_identifier), major: Some(control.major.number()) },
+        early: Early::Off,
         // Not before it is known who it is.
-        slot: None,
-        create_slot: false,
-        temporary_slot: false,
-        system_identifier: Some(control.system_identifier),
-        major: Some(control.major.number()),
+        slot: Slot::None,
     };
     let mut opened = upstream.open()?;
     if !makes {

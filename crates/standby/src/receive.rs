@@ -20,7 +20,7 @@ use walrider_stream::line::Line;
 use walrider_stream::positions::Timing;
 use walrider_stream::streaming::{End, Streaming};
 use walrider_stream::timelines::check_next;
-use walrider_stream::upstream::{Opened, Upstream};
+use walrider_stream::upstream::{Early, Expected, Opened, Slot, Upstream};
 
 use crate::error::StandbyError;
 use crate::machine::{FIRST_PAUSE, Task};
@@ -262,13 +262,12 @@ impl Inner {
         let application_name = Some(connect.application_name().to_owned());
         let upstream = Upstream {
             connect,
-            database: None,
-            early_required: false,
-            slot: settings.slot.clone(),
-            create_slot: creates_slot && settings.if_not_exists,
-            temporary_slot: false,
-            system_identifier,
-            major: None,
+            expected: Expected { system_identifier, major: None },
+            early: Early::Off,
+            slot: match settings.slot.clone() {
+                Some(name) => Slot::Named { name, create: creates_slot && settings.if_not_exists },
+                None => Slot::None,
+            },
         };
         let mut opened = upstream.open()?;
         if let Some(slot) = settings.slot.as_ref().filter(|_| creates_slot && !settings.if_not_exists) {

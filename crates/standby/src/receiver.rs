@@ -5,7 +5,7 @@ use walrider_session::{ConnectOptions, Start};
 use walrider_stream::error::ReceiveError;
 use walrider_stream::line::Line;
 use walrider_stream::streaming::{End, Streaming};
-use walrider_stream::upstream::Upstream;
+use walrider_stream::upstream::{Early, Expected, Slot, Upstream};
 
 use crate::machine::{Ended, Task, Verdict};
 use crate::repeats::Repeats;
@@ -47,31 +47,31 @@ fn stream(shell: &Shell, opened: &Opened, task: Task, repeats: &mut Repeats) -> 
     let settings = shell.settings();
     let &Opened { ref spool, system_identifier, major } = opened;
     let conninfo = settings.primary.as_deref().unwrap_or_default();
-    let mut connect = ConnectOptions::resolve(conninfo, &settings.application_name_fallback)?;
+    let fallback = &settings.application_name_fallback;
+    let patient = |mut options: ConnectOptions| {
+        options.interrupt_with(shell.board.end_fd());
+        options.give_up_after(settings.receiver_timeout);
+        options
+    };
+    let connect = patient(ConnectOptions::resolve(conninfo, fallback)?);
     for warning in connect.warnings() {
         repeats.say(Level::WARN, warning);
     }
-    connect.interrupt_with(shell.board.end_fd());
-    connect.give_up_after(settings.receiver_timeout);
     let application_name = connect.application_name().to_owned();
-    let database = match settings.early {
-        EarlyMode::Off => None,
-        EarlyMode::Auto | EarlyMode::On => {
-            let mut database = ConnectOptions::resolve_for_database(conninfo, &settings.application_name_fallback)?;
-            database.interrupt_with(shell.board.end_fd());
-            database.give_up_after(settings.receiver_timeout);
-            Some(database)
-        }
-    };
+    let database = || ConnectOptions::resolve_for_database(conninfo, fallback).map(patient);
     let upstream = Upstream {
         connect,
-        database,
-        early_required: settings.early == EarlyMode::On,
-        slot: settings.slot.clone(),
-        create_slot: settings.create_slot,
-        temporary_slot: settings.temporary_slot,
-        system_identifier: Some(system_identifier),
-        major: Some(major),
+        expected: Expected { system_identifier: Some(system_identifier), major: Some(major) },
+        early: match settings.early {
+            EarlyMode::Off => Early::Off,
+            EarlyMode::Auto => Early::Auto(database()?),
+            EarlyMode::On => Early::Required(database()?),
+        },
+        slot: match settings.slot.clone() {
+            Some(name) => Slot::Named { name, create: settings.create_slot },
+            None if settings.temporary_slot => Slot::Temporary,
+            None => Slot::None,
+        },
     };
     let mut opened = upstream.open()?;
     if let Some(why) = &opened.not_early {

@@ -12,21 +12,48 @@ use crate::timelines;
 pub struct Upstream {
     /// How to connect.
     pub connect: ConnectOptions,
-    /// How to connect to a database for the early stream, if that is wanted; without it there, it is streamed as ever, unless
-    /// `early_required`.
-    pub database: Option<ConnectOptions>,
-    /// No other stream than the early one.
-    pub early_required: bool,
-    /// The replication slot, if one is used.
-    pub slot: Option<String>,
-    /// Make the slot if it is not there.
-    pub create_slot: bool,
-    /// Without a slot of its own, use one that ends with the connection.
-    pub temporary_slot: bool,
-    /// The system identifier of the directory; none: any.
+    /// Which server it must be.
+    pub expected: Expected,
+    /// Whether WAL is to come before the primary has flushed it.
+    pub early: Early,
+    /// What makes the primary keep WAL.
+    pub slot: Slot,
+}
+
+/// What a server must be, so that its WAL fits a directory; none: any.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Expected {
+    /// The system identifier of the directory.
     pub system_identifier: Option<u64>,
-    /// The major version of the directory; none: any.
+    /// The major version of the directory.
     pub major: Option<u32>,
+}
+
+/// The early stream, which is had through a connection to a database.
+#[derive(Clone, Debug)]
+pub enum Early {
+    /// Not wanted.
+    Off,
+    /// Wanted if it is there; without, WAL is streamed as ever.
+    Auto(ConnectOptions),
+    /// No other stream will do.
+    Required(ConnectOptions),
+}
+
+/// A replication slot.
+#[derive(Clone, Debug)]
+pub enum Slot {
+    /// None is used.
+    None,
+    /// One that stays.
+    Named {
+        /// Its name.
+        name: String,
+        /// Make it if it is not there.
+        create: bool,
+    },
+    /// One that ends with the connection.
+    Temporary,
 }
 
 /// An open session.
@@ -57,11 +84,14 @@ impl Upstream {
 
     /// Connects so that the early stream can be had, if it can be. Whether it can; if it was wanted and cannot, why.
     fn connect(&self) -> Result<(Connection, bool, Option<ReceiveError>), ReceiveError> {
-        let not_early = match self.database.as_ref().map(connect_early) {
-            None => None,
-            Some(Ok(connection)) => return Ok((connection, true, None)),
-            Some(Err(error)) if !self.early_required && error.rules_out_early() => Some(error),
-            Some(Err(error)) => return Err(error),
+        let not_early = match &self.early {
+            Early::Off => None,
+            Early::Auto(database) => match connect_early(database) {
+                Ok(connection) => return Ok((connection, true, None)),
+                Err(error) if error.rules_out_early() => Some(error),
+                Err(error) => return Err(error),
+            },
+            Early::Required(database) => return Ok((connect_early(database)?, true, None)),
         };
         Ok((Connection::open(&self.connect)?, false, not_early))
     }
@@ -69,11 +99,11 @@ impl Upstream {
     /// Who is there, if it is the server that is expected.
     fn identify(&self, connection: &mut Connection) -> Result<SystemIdentity, ReceiveError> {
         let primary = connection.server_version_num() / 10_000;
-        if let Some(standby) = self.major.filter(|&major| major != primary) {
+        if let Some(standby) = self.expected.major.filter(|&major| major != primary) {
             return Err(ReceiveError::OtherMajor { primary, standby });
         }
         let identity = connection.identify_system()?;
-        if let Some(standby) = self.system_identifier.filter(|&known| known != identity.system_identifier) {
+        if let Some(standby) = self.expected.system_identifier.filter(|&known| known != identity.system_identifier) {
             return Err(ReceiveError::OtherSystem { primary: identity.system_identifier, standby });
         }
         Ok(identity)
@@ -82,19 +112,19 @@ impl Upstream {
     /// The slot to stream from, made if it is to be.
     fn slot(&self, connection: &mut Connection) -> Result<Option<String>, ReceiveError> {
         match &self.slot {
-            Some(name) => {
-                if self.create_slot && !connection.slot_exists(name)? {
+            Slot::None => Ok(None),
+            Slot::Named { name, create } => {
+                if *create && !connection.slot_exists(name)? {
                     connection.create_physical_slot(name, false)?;
                     tracing::info!("created replication slot \"{name}\"");
                 }
                 Ok(Some(name.clone()))
             }
-            None if self.temporary_slot => {
+            Slot::Temporary => {
                 let name = format!("walrider_{}", std::process::id());
                 connection.create_physical_slot(&name, true)?;
                 Ok(Some(name))
             }
-            None => Ok(None),
         }
     }
 }
@@ -128,7 +158,7 @@ impl Opened {
         if self.early && timeline == self.identity.timeline {
             match self.connection.start_early(slot, start, timeline) {
                 Ok(started) => return Ok((started, true)),
-                Err(error @ ConnectError::Server(_)) if !upstream.early_required => {
+                Err(error @ ConnectError::Server(_)) if !matches!(upstream.early, Early::Required(_)) => {
                     tracing::warn!(
                         "the primary refused the early stream ({error}): it sends WAL after it has flushed it, as ever"
                     );
