@@ -1,5 +1,7 @@
 //! Why replay fails.
 
+use std::error::Error;
+
 use walrider_datadir::DataDirError;
 use walrider_layout::{BlockNumber, Lsn};
 use walrider_redo::RedoError;
@@ -67,6 +69,9 @@ pub enum ReplayError {
     /// Anything that the user has to set right first.
     #[error("{0}")]
     Refused(String),
+    /// Who brings WAL failed ([`crate::upstream::Upstream`]), and knows why.
+    #[error(transparent)]
+    Upstream(Box<dyn Error + Send + Sync>),
 }
 
 impl ReplayError {

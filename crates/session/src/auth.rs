@@ -6,7 +6,7 @@ use walrider_wire::backend::Authentication;
 use walrider_wire::frontend;
 
 use crate::security::{AuthPolicy, Binding, Method};
-use crate::{ConnectError, Result};
+use crate::{ConnectError, Reason, Result};
 
 /// What is known of the encryption.
 #[derive(Clone, Debug, Default)]
@@ -80,7 +80,7 @@ impl<'a> Authenticator<'a> {
                 (self.scram_finished, self.answered) = (true, true);
             }
             Authentication::Other(number) => {
-                return Err(ConnectError::Auth(format!("authentication method {number} not supported")));
+                return Err(ConnectError::Auth(format!("authentication method {number} not supported").into()));
             }
         }
         Ok(false)
@@ -88,27 +88,27 @@ impl<'a> Authenticator<'a> {
 
     fn begin_scram(&mut self, mechanisms: &[&str], out: &mut Vec<u8>) -> Result<()> {
         if self.scram.is_some() || self.scram_finished {
-            return Err(ConnectError::Auth("duplicate SASL authentication request".to_owned()));
+            return Err(ConnectError::Auth("duplicate SASL authentication request".into()));
         }
         let plus = mechanisms.contains(&SCRAM_SHA_256_PLUS);
         if plus && !self.security.tls {
             // A server offers it over TLS only: someone in between has taken TLS away.
             let text = "server offered SCRAM-SHA-256-PLUS authentication over a non-SSL connection";
-            return Err(ConnectError::Auth(text.to_owned()));
+            return Err(ConnectError::Auth(text.into()));
         }
         let end_point = self.security.end_point.clone().filter(|_| self.policy.binding != Binding::Disable);
         let (mechanism, binding) = match end_point {
             Some(hash) if plus => (SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(hash)),
             _ if self.policy.binding == Binding::Require => {
                 let text = "channel binding is required, but server did not offer an authentication method that supports channel binding";
-                return Err(ConnectError::Auth(text.to_owned()));
+                return Err(ConnectError::Auth(text.into()));
             }
             _ if !mechanisms.contains(&SCRAM_SHA_256) => {
                 let offered = mechanisms.join(", ").escape_debug().to_string();
                 let text = format!(
                     "none of the server's SASL authentication mechanisms are supported: it offers \"{offered}\""
                 );
-                return Err(ConnectError::Auth(text));
+                return Err(ConnectError::Auth(text.into()));
             }
             // We could, the server did not offer it: it learns that, should someone have taken the offer away.
             Some(_) => (SCRAM_SHA_256, ChannelBinding::unrequested()),
@@ -124,11 +124,11 @@ impl<'a> Authenticator<'a> {
     /// Before any secret is sent: is this a request that we were told to answer (`check_expected_areq`)?
     fn check_expected(&self, request: &Authentication<'_>) -> Result<()> {
         if let (Authentication::Ok, Some(refusal)) = (request, self.security.refusal) {
-            return Err(ConnectError::Auth(refusal.to_owned()));
+            return Err(ConnectError::Auth(refusal.into()));
         }
         // Not even without require_auth may a server leave out its own proof.
         if *request == Authentication::Ok && self.scram.is_some() {
-            return Err(ConnectError::Auth("server did not complete authentication".to_owned()));
+            return Err(ConnectError::Auth("server did not complete authentication".into()));
         }
         let sasl =
             matches!(request, Authentication::Sasl(_) | Authentication::SaslContinue(_) | Authentication::SaslFinal(_));
@@ -144,16 +144,16 @@ impl<'a> Authenticator<'a> {
             && !policy.methods.contains(&method)
         {
             let text = format!("authentication method requirement \"{}\" failed: {reason}", policy.text);
-            return Err(ConnectError::Auth(text));
+            return Err(ConnectError::Auth(text.into()));
         }
         if self.policy.binding == Binding::Require && !sasl {
             if *request != Authentication::Ok {
                 let text = "channel binding required but not supported by server's authentication request";
-                return Err(ConnectError::Auth(text.to_owned()));
+                return Err(ConnectError::Auth(text.into()));
             }
             if !(self.channel_bound && self.scram_finished) {
                 let text = "channel binding required, but server authenticated client without channel binding";
-                return Err(ConnectError::Auth(text.to_owned()));
+                return Err(ConnectError::Auth(text.into()));
             }
         }
         Ok(())
@@ -161,14 +161,14 @@ impl<'a> Authenticator<'a> {
 
     fn password(&self) -> Result<&'a str> {
         let text = "no password supplied: give it in the connection string, the password file or PGPASSWORD";
-        self.password.filter(|password| !password.is_empty()).ok_or_else(|| ConnectError::Auth(text.to_owned()))
+        self.password.filter(|password| !password.is_empty()).ok_or_else(|| ConnectError::Auth(text.into()))
     }
 }
 
 fn out_of_order() -> ConnectError {
-    ConnectError::Auth("server sent SASL data without a SASL exchange".to_owned())
+    ConnectError::Auth("server sent SASL data without a SASL exchange".into())
 }
 
 fn scram_failed(error: std::io::Error) -> ConnectError {
-    ConnectError::Auth(format!("SCRAM authentication failed: {error}"))
+    ConnectError::Auth(Reason::of("SCRAM authentication failed", error))
 }

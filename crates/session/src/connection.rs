@@ -145,7 +145,7 @@ impl Connection {
             ));
         }
         if text.contains('\0') {
-            return Err(ConnectError::Config("a command must not contain a zero byte".to_owned()));
+            return Err(ConnectError::Config("a command must not contain a zero byte".into()));
         }
         self.state = State::Busy;
         frontend::query(&mut self.output.0, text);

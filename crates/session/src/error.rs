@@ -1,5 +1,6 @@
 //! Why there is no connection, or none any more.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 
@@ -11,8 +12,8 @@ use walrider_wire::conninfo::ConnInfoError;
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The connection string, the environment or a file they name is wrong; trying again does not help.
-    #[error("{0}")]
-    Config(String),
+    #[error(transparent)]
+    Config(Reason),
     /// The operating system refused.
     #[error("could not {operation}: {source}")]
     Io {
@@ -31,11 +32,11 @@ pub enum ConnectError {
     #[error("interrupted")]
     Interrupted,
     /// No encryption as asked for.
-    #[error("{0}")]
-    Tls(String),
+    #[error(transparent)]
+    Tls(Reason),
     /// Authentication as asked for is not possible. A refused password is a [`ConnectError::Server`].
-    #[error("{0}")]
-    Auth(String),
+    #[error(transparent)]
+    Auth(Reason),
     /// The server is not of the kind that `target_session_attrs` asks for.
     #[error("{0}")]
     Target(&'static str),
@@ -51,6 +52,28 @@ pub enum ConnectError {
     /// No server could be connected to. At least one attempt.
     #[error("{}", Attempts(.0))]
     Open(Vec<FailedAttempt>),
+}
+
+/// What is wrong, in words, with the error behind it if there is one; the words tell of that, too.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct Reason {
+    text: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl Reason {
+    /// Puts words before an error.
+    pub(crate) fn of(what: impl fmt::Display, source: impl Into<Box<dyn Error + Send + Sync>>) -> Reason {
+        let source = source.into();
+        Reason { text: format!("{what}: {source}"), source: Some(source) }
+    }
+}
+
+impl<T: Into<String>> From<T> for Reason {
+    fn from(text: T) -> Reason {
+        Reason { text: text.into(), source: None }
+    }
 }
 
 /// One address that was tried.
@@ -97,6 +120,6 @@ impl ConnectError {
 
 impl From<ConnInfoError> for ConnectError {
     fn from(error: ConnInfoError) -> ConnectError {
-        ConnectError::Config(error.to_string())
+        ConnectError::Config(error.to_string().into())
     }
 }

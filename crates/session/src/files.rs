@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{User, getuid};
 use walrider_wire::conninfo::{ConnInfo, pgpass};
 
-use crate::{ConnectError, Result};
+use crate::{ConnectError, Reason, Result};
 
 /// No file of these is longer, in bytes.
 const LONGEST: u64 = 4 << 20;
@@ -28,7 +28,7 @@ pub(crate) fn home(env: Env<'_>) -> Option<PathBuf> {
 pub(crate) fn os_user() -> Result<String> {
     match User::from_uid(getuid()) {
         Ok(Some(user)) => Ok(user.name),
-        _ => Err(ConnectError::Config(format!("local user with ID {} does not exist; give \"user\"", getuid()))),
+        _ => Err(ConnectError::Config(format!("local user with ID {} does not exist; give \"user\"", getuid()).into())),
     }
 }
 
@@ -53,13 +53,14 @@ pub(crate) fn service(name: &str, env: Env<'_>) -> Result<ConnInfo> {
     let system = env("PGSYSCONFDIR").map(|dir| Path::new(&dir).join("pg_service.conf")).filter(|path| path.exists());
     for path in own.into_iter().chain(system) {
         let shown = path.display().to_string();
-        let text = read(&path)
-            .map_err(|error| ConnectError::Config(format!("service file \"{shown}\" could not be read: {error}")))?;
+        let unreadable =
+            |error| ConnectError::Config(Reason::of(format_args!("service file \"{shown}\" could not be read"), error));
+        let text = read(&path).map_err(unreadable)?;
         if let Some(found) = ConnInfo::service(&String::from_utf8_lossy(&text), name, &shown)? {
             return Ok(found);
         }
     }
-    Err(ConnectError::Config(format!("definition of service \"{name}\" not found")))
+    Err(ConnectError::Config(format!("definition of service \"{name}\" not found").into()))
 }
 
 /// The text of a password file, if there is one that only its owner can read. Otherwise empty, with a warning unless
@@ -104,19 +105,19 @@ pub(crate) fn default_socket_directory(port: u16) -> &'static str {
 /// A private key must be readable by its owner only; by root's group too if root owns it (`initialize_SSL`).
 pub(crate) fn check_key_permissions(path: &Path) -> Result<()> {
     let shown = path.display();
-    let metadata = path
-        .metadata()
-        .map_err(|error| ConnectError::Tls(format!("could not stat private key file \"{shown}\": {error}")))?;
+    let metadata = path.metadata().map_err(|error| {
+        ConnectError::Tls(Reason::of(format_args!("could not stat private key file \"{shown}\""), error))
+    })?;
     let (mode, owner) = (metadata.permissions().mode(), metadata.uid());
     let allowed = if owner == 0 { 0o640 } else { 0o600 };
     if !metadata.is_file() {
-        return Err(ConnectError::Tls(format!("private key file \"{shown}\" is not a regular file")));
+        return Err(ConnectError::Tls(format!("private key file \"{shown}\" is not a regular file").into()));
     }
     if mode & 0o777 & !allowed != 0 {
         return Err(ConnectError::Tls(format!(
             "private key file \"{shown}\" has group or world access; file must have permissions u=rw (0600) or less if \
              owned by the current user, or permissions u=rw,g=r (0640) or less if owned by root"
-        )));
+        ).into()));
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ mod transport;
 mod value;
 
 pub use connection::{Connection, CopyEvent, Read, Start, SystemIdentity};
-pub use error::{ConnectError, FailedAttempt};
+pub use error::{ConnectError, FailedAttempt, Reason};
 pub use options::ConnectOptions;
 
 /// Result of this crate.

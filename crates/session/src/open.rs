@@ -81,14 +81,14 @@ fn addresses(host: &Host) -> Result<Vec<SockAddr>> {
     if let Some(address) = &host.hostaddr {
         let parsed: IpAddr = address
             .parse()
-            .map_err(|_| ConnectError::Config(format!("could not parse network address \"{address}\"")))?;
+            .map_err(|_| ConnectError::Config(format!("could not parse network address \"{address}\"").into()))?;
         return Ok(vec![SocketAddr::new(parsed, host.port).into()]);
     }
     let name = &host.host;
     let found = (name.as_str(), host.port).to_socket_addrs().map(|found| found.map(SockAddr::from).collect::<Vec<_>>());
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(ConnectError::Config(format!("could not translate host name \"{name}\" to address"))),
+        Ok(_) => Err(ConnectError::Config(format!("could not translate host name \"{name}\" to address").into())),
         Err(error) => Err(ConnectError::Io { operation: "translate host name to address", source: error }),
     }
 }
@@ -157,7 +157,7 @@ fn open_session(
     }
     if *way != Encryption::Plain && !options.ssl.direct && !ask_for_tls(&socket, patience)? {
         if *way == Encryption::Tls {
-            return Err(ConnectError::Tls("server does not support SSL, but SSL was required".to_owned()));
+            return Err(ConnectError::Tls("server does not support SSL, but SSL was required".into()));
         }
         *way = Encryption::Plain;
     }

@@ -70,7 +70,7 @@ pub(crate) fn unix_address(directory: &str, port: u16) -> Result<SockAddr> {
     };
     // sun_path has 108 bytes with the zero at its end.
     address.map_err(|_| {
-        ConnectError::Config(format!("Unix-domain socket path \"{path}\" is too long (maximum 107 bytes)"))
+        ConnectError::Config(format!("Unix-domain socket path \"{path}\" is too long (maximum 107 bytes)").into())
     })
 }
 
@@ -122,11 +122,13 @@ pub(crate) fn check_peer(socket: &Socket, wanted: &str) -> Result<()> {
         .map_err(|error| ConnectError::io("get peer credentials", error))?;
     let user = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(peer.uid.as_raw())).ok().flatten();
     let Some(user) = user else {
-        return Err(ConnectError::Auth(format!("could not look up local user ID {}", peer.uid.as_raw())));
+        return Err(ConnectError::Auth(format!("could not look up local user ID {}", peer.uid.as_raw()).into()));
     };
     if user.name == wanted {
         return Ok(());
     }
     let actual = user.name;
-    Err(ConnectError::Auth(format!("requirepeer specifies \"{wanted}\", but actual peer user name is \"{actual}\"")))
+    Err(ConnectError::Auth(
+        format!("requirepeer specifies \"{wanted}\", but actual peer user name is \"{actual}\"").into(),
+    ))
 }

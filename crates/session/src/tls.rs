@@ -3,6 +3,7 @@
 mod certificate;
 mod verifier;
 
+use std::error::Error;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -22,7 +23,7 @@ use crate::files;
 use crate::options::Host;
 use crate::security::{CertMode, SslMode, SslOptions};
 use crate::socket::Patience;
-use crate::{ConnectError, Result};
+use crate::{ConnectError, Reason, Result};
 use verifier::{Trust, Verifier};
 
 /// The protocol's name in the handshake, which a server checks that begins with TLS (`PG_ALPN_PROTOCOL`).
@@ -43,7 +44,7 @@ pub(crate) fn establish(socket: Socket, ssl: &SslOptions, host: &Host, patience:
     tls.shake_hands(patience)?;
     if ssl.direct && tls.session.alpn_protocol() != Some(ALPN) {
         let text = "direct SSL connection was established without ALPN protocol negotiation extension";
-        return Err(ConnectError::Tls(text.to_owned()));
+        return Err(ConnectError::Tls(text.into()));
     }
     let end_point = tls.session.peer_certificates().and_then(|chain| certificate::end_point(chain.first()?));
     let refusal = match ssl.cert_mode {
@@ -121,8 +122,8 @@ pub(crate) fn io_failed(error: io::Error) -> ConnectError {
 fn failed(error: rustls::Error) -> ConnectError {
     match error {
         // Our own, of the verifier.
-        rustls::Error::General(text) => ConnectError::Tls(text),
-        error => ConnectError::Tls(format!("SSL error: {error}")),
+        rustls::Error::General(text) => ConnectError::Tls(text.into()),
+        error => ConnectError::Tls(Reason::of("SSL error", error)),
     }
 }
 
@@ -136,7 +137,7 @@ fn config(ssl: &SslOptions, host: &Host, certificate: Arc<OwnCertificate>) -> Re
     };
     if ssl.mode == SslMode::VerifyFull && host.host.is_empty() {
         let text = "host name must be specified for a verified SSL connection";
-        return Err(ConnectError::Config(text.to_owned()));
+        return Err(ConnectError::Config(text.into()));
     }
     let verifier = Verifier {
         algorithms,
@@ -180,12 +181,12 @@ fn trust(ssl: &SslOptions, provider: &Arc<rustls::crypto::CryptoProvider>) -> Re
             return Err(ConnectError::Config(format!(
                 "root certificate file \"{path}\" does not exist; either provide the file, use the system's trusted \
                  roots with sslrootcert=system, or change sslmode to disable server certificate verification"
-            )));
+            ).into()));
         }
     }
     if roots.is_empty() {
         let text = "there are no root certificates on this system; give sslrootcert";
-        return Err(ConnectError::Config(text.to_owned()));
+        return Err(ConnectError::Config(text.into()));
     }
     let mut builder = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone());
     if let Some(path) = &ssl.crl {
@@ -195,7 +196,7 @@ fn trust(ssl: &SslOptions, provider: &Arc<rustls::crypto::CryptoProvider>) -> Re
         builder = builder.with_crls(lists).enforce_revocation_expiration();
     }
     let chain =
-        builder.build().map_err(|error| ConnectError::Tls(format!("could not use root certificates: {error}")))?;
+        builder.build().map_err(|error| ConnectError::Tls(Reason::of("could not use root certificates", error)))?;
     Ok(Some(Trust { chain, exact, revocation: ssl.crl.is_some() }))
 }
 
@@ -207,7 +208,7 @@ fn own_key(ssl: &SslOptions) -> Result<Option<Arc<CertifiedKey>>> {
     let chain = certificates(cert, "certificate file")?;
     let Some(key) = ssl.key.as_ref().filter(|path| path.exists()) else {
         let key = ssl.key.as_deref().unwrap_or(Path::new("")).display();
-        return Err(ConnectError::Tls(format!("certificate present, but not private key file \"{key}\"")));
+        return Err(ConnectError::Tls(format!("certificate present, but not private key file \"{key}\"").into()));
     };
     files::check_key_permissions(key)?;
     let bytes = files::read(key).map_err(|error| unreadable("private key file", key, error))?;
@@ -216,7 +217,7 @@ fn own_key(ssl: &SslOptions) -> Result<Option<Arc<CertifiedKey>>> {
             "private key file \"{}\" is protected by a password, which is not supported; remove it (openssl pkey) and \
              protect the file",
             key.display()
-        )));
+        ).into()));
     }
     let parsed = match PrivateKeyDer::from_pem_slice(&bytes) {
         // Not PEM; libpq takes DER too.
@@ -228,7 +229,8 @@ fn own_key(ssl: &SslOptions) -> Result<Option<Arc<CertifiedKey>>> {
     let certified = CertifiedKey::from_der(chain, parsed, &ring::default_provider());
     certified.map(|key| Some(Arc::new(key))).map_err(|error| {
         let (cert, key) = (cert.display(), key.display());
-        ConnectError::Tls(format!("certificate \"{cert}\" does not match private key file \"{key}\": {error}"))
+        let what = format_args!("certificate \"{cert}\" does not match private key file \"{key}\"");
+        ConnectError::Tls(Reason::of(what, error))
     })
 }
 
@@ -240,8 +242,8 @@ fn certificates(path: &Path, what: &str) -> Result<Vec<CertificateDer<'static>>>
     if found.is_empty() { Err(unreadable(what, path, "no certificate found")) } else { Ok(found) }
 }
 
-fn unreadable(what: &str, path: &Path, error: impl std::fmt::Display) -> ConnectError {
-    ConnectError::Config(format!("could not read {what} \"{}\": {error}", path.display()))
+fn unreadable(what: &str, path: &Path, error: impl Into<Box<dyn Error + Send + Sync>>) -> ConnectError {
+    ConnectError::Config(Reason::of(format_args!("could not read {what} \"{}\"", path.display()), error))
 }
 
 fn contains(bytes: &[u8], word: &[u8]) -> bool {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use walrider_wire::conninfo::ConnInfo;
 
-use crate::{ConnectError, Result};
+use crate::{ConnectError, Reason, Result};
 
-pub(crate) fn config<T>(text: impl Into<String>) -> Result<T> {
+pub(crate) fn config<T>(text: impl Into<Reason>) -> Result<T> {
     Err(ConnectError::Config(text.into()))
 }
 

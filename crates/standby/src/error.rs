@@ -14,7 +14,7 @@ use walrider_stream::error::ReceiveError;
 pub enum StandbyError {
     /// Replay failed.
     #[error(transparent)]
-    Replay(#[from] ReplayError),
+    Replay(ReplayError),
     /// A file of the data directory.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
@@ -64,6 +64,29 @@ pub enum StandbyError {
     },
 }
 
+/// Through replay and back, an error stays what it is.
+impl From<StandbyError> for ReplayError {
+    fn from(error: StandbyError) -> ReplayError {
+        match error {
+            StandbyError::Replay(error) => error,
+            StandbyError::DataDir(error) => ReplayError::DataDir(error),
+            error => ReplayError::Upstream(Box::new(error)),
+        }
+    }
+}
+
+impl From<ReplayError> for StandbyError {
+    fn from(error: ReplayError) -> StandbyError {
+        match error {
+            ReplayError::Upstream(error) => match error.downcast::<StandbyError>() {
+                Ok(error) => *error,
+                Err(error) => StandbyError::Replay(ReplayError::Upstream(error)),
+            },
+            error => StandbyError::Replay(error),
+        }
+    }
+}
+
 impl StandbyError {
     /// Whether the input is corrupt (exit code 4).
     pub fn is_corruption(&self) -> bool {
@@ -82,5 +105,26 @@ impl StandbyError {
     /// Whether it stopped cleanly before a record that is not supported (exit code 3).
     pub fn is_unsupported(&self) -> bool {
         matches!(self, StandbyError::Unsupported { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// It once became text, which nobody could tell from a wish for another directory.
+    #[test]
+    fn a_failed_fsync_is_one_after_replay_too() {
+        let source = Arc::new(io::Error::from(io::ErrorKind::Other));
+        let failed = SpoolError::Failed { operation: "fsync file", path: "pg_wal/x".into(), source };
+        let said = failed.to_string();
+        let replay = ReplayError::from(StandbyError::from(failed));
+        assert_eq!(replay.to_string(), said);
+        let standby = StandbyError::from(replay);
+        assert_eq!(standby.to_string(), said);
+        assert!(matches!(standby, StandbyError::Spool(error) if error.is_final()));
     }
 }

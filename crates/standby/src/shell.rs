@@ -357,10 +357,7 @@ fn group_access(data_dir: &std::path::Path) -> bool {
 
 impl Upstream for Shell {
     fn admit(&self, data_dir: &DataDir) -> Result<(), ReplayError> {
-        admit(self, data_dir).map_err(|error| match error {
-            StandbyError::DataDir(error) => ReplayError::DataDir(error),
-            error => ReplayError::Refused(error.to_string()),
-        })
+        Ok(admit(self, data_dir)?)
     }
 
     fn wanted(&self) -> Wanted {
@@ -370,10 +367,7 @@ impl Upstream for Shell {
 
     fn wait(&self, replayed: Lsn, needed: Lsn, timeline: TimelineId, why: &str) -> Result<News, ReplayError> {
         self.look_around();
-        self.news(Missing { replayed, needed, timeline }, why).map_err(|error| match error {
-            StandbyError::Replay(error) => error,
-            error => ReplayError::Refused(error.to_string()),
-        })
+        Ok(self.news(Missing { replayed, needed, timeline }, why)?)
     }
 
     fn release(&self, used: Lsn, timeline: TimelineId, same: &mut Same<'_>) -> Result<bool, ReplayError> {
@@ -390,7 +384,7 @@ impl Upstream for Shell {
             }
             Ok(released)
         };
-        release().map_err(|error| ReplayError::Refused(error.to_string()))
+        Ok(release()?)
     }
 
     fn sleep(&self, time: Duration) {
@@ -417,7 +411,7 @@ impl Upstream for Shell {
     fn ensure_durable(&self, upto: Lsn) -> Result<(), ReplayError> {
         match self.spool() {
             // What is past all that is written came from elsewhere, or is what an XLOG_SWITCH left unused.
-            Some(spool) => spool.wait_flushed(upto).map_err(|error| ReplayError::Refused(error.to_string())),
+            Some(spool) => Ok(spool.wait_flushed(upto).map_err(StandbyError::from)?),
             None => Ok(()),
         }
     }
