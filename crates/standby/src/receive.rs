@@ -16,7 +16,6 @@ use walrider_session::{ConnectError, ConnectOptions, Connection, Start};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
 use walrider_stream::board::Board;
 use walrider_stream::error::ReceiveError;
-use walrider_stream::line::Line;
 use walrider_stream::positions::Timing;
 use walrider_stream::streaming::{End, Streaming};
 use walrider_stream::timelines::check_next;
@@ -218,7 +217,6 @@ impl Inner {
                 End::Timeline(branch)
             }
             Start::Streaming => {
-                let line = Line::new(opened.connection, spool, &self.board, opened.identity.flushed);
                 self.show(|shown| {
                     shown.state = State::Streaming;
                     shown.connected_since = Some(Time::now());
@@ -226,7 +224,8 @@ impl Inner {
                 });
                 repeats.settle();
                 tracing::info!("starting log streaming at {} (timeline {})", task.start, task.timeline);
-                let ended = Streaming::new(&mut writer, &self.board).until(self.settings.end).run(line);
+                let streaming = Streaming::new(&mut writer, &self.board).until(self.settings.end);
+                let ended = streaming.run(opened.connection, spool, opened.identity.flushed);
                 *next = Some(Task { start: spool.written(), ..task });
                 ended?
             }

@@ -3,7 +3,6 @@
 use tracing::Level;
 use walrider_session::{ConnectOptions, Start};
 use walrider_stream::error::ReceiveError;
-use walrider_stream::line::Line;
 use walrider_stream::streaming::{End, Streaming};
 use walrider_stream::upstream::{Early, Expected, Slot, Upstream};
 
@@ -101,7 +100,6 @@ fn stream(shell: &Shell, opened: &Opened, task: Task, repeats: &mut Repeats) -> 
         (Start::Ended(branch), _) => return Ok(End::Timeline(branch)),
         (Start::Streaming, early) => early,
     };
-    let line = Line::new(opened.connection, spool, &shell.board, opened.identity.flushed);
     if !shell.session_begins(task, early) {
         return Ok(End::Asked);
     }
@@ -109,5 +107,5 @@ fn stream(shell: &Shell, opened: &Opened, task: Task, repeats: &mut Repeats) -> 
     let Task { start, timeline } = task;
     let how = if early { ", before the primary has flushed it" } else { "" };
     tracing::info!("started streaming WAL from primary at {start} on timeline {timeline} ({peer}){how}");
-    Streaming::new(&mut writer, &shell.board).early(early).run(line)
+    Streaming::new(&mut writer, &shell.board).early(early).run(opened.connection, spool, opened.identity.flushed)
 }

@@ -4,16 +4,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use walrider_layout::Lsn;
-use walrider_session::Connection;
-use walrider_spool::Spool;
 
 use crate::error::ReceiveError;
 use crate::line::Line;
-use crate::positions::{Link, Positions, Timing};
+use crate::positions::{Link, Timing};
 
 /// Shared by all threads of a standby. Whoever changes something that the receiver waits for wakes it.
 pub struct Board {
@@ -207,15 +204,5 @@ impl Board {
     pub fn set_timing(&self, timing: Timing) {
         *self.timing.lock().expect("no panic while locked") = timing;
         self.wake();
-    }
-}
-
-/// Here, because a line knows nothing of the board that it is left on.
-impl Line {
-    /// Streaming has begun on the connection at the spool's position; `primary_flushed` is what the primary has told before.
-    pub fn new(connection: Connection, spool: &Arc<Spool>, board: &Board, primary_flushed: Lsn) -> Line {
-        let mut positions = Positions::new(board.timing());
-        positions.connect(spool.held(), primary_flushed, Duration::ZERO);
-        Line { connection, positions, spool: spool.clone(), began: Instant::now() }
     }
 }

@@ -5,7 +5,7 @@
 pub mod board;
 pub mod error;
 pub mod intake;
-pub mod line;
+mod line;
 pub mod positions;
 pub mod streaming;
 pub mod timelines;

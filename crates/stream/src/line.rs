@@ -2,33 +2,41 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use walrider_datadir::timestamp::TimestampTz;
+use walrider_layout::Lsn;
 use walrider_session::Connection;
 use walrider_spool::Spool;
 use walrider_wire::stream::StatusUpdate;
 
 use crate::error::ReceiveError;
-use crate::positions::{Positions, Report};
+use crate::positions::{Positions, Report, Timing};
 
 /// One session's. The receiver has it while it is awake, and leaves it on the board while it sleeps: who has news for the
 /// primary then tells it.
-pub struct Line {
-    pub(crate) connection: Connection,
-    pub(crate) positions: Positions,
-    pub(crate) spool: Arc<Spool>,
-    pub(crate) began: Instant,
+pub(crate) struct Line {
+    pub connection: Connection,
+    pub positions: Positions,
+    pub spool: Arc<Spool>,
+    pub began: Instant,
 }
 
 impl Line {
+    /// Streaming has begun on the connection at the spool's position; `primary_flushed` is what the primary has told before.
+    pub fn new(connection: Connection, spool: &Arc<Spool>, timing: Timing, primary_flushed: Lsn) -> Line {
+        let mut positions = Positions::new(timing);
+        positions.connect(spool.held(), primary_flushed, Duration::ZERO);
+        Line { connection, positions, spool: spool.clone(), began: Instant::now() }
+    }
+
     /// A descriptor of the connection's own, to wait for it.
-    pub(crate) fn socket(&self) -> Result<OwnedFd, ReceiveError> {
+    pub fn socket(&self) -> Result<OwnedFd, ReceiveError> {
         rustix::io::dup(&self.connection).map_err(|error| ReceiveError::Poll(error.into()))
     }
 
     /// Says it. What the connection does not take now waits for its flush.
-    pub(crate) fn send(&mut self, report: &Report) {
+    pub fn send(&mut self, report: &Report) {
         let &Report { write, flush, apply, reply_requested } = report;
         let time = TimestampTz::from(SystemTime::now()).0;
         let mut payload = Vec::with_capacity(34);

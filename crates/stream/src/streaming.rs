@@ -3,13 +3,14 @@
 //! PostgreSQL 18).
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::{Lsn, TimelineId};
-use walrider_session::{CopyEvent, Read};
-use walrider_spool::{SpoolError, Writer};
+use walrider_session::{Connection, CopyEvent, Read};
+use walrider_spool::{Spool, SpoolError, Writer};
 
 use crate::board::Board;
 use crate::error::ReceiveError;
@@ -66,13 +67,18 @@ impl<'a> Streaming<'a> {
     }
 
     /// Streams until the primary ends it, somebody asks for it, or it fails. All that was received is written then, unless
-    /// writing failed.
+    /// writing failed. `primary_flushed` is what the primary has told before.
     ///
     /// # Errors
     /// The connection is lost or the primary silent, the spool fails, or what came makes no sense.
-    pub fn run(mut self, line: Line) -> Result<End, ReceiveError> {
+    pub fn run(
+        mut self,
+        connection: Connection,
+        spool: &Arc<Spool>,
+        primary_flushed: Lsn,
+    ) -> Result<End, ReceiveError> {
+        let mut line = Box::new(Line::new(connection, spool, self.board.timing(), primary_flushed));
         let socket = line.socket()?;
-        let mut line = Box::new(line);
         loop {
             if self.board.ends() {
                 return Ok(End::Asked);
