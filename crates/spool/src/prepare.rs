@@ -35,13 +35,17 @@ impl Unused {
 pub(crate) fn make_segment(shared: &Shared, id: SegmentId, unused: &mut Unused) {
     unused.remove(shared);
     let outcome = prepare(shared, id);
-    shared.lock().preparation = match outcome {
+    let mut state = shared.lock();
+    debug_assert!(matches!(state.preparation, Preparation::Working(at) if at == id), "only the preparer ends its work");
+    state.preparation = match outcome {
         Ok(prepared) => {
+            debug_assert!(prepared.temporary.is_none() || shared.partial, "else its name is durable already");
             unused.0.clone_from(&prepared.temporary);
             Preparation::Ready(prepared)
         }
         Err(error) => Preparation::Failed(error),
     };
+    drop(state);
     shared.prepared.notify_all();
 }
 

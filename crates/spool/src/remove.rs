@@ -43,6 +43,7 @@ impl Spool {
 
         // Recycled ones follow the segment that is written.
         let first = shared.size.segment_of(written.max(keep_from)) + 1;
+        debug_assert!(flushed <= written && keep < first, "no segment gets the name of one that is needed");
         let mut free = if shared.partial { first..first } else { first..first.saturating_add(shared.max_recycled) };
         let mut removed = Removed::default();
         let outcome = old.into_iter().try_for_each(|(id, name)| {

@@ -226,6 +226,7 @@ impl Inner {
                 tracing::info!("starting log streaming at {} (timeline {})", task.start, task.timeline);
                 let streaming = Streaming::new(&mut writer, &self.board).until(self.settings.end);
                 let ended = streaming.run(opened.connection, spool, opened.identity.flushed);
+                debug_assert!(task.start <= spool.written(), "what was received stays");
                 *next = Some(Task { start: spool.written(), ..task });
                 ended?
             }

@@ -152,6 +152,7 @@ impl Standby {
         };
         shell.board.applied(lsn, commits, flushed);
         let mut replayed = self.0.replay.lock().expect("no panic while locked");
+        debug_assert!(replayed.lsn <= lsn, "replay does not go back from {} to {lsn}", replayed.lsn);
         replayed.lsn = lsn;
         replayed.consistent = stats.consistent;
         replayed.commit = stats.last_commit.map(|time| time.0);

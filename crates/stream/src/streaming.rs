@@ -77,6 +77,7 @@ impl<'a> Streaming<'a> {
         spool: &Arc<Spool>,
         primary_flushed: Lsn,
     ) -> Result<End, ReceiveError> {
+        debug_assert_eq!(spool.held(), self.writer.held(), "they are of one spool");
         let mut line = Box::new(Line::new(connection, spool, self.board.timing(), primary_flushed));
         let socket = line.socket()?;
         loop {
