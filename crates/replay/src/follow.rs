@@ -130,7 +130,7 @@ fn follow_upstream(
                 AtEnd::Release => {
                     let used = engine.used();
                     let same = &mut |at, bytes: &[u8]| agrees(source, at, bytes);
-                    if !upstream.release(used, source.history().timeline_at(used), same)? {
+                    if !upstream.release(used, source.timeline_needed(used), &source.history(), same)? {
                         return Ok(Followed { stop: Stop::EndOfWal { why }, promotes });
                     }
                 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use walrider_datadir::DataDir;
+use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_store::StoreError;
 use walrider_store::source::Incoming;
@@ -68,13 +69,20 @@ pub trait Upstream: Send + Sync {
     /// When there never will be more.
     fn wait(&self, missing: Missing, why: &str) -> Result<News, ReplayError>;
 
-    /// Promoting: the last record ends at `used`, on this timeline, and replay finds no more. What was held back because the
+    /// Promoting: the last record ends at `used`, in a file of this timeline, and replay finds no more on the way that the history
+    /// tells. What was held back because the
     /// primary could have taken it back gets into `pg_wal` now, durably, if `same` says that replay has read what precedes; whether
     /// there was any.
     ///
     /// # Errors
     /// When it cannot be stored, and what `same` fails with.
-    fn release(&self, used: Lsn, timeline: TimelineId, same: &mut Same<'_>) -> Result<bool, ReplayError>;
+    fn release(
+        &self,
+        used: Lsn,
+        timeline: TimelineId,
+        history: &TimelineHistory,
+        same: &mut Same<'_>,
+    ) -> Result<bool, ReplayError>;
 
     /// Waits for a time, or until something else is wanted.
     fn sleep(&self, time: Duration);

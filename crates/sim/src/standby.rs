@@ -561,15 +561,15 @@ impl Standby {
 
     /// `Shell::release`.
     fn release(&mut self, promises: &mut dyn FnMut(TimelineId)) -> Result<bool, ReplayError> {
-        let timeline = self.source.history().timeline_at(self.used);
+        let (history, timeline) = (self.source.history(), self.source.timeline_needed(self.used));
         let spool = &self.shared.spool;
-        if !spool.holds_past(timeline, self.used) {
+        if !spool.holds_past(&history, self.used) {
             return Ok(false);
         }
         promises(timeline);
         let refused = |error: SpoolError| ReplayError::Refused(error.to_string());
         let mut failed = None;
-        let released = spool.release(timeline, self.used, |at, bytes: &[u8]| {
+        let released = spool.release(&history, timeline, self.used, |at, bytes: &[u8]| {
             agrees(&self.source, at, bytes).or_else(|error| {
                 failed = Some(error);
                 Ok::<_, SpoolError>(false)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use walrider_layout::history::history_file_name;
+use walrider_layout::history::{TimelineHistory, history_file_name};
 use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
@@ -123,8 +123,8 @@ impl Spool {
     /// flushed. What the file has before `at` stays; a file that is not there is made of zeros, so `at` should be the
     /// beginning of a segment unless the file has what comes before.
     ///
-    /// What is held past `at` in the early log stays until it comes again, or something else does; that of an
-    /// earlier timeline goes.
+    /// What is held past `at` in the early log stays until it comes again, or something else does; that of an earlier timeline
+    /// until WAL of this one is held.
     ///
     /// # Errors
     /// A position or timeline of zero, or a second writer; the spool has failed.
@@ -155,10 +155,10 @@ impl Spool {
         (state.written, state.flushed, state.flush_due, state.held) = (at, at, at, at);
         state.positions();
         state.epoch += 1;
-        // What is held of a later timeline waits for that.
-        let later = state.tail.0 > timeline;
-        let (held_on, mut tail) = if later { Default::default() } else { std::mem::take(&mut state.tail) };
-        if held_on != timeline || tail.end() <= at {
+        // What is held of another timeline stays: a later one's waits for that, an earlier one's for the same WAL on this one.
+        let same_timeline = state.tail.0 == timeline;
+        let mut tail = if same_timeline { std::mem::take(&mut state.tail.1) } else { Tail::default() };
+        if !same_timeline || tail.end() <= at {
             // What the log has of it lies in segments, or is of another timeline: nothing of what comes now.
             state.early.restart();
         }
@@ -167,27 +167,31 @@ impl Spool {
         if left_incomplete && !shared.partial {
             shared.note_complete(&shared.names_of(left).1);
         }
-        if held_on != timeline && !tail.is_empty() {
-            if let Err(error) = shared.truncate_early(timeline, Lsn::INVALID, &mut Vec::new()) {
-                let mut state = shared.lock();
-                (state.tail, state.writer) = ((held_on, tail), false);
-                return Err(error);
-            }
-            tail = Tail::default();
-        }
         tail.forget_before(at);
         Ok(Writer::new(self.clone(), timeline, at, tail))
     }
 
-    /// Whether anything is held of this timeline past `used`.
-    pub fn holds_past(&self, timeline: TimelineId, used: Lsn) -> bool {
-        let state = self.shared.lock();
-        state.tail.0 == timeline && !state.tail.1.is_empty() && state.tail.1.end() > used
+    /// What is held, as far as it is on the way to where the history leads.
+    fn held_on(&self, history: &TimelineHistory) -> Tail {
+        let (timeline, mut tail) = self.shared.lock().tail.clone();
+        match history.switch_point(timeline) {
+            Some(left) => tail.truncate(left),
+            None if timeline == history.target() => {}
+            None => tail = Tail::default(),
+        }
+        tail
     }
 
-    /// A promotion: what is held past `used`, the end of the last record that replay finds, gets into segments, durably. Whether
-    /// there was anything. Nobody may be writing. What an `XLOG_SWITCH` leaves unused lies past `used`: nobody has checked it
-    /// there, and after a power loss a recycled segment may still have something older.
+    /// Whether anything is held on the way to where the history leads, past `used`.
+    pub fn holds_past(&self, history: &TimelineHistory, used: Lsn) -> bool {
+        let tail = self.held_on(history);
+        !tail.is_empty() && tail.end() > used
+    }
+
+    /// A promotion: what is held on the way to where the history leads, past `used`, the end of the last record that replay finds,
+    /// gets into segments of `timeline`, which is read there, durably. Whether there was anything. Nobody may be writing. What an
+    /// `XLOG_SWITCH` leaves unused lies past `used`: nobody has checked it there, and after a power loss a recycled segment may
+    /// still have something older.
     ///
     /// `same` tells whether replay reads these bytes at a position: what is held before `used`. It does not if it has replayed
     /// what somebody else brought since, such as an archive, or a server that was started on the directory.
@@ -196,19 +200,21 @@ impl Spool {
     /// Those of [`Spool::start_at`] and [`Writer::write`], and of `same`; what is held stays held.
     pub fn release<E: From<SpoolError>>(
         self: &Arc<Self>,
+        history: &TimelineHistory,
         timeline: TimelineId,
         used: Lsn,
         same: impl FnOnce(Lsn, &[u8]) -> std::result::Result<bool, E>,
     ) -> std::result::Result<bool, E> {
-        let (held_on, tail) = self.shared.lock().tail.clone();
+        let tail = self.held_on(history);
         let from = tail.start().max(used);
-        if held_on != timeline || tail.end() <= from || !same(tail.start(), tail.slice(tail.start(), from))? {
+        if tail.is_empty() || tail.end() <= from || !same(tail.start(), tail.slice(tail.start(), from))? {
             return Ok(false);
         }
         let mut writer = self.start_at(timeline, from)?;
         writer.write(from, tail.slice(from, tail.end()))?;
         drop(writer);
         self.wait_flushed(tail.end())?;
+        self.shared.lock().tail = Default::default();
         Ok(true)
     }
 

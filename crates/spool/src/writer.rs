@@ -10,7 +10,7 @@ use crate::early::MAX_ENTRY;
 use crate::error::Result;
 use crate::files::write_all_at;
 use crate::spool::Spool;
-use crate::state::{Preparation, Prepared, SegmentId, Unsynced, max_unsynced};
+use crate::state::{Preparation, Prepared, SegmentId, State, Unsynced, max_unsynced};
 use crate::stats::count;
 use crate::tail::Tail;
 
@@ -90,12 +90,26 @@ impl Writer {
             self.advance(horizon)?;
             self.append(known, piece(known, settled))?;
         }
+        if settled < end {
+            self.replace_older()?;
+        }
         for piece in piece(settled, end).chunks(MAX_ENTRY) {
             self.spool.shared.append_early(self.timeline, self.held, piece, &mut self.entry)?;
             self.tail.extend(self.held, piece);
             self.hold(Lsn(self.held.0 + piece.len() as u64));
         }
         self.advance(horizon)
+    }
+
+    /// WAL of this timeline is about to be held, past all that can be the same as what is held of an earlier one: that goes, once what
+    /// has come instead is durable.
+    fn replace_older(&mut self) -> Result<()> {
+        let older = |state: &State| state.tail.0 < self.timeline && !state.tail.1.is_empty();
+        if older(&self.spool.shared.lock()) {
+            self.spool.wait_flushed(self.written)?;
+            self.spool.shared.lock().tail = Default::default();
+        }
+        Ok(())
     }
 
     /// What is held gets into segments, as far as it came in this session and lies before the horizon.
@@ -265,8 +279,9 @@ impl Drop for Writer {
     fn drop(&mut self) {
         let mut state = self.spool.shared.lock();
         state.writer = false;
-        // What is held of a later timeline is not for us.
-        if state.tail.0 <= self.timeline {
+        // What is held of another timeline counts as long as this one has not come so far.
+        let (held_on, held) = &state.tail;
+        if *held_on == self.timeline || held.is_empty() || (*held_on < self.timeline && held.end() <= self.written) {
             state.tail = (self.timeline, std::mem::take(&mut self.tail));
         }
     }

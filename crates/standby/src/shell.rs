@@ -11,6 +11,7 @@ use walrider_datadir::held::HeldDir;
 use walrider_datadir::open::read_control;
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::ControlFile;
+use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_replay::error::ReplayError;
 use walrider_replay::upstream::{Missing, News, Same, Upstream, Wanted};
@@ -373,15 +374,21 @@ impl Upstream for Shell {
         Ok(self.news(missing, why)?)
     }
 
-    fn release(&self, used: Lsn, timeline: TimelineId, same: &mut Same<'_>) -> Result<bool, ReplayError> {
+    fn release(
+        &self,
+        used: Lsn,
+        timeline: TimelineId,
+        history: &TimelineHistory,
+        same: &mut Same<'_>,
+    ) -> Result<bool, ReplayError> {
         let mut release = || -> Result<bool, StandbyError> {
             let spool = self.open_spool()?;
-            if !spool.holds_past(timeline, used) {
+            if !spool.holds_past(history, used) {
                 return Ok(false);
             }
             write_file(&self.settings().data_dir.join(PROMOTING_FILE), format!("{timeline}\n").as_bytes())?;
             let same = |at, bytes: &[u8]| same(at, bytes).map_err(|error| StandbyError::from(ReplayError::from(error)));
-            let released = spool.release(timeline, used, same)?;
+            let released = spool.release(history, timeline, used, same)?;
             if released {
                 tracing::info!("WAL up to {} counts, which the primary had sent early", spool.written());
             }

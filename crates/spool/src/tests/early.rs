@@ -5,6 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
 
 use super::slow::held_up;
@@ -40,7 +41,7 @@ fn release(spool: &Arc<Spool>, model: &Model, used: Lsn) -> bool {
         }
         Ok(true)
     };
-    spool.release(ONE, used, same).unwrap()
+    spool.release(&TimelineHistory::alone(ONE), ONE, used, same).unwrap()
 }
 
 /// A spool on what is left, and what it would promote of the WAL from `START` on, given that replay finds `valid` bytes.
@@ -133,8 +134,9 @@ fn what_is_held_stays_until_it_comes_again_or_something_else_does() {
     assert_eq!(promoted(&model.after_kill(), 250), new);
 }
 
+/// What had been reported of the old timeline counts until as much of the new one has come: two primaries may be lost in a row.
 #[test]
-fn what_is_held_goes_with_its_timeline() {
+fn what_is_held_stays_until_another_timeline_has_come_as_far() {
     let model = Model::default();
     let spool = on(&model, early_options());
     let bytes = wal(START, START + 600);
@@ -144,11 +146,31 @@ fn what_is_held_goes_with_its_timeline() {
     // The one before it is streamed once more: that has nothing to do with it.
     drop(spool.start_at(ONE, Lsn(START)).unwrap());
     assert!(!release(&spool, &model, Lsn(START)));
-    assert_eq!(spool.shared.lock().tail.1.end(), Lsn(START + 600));
-    drop(spool.start_at(TimelineId(3), Lsn(START + 100)).unwrap());
-    assert!(spool.shared.lock().tail.1.is_empty());
-    drop(spool);
-    assert!(on(&model, early_options()).shared.lock().tail.1.is_empty());
+    // The next one begins past what is held, and not so far with what has come.
+    let text = "2\t0/300200\tx\n";
+    let three = TimelineHistory::parse(TimelineId(3), text).unwrap();
+    spool.write_history(TimelineId(3), text.as_bytes()).unwrap();
+    let mut writer = spool.start_at(TimelineId(3), Lsn(START)).unwrap();
+    writer.write(Lsn(START), &bytes[..100]).unwrap();
+    drop((writer, spool));
+    for left in [model.after_kill(), model.after_power_loss(&mut Random::printed())] {
+        let spool = on(&left, early_options());
+        assert!(spool.holds_past(&three, Lsn(START + 100)));
+        let same = |_: Lsn, before: &[u8]| Ok::<_, SpoolError>(before.is_empty());
+        assert!(spool.release(&three, TimelineId(3), Lsn(START + 100), same).unwrap());
+        assert_eq!(left.read(&name(TimelineId(3), 3)).unwrap()[100..0x200], bytes[100..0x200]);
+        assert_eq!(left.read(&name(TimelineId(3), 3)).unwrap()[0x200], 0, "the old timeline was left there");
+    }
+    // Once WAL of the new one is held, only that counts, and what precedes is durable.
+    let spool = on(&model, early_options());
+    let mut writer = spool.start_at(TimelineId(3), Lsn(START + 100)).unwrap();
+    writer.write(Lsn(START + 100), &[3; 600]).unwrap();
+    writer.write_ahead(Lsn(START + 700), &[4; 10], Lsn(START + 700)).unwrap();
+    let left = model.after_power_loss(&mut Random::printed());
+    assert_eq!(left.read(&name(TimelineId(3), 3)).unwrap()[100..700], [3; 600]);
+    drop((writer, spool));
+    let spool = on(&model, early_options());
+    assert_eq!(spool.shared.lock().tail.1.start(), Lsn(START + 700));
 }
 
 /// A stock server was started on the directory, and has received other WAL.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use stateright::{Checker, Expectation, Model};
 use tempfile::TempDir;
+use walrider_layout::history::TimelineHistory;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_spool::{Spool, SpoolError, SpoolOptions, Writer};
@@ -130,7 +131,8 @@ impl Real {
             Event::Promote => {
                 self.writer = None;
                 let used = place(world.standby.segments.len());
-                self.spool().release(TIMELINE, used, |_, _| Ok::<_, SpoolError>(true)).expect("a disk");
+                let alone = TimelineHistory::alone(TIMELINE);
+                self.spool().release(&alone, TIMELINE, used, |_, _| Ok::<_, SpoolError>(true)).expect("a disk");
             }
             _ => {}
         }
