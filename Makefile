@@ -11,7 +11,7 @@ PARALLEL = -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 # Random choices are the same every time, but in the soaks.
 SOAK = WALRIDER_SEED=$${WALRIDER_SEED:-random}
 # Of every area something that takes seconds.
-QUICK = tests/test_lab.py "tests/test_replay.py::test_replay_equals_stock[plain]" \
+QUICK = tests/test_lab.py tests/test_documents.py "tests/test_replay.py::test_replay_equals_stock[plain]" \
         tests/test_refusals.py::test_compare_sees_a_difference tests/test_restore_command.py tests/test_promote.py::test_as_stock_promotes \
         tests/test_standby_smoke.py tests/test_standby.py::test_every_level tests/test_standby_directory.py::test_a_base_backup_is_made_a_standby \
         "tests/test_early.py::test_the_same_bytes[default]" tests/test_early.py::test_only_what_is_flushed \

@@ -31,14 +31,6 @@ PLANTED = {
         "spool/src/decide.rs",
         "flushed < at && log.written == at",
         "flushed < at && log.written == at && at.0 % 3 == 0"),
-    "entries past a lost one count": (
-        "spool/src/early.rs",
-        "self.lost = !follows || (self.lost && !entry.anew);",
-        "self.lost = false;"),
-    "the flusher promises what came meanwhile": (
-        "spool/src/flusher.rs",
-        "state.flushed = end.min(written);",
-        "state.flushed = end.min(state.written);"),
     "nobody waits past what is written": (
         "spool/src/spool.rs",
         "let upto = upto.min(state.written);",

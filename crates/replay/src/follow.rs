@@ -127,13 +127,8 @@ fn follow_upstream(
                     }
                 }
                 AtEnd::LookAgain => news = News::Perhaps,
-                AtEnd::Release => {
-                    let used = engine.used();
-                    let same = &mut |at, bytes: &[u8]| agrees(source, at, bytes);
-                    if !upstream.release(used, source.timeline_needed(used), &source.history(), same)? {
-                        return Ok(Followed { stop: Stop::EndOfWal { why }, promotes });
-                    }
-                }
+                AtEnd::Release if release(engine, source, upstream)? => {}
+                AtEnd::Release => return Ok(Followed { stop: Stop::EndOfWal { why }, promotes }),
             },
             // Being written just now, perhaps.
             Stop::Corrupt { lsn, .. } if damaged != Some(lsn) => (since, damaged) = (Instant::now(), Some(lsn)),
@@ -147,6 +142,13 @@ fn follow_upstream(
             stop => return Ok(Followed { stop, promotes }),
         }
     }
+}
+
+/// Has what was held back released; whether there was any.
+fn release(engine: &Engine<'_>, source: &Source, upstream: &dyn Upstream) -> Result<bool, ReplayError> {
+    let used = engine.used();
+    let same = &mut |at, bytes: &[u8]| agrees(source, at, bytes);
+    upstream.release(used, source.timeline_needed(used), &source.history(), same)
 }
 
 /// Waits until somebody has brought more.
