@@ -5,7 +5,7 @@
 //! What runs is what ships: [`walrider_standby::machine`] decides, [`walrider_stream::intake`] and
 //! [`walrider_stream::positions`] receive and report, [`walrider_spool`] stores, [`walrider_store`] finds and reads,
 //! [`walrider_replay::load`] checks and decodes. What stands in: connections and threads ([`standby`]), redo itself (records are
-//! compared with those of the [`primary`] instead of being applied), the data directory (a control file of five fields).
+//! compared with those of the [`primary`] instead of being applied), the data directory (a control file of three fields).
 //!
 //! What [`world`] asserts, besides the assertions of the code itself:
 //!

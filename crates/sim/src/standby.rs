@@ -183,7 +183,7 @@ pub struct Standby {
     used: Lsn,
     needed: Lsn,
     first_end: bool,
-    /// WAL has streamed in when it last looked for files, or before.
+    /// WAL has streamed in while it read, or before.
     streamed: bool,
     /// Somebody has called `Shell::notify`.
     notified: bool,
@@ -473,7 +473,6 @@ impl Standby {
             self.phase = Phase::Sleep { until: now + Duration::from_secs(1) };
             return;
         }
-        self.streamed |= self.shared.machine().streams_from().is_some();
         match self.news {
             News::More => self.source.forget_missing(),
             News::Perhaps => self.source.close_all(),
@@ -492,6 +491,7 @@ impl Standby {
 
     /// `Engine::run`, a part of it.
     fn load(&mut self) -> Vec<Known> {
+        self.streamed |= self.shared.machine().streams_from().is_some();
         let mut records = Vec::new();
         for planned in self.loader.load(4, &self.source, &self.rels) {
             for &place in planned.stretch.places() {
