@@ -78,6 +78,7 @@ typedef struct Known
 {
 	TransactionId xid;			/* key */
 	bool		sent;			/* the subscriber knows of it */
+	bool		own;			/* of a streamed one: not by subtransactions alone */
 	bool		prepared;		/* `sent` is final */
 } Known;
 
@@ -121,7 +122,7 @@ Enter(TransactionId xid)
 	Known	   *known = hash_search(my->known, &xid, HASH_ENTER, &found);
 
 	if (!found)
-		known->sent = known->prepared = false;
+		known->sent = known->own = known->prepared = false;
 	return known;
 }
 
@@ -364,7 +365,7 @@ commit_prepared_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPt
  */
 static void
 rollback_prepared_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn,
-					  XLogRecPtr prepare_end_lsn, TimestampTz prepare_time)
+					 XLogRecPtr prepare_end_lsn, TimestampTz prepare_time)
 {
 	Known	   *known = Find(txn->xid);
 
@@ -417,14 +418,41 @@ stream_commit_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr 
 	Forget(txn->xid);
 }
 
+/* Whether anything that was sent of it still counts. */
+static bool
+AnythingLeft(ReorderBufferTXN *txn, Known *known)
+{
+	dlist_iter	iter;
+
+	if (known->own)
+		return true;
+	dlist_foreach(iter, &txn->subtxns)
+	{
+		if (Find(dlist_container(ReorderBufferTXN, node, iter.cur)->xid) != NULL)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * If all that was sent was rolled back since, to a savepoint, the subscriber
+ * is told to abort instead.  It would prepare an empty transaction, and after
+ * a restart we could not know: what was rolled back is not decoded again.
+ */
 static void
 stream_prepare_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr prepare_lsn)
 {
 	Known	   *known = Enter(txn->xid);
 
 	EndTxn();
-	known->prepared = true;
 	my->judging = WasPrepared(ctx, txn);
+	if (!my->judging && known->sent && !AnythingLeft(txn, known))
+	{
+		my->fate = FATE_SEND;
+		stock.stream_abort_cb(ctx, txn, txn->end_lsn);
+		known->sent = false;
+	}
+	known->prepared = true;
 	my->fate = known->sent && !my->judging ? FATE_SEND : FATE_DROP;
 	stock.stream_prepare_cb(ctx, txn, prepare_lsn);
 	ForgetSubtransactions(txn);
@@ -457,13 +485,17 @@ BeforeChange(void)
 static void
 AfterChange(TransactionId xid)
 {
-	if (my->streaming && my->wrote && xid != my->txn->xid)
+	if (!my->streaming || !my->wrote)
+		return;
+	if (xid == my->txn->xid)
+		my->top->own = true;
+	else
 		Enter(xid)->sent = true;
 }
 
 static void
 change_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn,
-	   Relation relation, ReorderBufferChange *it)
+		  Relation relation, ReorderBufferChange *it)
 {
 	if (!BeforeChange())
 		return;
@@ -473,7 +505,7 @@ change_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn,
 
 static void
 truncate_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn,
-		 int nrelations, Relation relations[], ReorderBufferChange *it)
+			int nrelations, Relation relations[], ReorderBufferChange *it)
 {
 	if (!BeforeChange())
 		return;
@@ -484,13 +516,15 @@ truncate_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn,
 /* pgoutput gives those of subtransactions the transaction's own xid. */
 static void
 message_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr message_lsn,
-		bool transactional, const char *prefix, Size sz, const char *text)
+		   bool transactional, const char *prefix, Size sz, const char *text)
 {
 	if (!transactional)
 		my->fate = FATE_SEND;	/* where it is read, between transactions */
 	else if (!BeforeChange())
 		return;
 	stock.message_cb(ctx, txn, message_lsn, transactional, prefix, sz, text);
+	if (transactional)
+		AfterChange(txn->xid);
 }
 
 /* ----------
