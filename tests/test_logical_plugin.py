@@ -158,7 +158,7 @@ def test_messages(make_server, rng, mode, rollbacks):
     counts = {protocol: [0, 0] for protocol in slots}
     with server.session() as one, server.session() as two, server.session() as three:
         load = Load(server, rng, [one, two, three], rollbacks)
-        for _ in range(8):
+        for _ in range(6):
             load.run(40)
             server.psql("INSERT INTO own (v) VALUES ('flushed')")       # so that both see the same end of WAL
             for protocol, (stock, ours) in slots.items():
@@ -173,10 +173,9 @@ def test_messages(make_server, rng, mode, rollbacks):
                 counts[protocol][0] += len(sent)
                 counts[protocol][1] += len(got)
     assert all(got <= sent for sent, got in counts.values())
-    assert counts[1][0] == counts[1][1] and counts[4][1] < counts[4][0], counts
+    assert counts[4][1] < counts[4][0], counts
 
 
-@pytest.mark.every_major
 def test_nothing_published(make_server):
     """Not a message, of any kind of transaction; pgoutput's are counted."""
     server = make_server("publisher")
@@ -261,6 +260,49 @@ def test_restarts(make_server):
 
 
 @pytest.mark.every_major
+def test_set_publication(make_server):
+    """What was prepared is judged by what the subscriber had subscribed to then, also after further restarts."""
+    pair = Pair(make_server)
+    publisher = pair.publisher
+    publisher.psql("CREATE PUBLICATION q FOR TABLE own")
+    pair.subscriber.psql("ALTER SUBSCRIPTION s SET PUBLICATION p, q WITH (refresh = false)")
+    pair.subscriber.psql("ALTER SUBSCRIPTION s REFRESH PUBLICATION WITH (copy_data = false)")
+    pair.subscriber.psql("ALTER SUBSCRIPTION s SET PUBLICATION p WITH (refresh = false)")
+    pair.wait()
+    first = 0
+
+    def prepare_some():
+        nonlocal first
+        names = []
+        for kind in ("published", "own", "both"):
+            for rows in (1, 1000):
+                first += 10_000
+                names.append(prepare(publisher, kind, rows, first))
+        pair.wait()
+        return names
+
+    def finish(names):
+        publisher.psql("".join(f"COMMIT PREPARED '{name}';" for name in names))
+        pair.wait()
+
+    for publication in ("q", "p"):
+        before = prepare_some()
+        pair.subscriber.psql(f"ALTER SUBSCRIPTION s SET PUBLICATION {publication} WITH (refresh = false)")
+        pair.wait()
+        publisher.restart("immediate")
+        pair.wait()
+        finish(before[::2])
+        publisher.restart("fast")
+        pair.wait()
+        finish(before[1::2])
+        assert not pair.subscriber.log_matches(r"ERROR: .*does not exist")
+        assert pair.subscriber.psql("SELECT gid FROM pg_prepared_xacts") == []
+    # What was prepared while p was subscribed to came from t, the rest from own.
+    assert pair.subscriber.value("SELECT count(*) FROM t") == str(2 * 1001)
+    assert int(pair.subscriber.value("SELECT count(*) FROM own")) >= 2 * 1001
+
+
+@pytest.mark.every_major
 def test_load(make_server, rng):
     """The random load, while both servers are killed."""
     pair = Pair(make_server)
@@ -276,7 +318,6 @@ def test_load(make_server, rng):
         pair.check()
 
 
-@pytest.mark.every_major
 def test_synchronous(make_server):
     """A commit waits for the subscriber; where nothing is published, it waits no longer."""
     pair = Pair(make_server)
@@ -310,6 +351,21 @@ def test_long(make_server):
     assert took > 1.5
     assert pair.publisher.value("SELECT pid FROM pg_stat_replication") == pid
     assert not pair.subscriber.log_matches("timeout")
+
+
+def test_damaged_file(make_server):
+    """The plugin's file is damaged: it says so, and goes on."""
+    server = make_server("publisher")
+    server.psql(f"CREATE PUBLICATION p FOR TABLE t; SELECT pg_create_logical_replication_slot('s', '{PLUGIN}', false, true)")
+    file = server.data_dir / "pg_replslot" / "s" / PLUGIN
+    for damage in (lambda content: content[:-1], lambda content: b"", lambda content: b"x" + content[1:]):
+        assert take(server, "s", 3) == []
+        file.write_bytes(damage(file.read_bytes()))
+        server.psql("INSERT INTO own (v) VALUES ('on')")
+        assert take(server, "s", 3) == [] and f'file "pg_replslot/s/{PLUGIN}" is damaged' in server.log_tail()
+        server.log.write_text("")
+    server.psql("SELECT pg_drop_replication_slot('s')")
+    assert not file.exists()
 
 
 # What to set

@@ -18,16 +18,19 @@
  * transaction ends: the end of a prepared transaction that the subscriber
  * does not have is an error there.  In one session a hash table knows.  After
  * a restart we let the server decode again what had been prepared before,
- * write nothing of it, and look whether anything would have been written.
+ * write nothing of it, and look whether anything would have been written, with
+ * the publications that the subscriber had named by then.  A file in the
+ * slot's directory has those.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
-#include "access/xlog.h"
 #include "fmgr.h"
 #include "libpq/libpq.h"
 #include "libpq/pqformat.h"
+#include "nodes/makefuncs.h"
+#include "port/pg_crc32c.h"
 #include "replication/logical.h"
 #include "replication/logicalproto.h"
 #include "replication/origin.h"
@@ -35,6 +38,7 @@
 #include "replication/reorderbuffer.h"
 #include "replication/snapbuild.h"
 #include "replication/walsender_private.h"
+#include "storage/fd.h"
 #include "utils/guc.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
@@ -82,6 +86,19 @@ typedef struct Known
 	bool		prepared;		/* `sent` is final */
 } Known;
 
+/*
+ * What the subscriber had subscribed to when it was sent what was prepared
+ * from this position on, up to that of the next entry.  Of the options only
+ * those that decide whether anything is published.
+ */
+typedef struct Wish
+{
+	XLogRecPtr	since;
+	const char *publications;
+	const char *messages;		/* empty: not given */
+	void	   *stock;			/* pgoutput's own data, with these options */
+} Wish;
+
 typedef struct Wrapper
 {
 	/* How the server writes */
@@ -90,6 +107,9 @@ typedef struct Wrapper
 	LogicalOutputPluginWriterUpdateProgress update_progress;
 
 	HTAB	   *known;			/* of Known */
+
+	void	   *stock;			/* pgoutput's own data */
+	List	   *wishes;			/* of Wish, by position; the last is today's */
 
 	/* The prepared or streamed transaction being decoded; NULL: a plain one */
 	ReorderBufferTXN *txn;
@@ -291,6 +311,27 @@ RefreshCaches(void)
 	my->stale = my->judging;
 }
 
+/*
+ * Let pgoutput work with the options that it had when this was prepared.
+ * What is older than the file is taken to have had today's.
+ */
+static void
+ChooseOptions(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
+{
+	ListCell   *cell;
+
+	ctx->output_plugin_private = my->stock;
+	if (!my->judging)
+		return;
+	foreach(cell, my->wishes)
+	{
+		Wish	   *wish = lfirst(cell);
+
+		if (wish->since <= txn->final_lsn)
+			ctx->output_plugin_private = wish->stock;
+	}
+}
+
 static void
 BeginTxn(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, bool streaming)
 {
@@ -299,12 +340,14 @@ BeginTxn(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, bool streaming)
 	my->streaming = streaming;
 	my->open = false;
 	my->judging = WasPrepared(ctx, txn);
+	ChooseOptions(ctx, txn);
 	RefreshCaches();
 }
 
 static void
-EndTxn(void)
+EndTxn(LogicalDecodingContext *ctx)
 {
+	ctx->output_plugin_private = my->stock;
 	my->txn = NULL;
 	my->top = NULL;
 	my->streaming = my->open = my->judging = false;
@@ -313,7 +356,7 @@ EndTxn(void)
 static void
 begin_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
 {
-	EndTxn();
+	EndTxn(ctx);
 	RefreshCaches();
 	my->fate = FATE_SEND;
 	stock.begin_cb(ctx, txn);
@@ -344,7 +387,7 @@ prepare_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr prepar
 		my->fate = known->sent ? FATE_SEND : FATE_DROP;
 		stock.prepare_cb(ctx, txn, prepare_lsn);
 	}
-	EndTxn();
+	EndTxn(ctx);
 }
 
 static void
@@ -352,7 +395,7 @@ commit_prepared_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPt
 {
 	Known	   *known = Find(txn->xid);
 
-	EndTxn();
+	EndTxn(ctx);
 	my->fate = known == NULL || known->sent ? FATE_SEND : FATE_DROP;
 	stock.commit_prepared_cb(ctx, txn, commit_lsn);
 	Forget(txn->xid);
@@ -369,7 +412,7 @@ rollback_prepared_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn,
 {
 	Known	   *known = Find(txn->xid);
 
-	EndTxn();
+	EndTxn(ctx);
 	my->fate = known == NULL || known->sent || !known->prepared ? FATE_SEND : FATE_DROP;
 	stock.rollback_prepared_cb(ctx, txn, prepare_end_lsn, prepare_time);
 	Forget(txn->xid);
@@ -389,7 +432,7 @@ stream_stop_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
 {
 	my->fate = my->open ? FATE_SEND : FATE_DROP;
 	stock.stream_stop_cb(ctx, txn);
-	EndTxn();
+	EndTxn(ctx);
 }
 
 static void
@@ -398,7 +441,7 @@ stream_abort_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr a
 	ReorderBufferTXN *toptxn = rbtxn_get_toptxn(txn);
 	Known	   *known = Find(txn->xid);
 
-	EndTxn();
+	EndTxn(ctx);
 	my->fate = known != NULL && known->sent ? FATE_SEND : FATE_DROP;
 	stock.stream_abort_cb(ctx, txn, abort_lsn);
 	if (txn == toptxn)
@@ -411,7 +454,7 @@ stream_commit_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr 
 {
 	Known	   *known = Find(txn->xid);
 
-	EndTxn();
+	EndTxn(ctx);
 	my->fate = known != NULL && known->sent ? FATE_SEND : FATE_DROP;
 	stock.stream_commit_cb(ctx, txn, commit_lsn);
 	ForgetSubtransactions(txn);
@@ -444,7 +487,7 @@ stream_prepare_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr
 {
 	Known	   *known = Enter(txn->xid);
 
-	EndTxn();
+	EndTxn(ctx);
 	my->judging = WasPrepared(ctx, txn);
 	if (!my->judging && known->sent && !AnythingLeft(txn, known))
 	{
@@ -456,7 +499,7 @@ stream_prepare_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr
 	my->fate = known->sent && !my->judging ? FATE_SEND : FATE_DROP;
 	stock.stream_prepare_cb(ctx, txn, prepare_lsn);
 	ForgetSubtransactions(txn);
-	EndTxn();
+	EndTxn(ctx);
 }
 
 /* ----------
@@ -561,6 +604,215 @@ StartOfDecoding(SnapBuild *builder)
 }
 
 /*
+ * The file of wishes.  It goes with the slot, and nothing else looks at it.
+ * It is written only where the subscriber asks for something else than before,
+ * and before anything is sent by that.
+ */
+static char *
+WishesPath(LogicalDecodingContext *ctx, const char *suffix)
+{
+	return psprintf("pg_replslot/%s/walrider_pgoutput%s",
+					NameStr(ctx->slot->data.name), suffix);
+}
+
+static Wish *
+MakeWish(XLogRecPtr since, const char *publications, const char *messages)
+{
+	Wish	   *wish = palloc0(sizeof(Wish));
+
+	wish->since = since;
+	wish->publications = pstrdup(publications);
+	wish->messages = pstrdup(messages);
+	return wish;
+}
+
+/* A damaged file is no reason to stop; what it decides may concern nobody. */
+static List *
+ReadWishes(LogicalDecodingContext *ctx)
+{
+	char	   *path = WishesPath(ctx, "");
+	List	   *wishes = NIL;
+	StringInfoData data;
+	char		block[1024];
+	size_t		got;
+	pg_crc32c	crc;
+	FILE	   *file = AllocateFile(path, PG_BINARY_R);
+
+	if (file == NULL)
+	{
+		if (errno != ENOENT)
+			ereport(ERROR,
+					(errcode_for_file_access(),
+					 errmsg("could not open file \"%s\": %m", path)));
+		return NIL;
+	}
+	initStringInfo(&data);
+	while ((got = fread(block, 1, sizeof(block), file)) > 0)
+		appendBinaryStringInfo(&data, block, got);
+	if (ferror(file))
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not read file \"%s\": %m", path)));
+	FreeFile(file);
+
+	INIT_CRC32C(crc);
+	if (data.len > sizeof(uint32))
+		COMP_CRC32C(crc, data.data + sizeof(uint32), data.len - sizeof(uint32));
+	FIN_CRC32C(crc);
+	if (data.len < sizeof(uint32) || pq_getmsgint(&data, sizeof(uint32)) != crc)
+	{
+		ereport(WARNING,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("file \"%s\" is damaged", path),
+				 errdetail("Transactions prepared before now are taken to have been published by today's publications.")));
+		return NIL;
+	}
+	while (data.cursor < data.len)
+	{
+		XLogRecPtr	since = pq_getmsgint64(&data);
+		const char *publications = pq_getmsgrawstring(&data);
+		const char *messages = pq_getmsgrawstring(&data);
+
+		wishes = lappend(wishes, MakeWish(since, publications, messages));
+	}
+	return wishes;
+}
+
+static void
+WriteWishes(LogicalDecodingContext *ctx, List *wishes)
+{
+	char	   *path = WishesPath(ctx, "");
+	char	   *fresh = WishesPath(ctx, ".new");
+	StringInfoData data;
+	ListCell   *cell;
+	pg_crc32c	crc;
+	FILE	   *file;
+
+	initStringInfo(&data);
+	pq_sendint32(&data, 0);
+	foreach(cell, wishes)
+	{
+		Wish	   *wish = lfirst(cell);
+
+		pq_sendint64(&data, wish->since);
+		appendBinaryStringInfo(&data, wish->publications, strlen(wish->publications) + 1);
+		appendBinaryStringInfo(&data, wish->messages, strlen(wish->messages) + 1);
+	}
+	INIT_CRC32C(crc);
+	COMP_CRC32C(crc, data.data + sizeof(uint32), data.len - sizeof(uint32));
+	FIN_CRC32C(crc);
+	crc = pg_hton32(crc);
+	memcpy(data.data, &crc, sizeof(crc));
+
+	/* durable_rename makes the file durable before it has its name. */
+	file = AllocateFile(fresh, PG_BINARY_W);
+	if (file == NULL ||
+		fwrite(data.data, 1, data.len, file) != data.len ||
+		FreeFile(file) != 0)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not write file \"%s\": %m", fresh)));
+	durable_rename(fresh, path, ERROR);
+}
+
+static const char *
+OptionGiven(List *options, const char *name)
+{
+	ListCell   *cell;
+
+	foreach(cell, options)
+	{
+		DefElem    *option = lfirst(cell);
+
+		if (strcmp(option->defname, name) == 0 && option->arg != NULL)
+			return strVal(option->arg);
+	}
+	return "";
+}
+
+/* pgoutput's data for an earlier wish.  It parses its options at startup only. */
+static void *
+StockWith(LogicalDecodingContext *ctx, OutputPluginOptions *opt, Wish *wish)
+{
+	List	   *today = ctx->output_plugin_options;
+	bool		streaming = ctx->streaming;
+	bool		twophase_opt_given = ctx->twophase_opt_given;
+	List	   *options = NIL;
+	ListCell   *cell;
+	void	   *data;
+
+	foreach(cell, today)
+	{
+		DefElem    *option = lfirst(cell);
+
+		if (strcmp(option->defname, "publication_names") != 0 &&
+			strcmp(option->defname, "messages") != 0)
+			options = lappend(options, option);
+	}
+	options = lappend(options, makeDefElem("publication_names",
+										   (Node *) makeString(pstrdup(wish->publications)), -1));
+	if (wish->messages[0] != '\0')
+		options = lappend(options, makeDefElem("messages",
+											   (Node *) makeString(pstrdup(wish->messages)), -1));
+
+	ctx->output_plugin_options = options;
+	stock.startup_cb(ctx, opt, false);
+	data = ctx->output_plugin_private;
+
+	ctx->output_plugin_options = today;
+	ctx->output_plugin_private = my->stock;
+	ctx->streaming = streaming;
+	ctx->twophase_opt_given = twophase_opt_given;
+	return data;
+}
+
+/*
+ * Note from where on what is prepared is sent by today's options.  Earlier
+ * sessions that started no earlier do not count: the subscriber has kept
+ * nothing of what they sent, or it would not ask for it.  Entries for WAL that
+ * is not decoded again are left out.
+ */
+static void
+RememberOptions(LogicalDecodingContext *ctx, OutputPluginOptions *opt, XLogRecPtr start)
+{
+	Wish	   *today;
+	List	   *wishes = ReadWishes(ctx);
+	bool		changed = false;
+	ListCell   *cell;
+
+	today = MakeWish(start, OptionGiven(ctx->output_plugin_options, "publication_names"),
+					 OptionGiven(ctx->output_plugin_options, "messages"));
+	while (wishes != NIL && ((Wish *) llast(wishes))->since >= start)
+	{
+		wishes = list_delete_last(wishes);
+		changed = true;
+	}
+	if (wishes == NIL ||
+		strcmp(((Wish *) llast(wishes))->publications, today->publications) != 0 ||
+		strcmp(((Wish *) llast(wishes))->messages, today->messages) != 0)
+	{
+		wishes = lappend(wishes, today);
+		changed = true;
+	}
+	while (list_length(wishes) > 1 &&
+		   ((Wish *) lsecond(wishes))->since <= ctx->slot->data.restart_lsn)
+	{
+		wishes = list_delete_first(wishes);
+		changed = true;
+	}
+	if (changed)
+		WriteWishes(ctx, wishes);
+
+	foreach(cell, wishes)
+	{
+		Wish	   *wish = lfirst(cell);
+
+		wish->stock = lnext(wishes, cell) == NULL ? my->stock : StockWith(ctx, opt, wish);
+	}
+	my->wishes = wishes;
+}
+
+/*
  * A subscription copies its tables through slots of its own, which always
  * name pgoutput.
  */
@@ -591,6 +843,7 @@ startup_cb(LogicalDecodingContext *ctx, OutputPluginOptions *opt, bool is_init)
 {
 	SnapBuild  *builder = ctx->snapshot_builder;
 	MemoryContextCallback *callback;
+	XLogRecPtr	start = StartOfDecoding(builder);
 	HASHCTL		ctl = {0};
 
 	stock.startup_cb(ctx, opt, is_init);
@@ -611,6 +864,7 @@ startup_cb(LogicalDecodingContext *ctx, OutputPluginOptions *opt, bool is_init)
 	my->known = hash_create("walrider_pgoutput transactions", 32, &ctl,
 							HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 
+	my->stock = ctx->output_plugin_private;
 	my->sent_at = GetCurrentTimestamp();
 	my->prepare_write = ctx->prepare_write;
 	my->write = ctx->write;
@@ -627,9 +881,9 @@ startup_cb(LogicalDecodingContext *ctx, OutputPluginOptions *opt, bool is_init)
 	 * in memory: the slot's own position tells the two apart.
 	 */
 	if (ctx->slot->data.two_phase)
-		SnapBuildSetTwoPhaseAt(builder,
-							   Max(StartOfDecoding(builder),
-								   SnapBuildGetTwoPhaseAt(builder)));
+		SnapBuildSetTwoPhaseAt(builder, Max(start, SnapBuildGetTwoPhaseAt(builder)));
+	if (ctx->slot->data.two_phase || ctx->twophase_opt_given)
+		RememberOptions(ctx, opt, start);
 }
 
 void
