@@ -1,4 +1,4 @@
-"""The extension of the early stream, built with PGXS and installed into the servers under `.pg/`.
+"""The extension, which is the early stream and an output plugin, built with PGXS and installed into the servers under `.pg/`.
 
     python3 -m tests.lab.extension [MAJOR]...        build and install where the sources have changed; without majors, all
 
@@ -17,6 +17,7 @@ from tests.lab import headers, install
 from tests.lab.as_user import give, run_fetched, scratch_directory
 
 SOURCE = install.ROOT / "extension"
+LIBRARIES = ("walrider", "walrider_pgoutput")
 
 
 def sources():
@@ -38,9 +39,9 @@ def pg_config(major, what):
     return Path(run_fetched([install.bindir(major) / "pg_config", what], check=True).stdout.strip())
 
 
-def library(major):
-    """Where the library is installed."""
-    return pg_config(major, "--pkglibdir") / "walrider.so"
+def library(major, name="walrider"):
+    """Where a library is installed."""
+    return pg_config(major, "--pkglibdir") / f"{name}.so"
 
 
 def make(major, directory, cflags=None):
@@ -56,7 +57,7 @@ def make(major, directory, cflags=None):
 
 
 def build(major, cflags=None, into=None):
-    """Build; install into the server, or only copy the library to `into`."""
+    """Build; install into the server, or only copy the early stream's library to `into`."""
     with tempfile.TemporaryDirectory(prefix="extension-", dir=scratch_directory()) as scratch:
         scratch = Path(scratch)
         for path in sources():
@@ -65,11 +66,11 @@ def build(major, cflags=None, into=None):
             shutil.copy2(path, target)
         give(scratch)
         make(major, scratch, cflags)
-        built = scratch / "walrider.so"
         if into:
-            shutil.copyfile(built, into)
+            shutil.copyfile(scratch / f"{LIBRARIES[0]}.so", into)
             return
-        _install(built, library(major), 0o755)
+        for name in LIBRARIES:
+            _install(scratch / f"{name}.so", library(major, name), 0o755)
         for path in (SOURCE / "walrider.control", *SOURCE.glob("walrider--*.sql")):
             _install(path, pg_config(major, "--sharedir") / "extension" / path.name, 0o644)
 
@@ -87,7 +88,7 @@ def install_into(major):
     with open(install.PG_DIR / ".lock-extension", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         mark, wanted = library(major).with_suffix(".stamp"), stamp(major)
-        if mark.exists() and mark.read_text() == wanted and library(major).exists():
+        if mark.exists() and mark.read_text() == wanted and all(library(major, name).exists() for name in LIBRARIES):
             return
         print(f"building the extension for PostgreSQL {install.version(major)}", file=sys.stderr)
         mark.unlink(missing_ok=True)
