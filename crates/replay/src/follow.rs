@@ -148,7 +148,7 @@ fn follow_upstream(
 fn release(engine: &Engine<'_>, source: &Source, upstream: &dyn Upstream) -> Result<bool, ReplayError> {
     let used = engine.used();
     let same = &mut |at, bytes: &[u8]| agrees(source, at, bytes);
-    upstream.release(used, source.timeline_needed(used), &source.history(), same)
+    upstream.release(used, source.timeline_at(used), &source.history(), same)
 }
 
 /// Waits until somebody has brought more.

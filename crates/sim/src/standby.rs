@@ -561,7 +561,7 @@ impl Standby {
 
     /// `Shell::release`.
     fn release(&mut self, promises: &mut dyn FnMut(TimelineId)) -> Result<bool, ReplayError> {
-        let (history, timeline) = (self.source.history(), self.source.timeline_needed(self.used));
+        let (history, timeline) = (self.source.history(), self.source.timeline_at(self.used));
         let spool = &self.shared.spool;
         if !spool.holds_past(&history, self.used) {
             return Ok(false);
