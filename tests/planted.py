@@ -43,22 +43,6 @@ PLANTED = {
         "store/src/find.rs",
         "Some(from) if self.size.segment_of(from) <= segment =>",
         "Some(_) =>"),
-    "the old timeline is asked for": (
-        "store/src/source.rs",
-        "self.timeline_at(lsn).max(self.history().timeline_at(page_end))",
-        "self.history().timeline_at(page_end)"),
-    "a stream past the damage is kept": (
-        "standby/src/machine.rs",
-        "if precedes && self.skipped != Some(asked) {",
-        "if precedes && self.skipped == Some(asked) {"),
-    "a promotion does not wait for the receiver": (
-        "standby/src/machine.rs",
-        "() if self.wishes.promotes && self.link == Link::Down => Wanted::Promote,",
-        "() if self.wishes.promotes => Wanted::Promote,"),
-    "a promotion ends where replay first finds no more": (
-        "replay/src/follow.rs",
-        "(Wanted::Promote, News::Perhaps) if !moved => AtEnd::Release,\n        (Wanted::Promote, _) => AtEnd::LookAgain,",
-        "(Wanted::Promote, _) if moved => AtEnd::LookAgain,\n        (Wanted::Promote, _) => AtEnd::Release,"),
 }
 
 
