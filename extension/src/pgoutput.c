@@ -30,7 +30,6 @@
 #include "libpq/libpq.h"
 #include "libpq/pqformat.h"
 #include "nodes/makefuncs.h"
-#include "port/pg_crc32c.h"
 #include "replication/logical.h"
 #include "replication/logicalproto.h"
 #include "replication/origin.h"
@@ -38,13 +37,14 @@
 #include "replication/reorderbuffer.h"
 #include "replication/snapbuild.h"
 #include "replication/walsender_private.h"
-#include "storage/fd.h"
 #include "utils/guc.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
+
+#include "wishes.h"
 
 #if PG_VERSION_NUM < 170000 || PG_VERSION_NUM >= 190000
 #error "walrider_pgoutput supports PostgreSQL 17 and 18"
@@ -85,19 +85,6 @@ typedef struct Known
 	bool		own;			/* of a streamed one: not by subtransactions alone */
 	bool		prepared;		/* `sent` is final */
 } Known;
-
-/*
- * What the subscriber had subscribed to when it was sent what was prepared
- * from this position on, up to that of the next entry.  Of the options only
- * those that decide whether anything is published.
- */
-typedef struct Wish
-{
-	XLogRecPtr	since;
-	const char *publications;
-	const char *messages;		/* empty: not given */
-	void	   *stock;			/* pgoutput's own data, with these options */
-} Wish;
 
 typedef struct Wrapper
 {
@@ -601,118 +588,6 @@ StartOfDecoding(SnapBuild *builder)
 			high = middle;
 	}
 	return low;
-}
-
-/*
- * The file of wishes.  It goes with the slot, and nothing else looks at it.
- * It is written only where the subscriber asks for something else than before,
- * and before anything is sent by that.
- */
-static char *
-WishesPath(LogicalDecodingContext *ctx, const char *suffix)
-{
-	return psprintf("pg_replslot/%s/walrider_pgoutput%s",
-					NameStr(ctx->slot->data.name), suffix);
-}
-
-static Wish *
-MakeWish(XLogRecPtr since, const char *publications, const char *messages)
-{
-	Wish	   *wish = palloc0(sizeof(Wish));
-
-	wish->since = since;
-	wish->publications = pstrdup(publications);
-	wish->messages = pstrdup(messages);
-	return wish;
-}
-
-/* A damaged file is no reason to stop; what it decides may concern nobody. */
-static List *
-ReadWishes(LogicalDecodingContext *ctx)
-{
-	char	   *path = WishesPath(ctx, "");
-	List	   *wishes = NIL;
-	StringInfoData data;
-	char		block[1024];
-	size_t		got;
-	pg_crc32c	crc;
-	FILE	   *file = AllocateFile(path, PG_BINARY_R);
-
-	if (file == NULL)
-	{
-		if (errno != ENOENT)
-			ereport(ERROR,
-					(errcode_for_file_access(),
-					 errmsg("could not open file \"%s\": %m", path)));
-		return NIL;
-	}
-	initStringInfo(&data);
-	while ((got = fread(block, 1, sizeof(block), file)) > 0)
-		appendBinaryStringInfo(&data, block, got);
-	if (ferror(file))
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not read file \"%s\": %m", path)));
-	FreeFile(file);
-
-	INIT_CRC32C(crc);
-	if (data.len > sizeof(uint32))
-		COMP_CRC32C(crc, data.data + sizeof(uint32), data.len - sizeof(uint32));
-	FIN_CRC32C(crc);
-	if (data.len < sizeof(uint32) || pq_getmsgint(&data, sizeof(uint32)) != crc)
-	{
-		ereport(WARNING,
-				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("file \"%s\" is damaged", path),
-				 errdetail("Transactions prepared before now are taken to have been published by today's publications.")));
-		return NIL;
-	}
-	while (data.cursor < data.len)
-	{
-		XLogRecPtr	since = pq_getmsgint64(&data);
-		const char *publications = pq_getmsgrawstring(&data);
-		const char *messages = pq_getmsgrawstring(&data);
-
-		wishes = lappend(wishes, MakeWish(since, publications, messages));
-	}
-	return wishes;
-}
-
-static void
-WriteWishes(LogicalDecodingContext *ctx, List *wishes)
-{
-	char	   *path = WishesPath(ctx, "");
-	char	   *fresh = WishesPath(ctx, ".new");
-	StringInfoData data;
-	ListCell   *cell;
-	pg_crc32c	crc;
-	FILE	   *file;
-
-	initStringInfo(&data);
-	pq_sendint32(&data, 0);
-	foreach(cell, wishes)
-	{
-		Wish	   *wish = lfirst(cell);
-
-		pq_sendint64(&data, wish->since);
-		appendBinaryStringInfo(&data, wish->publications, strlen(wish->publications) + 1);
-		appendBinaryStringInfo(&data, wish->messages, strlen(wish->messages) + 1);
-	}
-	INIT_CRC32C(crc);
-	COMP_CRC32C(crc, data.data + sizeof(uint32), data.len - sizeof(uint32));
-	FIN_CRC32C(crc);
-	crc = pg_hton32(crc);
-	memcpy(data.data, &crc, sizeof(crc));
-
-	/* durable_rename makes the file durable before it has its name. */
-	file = AllocateFile(fresh, PG_BINARY_W);
-	if (file == NULL ||
-		fwrite(data.data, 1, data.len, file) != data.len ||
-		FreeFile(file) != 0)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not write file \"%s\": %m", fresh)));
-	durable_rename(fresh, path, ERROR);
 }
 
 static const char *
