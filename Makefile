@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early test test-quick test-rust test-datadir test-e2e test-17 test-suites test-tools \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
-        soak-standby soak-early soak-power soak-sim planted packages clean
+        soak-standby soak-early soak-power soak-plugin soak-sim planted packages clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -153,6 +153,10 @@ soak-early: build fetch extension
 # The power goes two thousand times: at any moment of a replay, a promotion, a standby; both we and PostgreSQL go on.
 soak-power: build fetch extension
 	$(SOAK) WALRIDER_POWER_IMAGES=$${WALRIDER_POWER_IMAGES:-2000} $(E2E) tests/test_powercut.py -s $(PYTEST_ARGS)
+
+# A subscriber's connection is lost right behind each message of the stream, of transactions of every kind.
+soak-plugin: build fetch extension
+	WALRIDER_BOUNDARY_STEP=$${WALRIDER_BOUNDARY_STEP:-1} $(E2E) tests/test_logical_plugin.py -k boundaries -s $(PYTEST_ARGS)
 
 # The simulator with new seeds, for ten minutes unless WALRIDER_FUZZ_SECONDS says otherwise; docs/testing.md.
 soak-sim:

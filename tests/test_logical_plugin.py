@@ -1,10 +1,12 @@
 """The output plugin walrider_pgoutput: what it sends is what pgoutput sends, less what is empty; and stock subscribers live on it."""
 
+import os
 import re
 import time
 
 import pytest
 
+from tests.lab.faults.cutter import Cutter
 from tests.lab.oracle.pgoutput import Lasting, Trimmed, undescribed, without_descriptions
 from tests.lab.server.cluster import PgCluster, ServerError, copy_tree
 
@@ -26,6 +28,8 @@ CREATE TABLE parted (id int, k int, PRIMARY KEY (id, k)) PARTITION BY LIST (k);
 CREATE TABLE parted_0 PARTITION OF parted FOR VALUES IN (0);
 CREATE TABLE own (id serial, v text);
 """
+# Of the messages behind which a connection is cut, every so many; 1 in a soak.
+BOUNDARY_STEP = int(os.environ.get("WALRIDER_BOUNDARY_STEP", "9"))
 # Protocol, options besides it, whether the slot knows of two phases.
 PROTOCOLS = {1: ((), False), 2: (("streaming", "on"), False), 3: (("streaming", "on"), True), 4: (("streaming", "parallel"), True)}
 
@@ -201,12 +205,13 @@ def test_nothing_published(make_server):
 class Pair:
     """A publisher and a subscriber, both stock but for the plugin."""
 
-    def __init__(self, make_server, publisher="", subscriber="", streaming="parallel"):
+    def __init__(self, make_server, publisher="", subscriber="", streaming="parallel", through=None):
         self.publisher = make_server("publisher", publisher)
         self.publisher.psql("CREATE PUBLICATION p FOR TABLE t, parted;"
                             f"SELECT pg_create_logical_replication_slot('s', '{PLUGIN}', false, true)")
         self.subscriber = make_server("subscriber", subscriber)
-        self.subscriber.psql(f"CREATE SUBSCRIPTION s CONNECTION '{self.publisher.dsn()} application_name=s' PUBLICATION p WITH "
+        dsn = through(self.publisher) if through else self.publisher.dsn()
+        self.subscriber.psql(f"CREATE SUBSCRIPTION s CONNECTION '{dsn} application_name=s' PUBLICATION p WITH "
                              f"(create_slot = false, slot_name = 's', copy_data = false, two_phase = true, streaming = {streaming})")
         wait_for(lambda: self.subscriber.value("SELECT subtwophasestate FROM pg_subscription") == "e", "two phases")
         self.wait()
@@ -316,6 +321,53 @@ def test_load(make_server, rng):
             restarted.restart("immediate")
         pair.publisher.psql("".join(f"COMMIT PREPARED '{gid}';" for gid in load.prepared))
         pair.check()
+
+
+def every_kind(first):
+    """A transaction of every kind, with ids from `first` on: published or not, whole or rolled back in part, committed, or prepared and
+    ended later, with published ones in between."""
+    published, own = "INSERT INTO t VALUES ({0}, repeat('x', 50));", "INSERT INTO own (v) VALUES ('{0}');"
+    bodies = (own, published + "INSERT INTO parted VALUES ({0}, 0);", own + published, f"{own} SAVEPOINT a; {published} ROLLBACK TO a;",
+              published + own + "SAVEPOINT a; UPDATE t SET v = 'u' WHERE id = {0}; ROLLBACK TO a;")
+    waiting = []
+    for body in bodies:
+        for end in ("COMMIT PREPARED", "ROLLBACK PREPARED"):
+            yield f"BEGIN; {body} PREPARE TRANSACTION '{{0}}';".format(first)
+            waiting.append(f"{end} '{first}';")
+            first += 2
+        yield f"BEGIN; {body} COMMIT;".format(first + 1)
+        yield from waiting[:-2]
+        del waiting[:-2]
+    yield from waiting
+
+
+@pytest.mark.every_major
+@pytest.mark.parametrize("mode, streaming", [("buffered", "off"), ("immediate", "on"), ("immediate", "parallel")])
+def test_boundaries(make_server, mode, streaming):
+    """The connection is lost right behind every message of the stream, for transactions of every kind: nothing is lost or done twice.
+
+    In `make test` behind every ninth, from another one on each time that the load is repeated."""
+    cutters, cut = [], 0
+
+    def through(publisher):
+        cutters.append(Cutter(publisher))
+        return f"host=127.0.0.1 port={cutters[0].port} user=postgres dbname=postgres sslmode=disable gssencmode=disable"
+
+    pair = Pair(make_server, f"debug_logical_replication_streaming = {mode}", "", streaming, through)
+    try:
+        number = 1
+        while True:
+            cutters[0].arm(number)
+            pair.publisher.psql("\n".join(every_kind(number * 1000)))
+            pair.check()
+            if not cutters[0].disarm():
+                break
+            cut, number = cut + 1, number + BOUNDARY_STEP
+    finally:
+        for cutter in cutters:
+            cutter.close()
+    print(f"cut behind {cut} messages, the last of them number {number - BOUNDARY_STEP}")
+    assert number > 30, number
 
 
 def test_synchronous(make_server):
