@@ -160,7 +160,7 @@ soak-plugin: build fetch extension
 
 # The simulator with new seeds, for ten minutes unless WALRIDER_FUZZ_SECONDS says otherwise; docs/testing.md.
 soak-sim:
-	$(SOAK) WALRIDER_FUZZ_SECONDS=$${WALRIDER_FUZZ_SECONDS:-600} cargo test --locked --release -p walrider-sim -- --nocapture
+	$(SOAK) WALRIDER_FUZZ_SECONDS=$${WALRIDER_FUZZ_SECONDS:-600} cargo test --locked --profile soak -p walrider-sim -- --nocapture
 
 # Whether it finds bugs that are planted in code that ships.
 planted:

@@ -12,7 +12,7 @@ use walrider_store::source::Incoming;
 use crate::error::ReplayError;
 
 /// What a replay that follows is to do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wanted {
     /// Follow.
     Follow,
@@ -25,7 +25,7 @@ pub enum Wanted {
 }
 
 /// What ended a wait for more WAL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum News {
     /// There is more past the end that was known, in files of the same names.
     More,

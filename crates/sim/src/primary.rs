@@ -43,6 +43,7 @@ pub enum Answer {
 }
 
 /// The primary.
+#[derive(Clone)]
 pub struct Primary {
     /// It runs.
     pub up: bool,

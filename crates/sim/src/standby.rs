@@ -70,9 +70,15 @@ pub struct Connection {
     /// To the standby.
     pub to_standby: VecDeque<(Duration, Message)>,
     /// To the primary.
-    pub to_primary: VecDeque<(Duration, Report)>,
+    pub to_primary: VecDeque<Report>,
+    /// To the walsenders of earlier connections, which do not know yet that nobody is there any more.
+    pub late: VecDeque<Report>,
     /// Nothing more gets to the standby than what is on its way; it may not know yet.
     pub cut: bool,
+    /// Nobody hears what it says, nor what it said before: the primary's process is gone.
+    pub deaf: bool,
+    /// A message did not come; where it was the last, nobody notices.
+    pub holed: bool,
 }
 
 /// What the threads share.
@@ -365,7 +371,20 @@ impl Standby {
             return Err(Ended::Asked);
         }
         let (to_standby, to_primary) = (VecDeque::new(), VecDeque::new());
-        *connection = Some(Connection { task, early, ends, sent: task.start, to_standby, to_primary, cut: false });
+        let before = connection.take().filter(|before| !before.deaf).into_iter();
+        let late = before.flat_map(|before| before.late.into_iter().chain(before.to_primary)).collect();
+        *connection = Some(Connection {
+            task,
+            early,
+            ends,
+            sent: task.start,
+            to_standby,
+            to_primary,
+            late,
+            cut: false,
+            deaf: false,
+            holed: false,
+        });
         let intake = Intake::new(&writer, early);
         Ok(Box::new(Streaming { task, writer, intake, positions, full: false }))
     }
@@ -421,7 +440,7 @@ impl Standby {
         positions.catch_up(spool.held_durable(), (self.replayed, std::mem::take(&mut self.commits)));
         let link = if busy { Link::Busy } else { Link::Quiet };
         if let Some(report) = positions.report(link, now) {
-            connection.to_primary.push_back((now, report));
+            connection.to_primary.push_back(report);
         }
         if !streaming.full && positions.is_lost(now) {
             return Err(failed(ReceiveError::Silent));

@@ -1,7 +1,9 @@
 //! What happens, and what must hold: one run from a seed.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -58,6 +60,12 @@ pub struct Counts {
     pub promotions: u64,
     /// Of these, those where what was held made a difference.
     pub releases: u64,
+    /// Messages that came twice, or not at all, though a connection does neither.
+    pub broken: u64,
+    /// Reports that came after the connection that they were sent on was followed by another.
+    pub late: u64,
+    /// What an fsync was about was lost, although it reported success.
+    pub lies: u64,
 }
 
 /// One run.
@@ -77,10 +85,14 @@ pub struct World {
     exposed: Lsn,
     /// What a standby has reported as flushed in this run of the primary.
     heard: Lsn,
+    /// Now and then an fsync reports success, and is none. What was promised may be lost then, but nothing is invented.
+    disk_lies: bool,
+    /// Nothing fails any more.
+    peaceful: bool,
     /// While it is promoted: the histories that what it replays may be of.
     promotes: Option<Vec<Vec<Known>>>,
-    /// What happened, for a failure.
-    log: VecDeque<String>,
+    /// What happened, for a failure; also in what might have happened instead.
+    log: Rc<RefCell<VecDeque<String>>>,
     counts: Counts,
 }
 
@@ -93,7 +105,7 @@ pub fn run(seed: u64) -> Counts {
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
     if let Err(panic) = ended {
         eprintln!("seed {seed}, the last of what happened:");
-        world.log.iter().for_each(|line| eprintln!("  {line}"));
+        world.log.borrow().iter().for_each(|line| eprintln!("  {line}"));
         std::panic::resume_unwind(panic);
     }
     world.counts
@@ -116,8 +128,10 @@ impl World {
             fate: Arc::default(),
             exposed: Lsn::INVALID,
             heard: Lsn::INVALID,
+            disk_lies: seed % 8 == 7,
+            peaceful: false,
             promotes: None,
-            log: VecDeque::new(),
+            log: Rc::default(),
             counts: Counts::default(),
         }
     }
@@ -137,23 +151,49 @@ impl World {
                 return;
             }
         }
-        // The primary is gone, with all that it had.
-        self.primary.lost_histories.push(self.primary.records.clone());
-        self.primary.lost = true;
-        self.primary.up = false;
-        self.cut();
-        self.say("the primary is lost");
+        self.lose_primary();
         if self.random.one_in(2) {
             self.die(true);
         }
         self.promote();
     }
 
-    fn say(&mut self, what: impl std::fmt::Display) {
-        if self.log.len() == 400 {
-            self.log.pop_front();
+    /// The primary is gone, with all that it had.
+    fn lose_primary(&mut self) {
+        self.primary.lost_histories.push(self.primary.records.clone());
+        self.primary.lost = true;
+        self.primary.up = false;
+        self.end_walsenders();
+        self.say("the primary is lost");
+    }
+
+    /// What would come of a promotion now: the same disk, and no primary any more.
+    fn try_promotion(&mut self) {
+        self.say("what if the primary were lost now?");
+        let mut instead = World {
+            now: self.now,
+            random: Random(self.random.number()),
+            primary: self.primary.clone(),
+            disk: self.disk.after_kill(),
+            archive: self.archive.clone(),
+            control: self.control,
+            disk_lies: self.disk_lies,
+            log: self.log.clone(),
+            counts: self.counts,
+            ..World::new(0)
+        };
+        instead.lose_primary();
+        instead.promote();
+        self.counts = instead.counts;
+        self.say("it is not lost");
+    }
+
+    fn say(&self, what: impl std::fmt::Display) {
+        let mut log = self.log.borrow_mut();
+        if log.len() == 400 {
+            log.pop_front();
         }
-        self.log.push_back(format!("{:.3} {what}", self.now.as_secs_f64()));
+        log.push_back(format!("{:.3} {what}", self.now.as_secs_f64()));
     }
 
     // What goes wrong
@@ -169,8 +209,7 @@ impl World {
             2 if self.primary.up => {
                 self.primary.crash(&mut self.random);
                 self.counts.primary_crashes += 1;
-                self.heard = Lsn::INVALID;
-                self.cut();
+                self.end_walsenders();
                 self.say(format!("the primary crashes, and keeps {}", self.primary.flushed()));
             }
             3..8 if !self.primary.up => {
@@ -210,6 +249,11 @@ impl World {
                     self.say(format!("the primary has no WAL before {oldest}"));
                 }
             }
+            19 if self.disk_lies => {
+                self.disk.lose_next_sync();
+                self.counts.lies += 1;
+                self.say("an fsync is none");
+            }
             _ => {}
         }
     }
@@ -219,6 +263,10 @@ impl World {
         *self.fate.lock().expect("no panic while locked") = Fate::default();
         self.link = true;
         self.primary.up = true;
+        self.peaceful = true;
+        if self.connection.as_ref().is_some_and(|connection| connection.holed) {
+            self.cut();
+        }
         if let Some(standby) = &mut self.standby {
             standby.hear(Event::Pause(false));
         }
@@ -231,8 +279,18 @@ impl World {
         // Some of what is on its way comes.
         let left = self.random.below(connection.to_standby.len() as u64 + 1) as usize;
         connection.to_standby.truncate(left);
-        connection.to_primary.clear();
+        let left = self.random.below(connection.to_primary.len() as u64 + 1) as usize;
+        connection.to_primary.truncate(left);
         self.say("the connection is cut");
+    }
+
+    /// The primary's processes end, with what they had heard.
+    fn end_walsenders(&mut self) {
+        self.cut();
+        self.heard = Lsn::INVALID;
+        if let Some(connection) = &mut self.connection {
+            connection.deaf = true;
+        }
     }
 
     /// Another primary takes over, which has all that the standby may replay: one that is ahead of it could not follow.
@@ -244,8 +302,7 @@ impl World {
             return;
         }
         self.primary.fail_over(least, &mut self.random);
-        self.heard = Lsn::INVALID;
-        self.cut();
+        self.end_walsenders();
         self.counts.timelines += 1;
         let &(left, at) = self.primary.left.last().expect("just left");
         let (name, contents) = self.primary.history(self.primary.timeline);
@@ -277,6 +334,9 @@ impl World {
         (fate.dies_in, fate.left, fate.sync_fails) = (None, None, false);
         drop(fate);
         self.say(if power { "the power goes" } else { "the standby is killed" });
+        if self.promotes.is_none() && self.random.one_in(2) {
+            self.try_promotion();
+        }
     }
 
     // What happens
@@ -411,13 +471,24 @@ impl World {
         let mut payload = Vec::new();
         if len == 0 {
             let reply_requested = self.random.one_in(4);
-            Streamed::Keepalive { wal_end: flushed, send_time: 0, reply_requested }.encode(&mut payload);
+            // `WalSndKeepalive` has what was sent, which is before what the message before it said of the flush.
+            let wal_end = if connection.early { flushed } else { connection.sent };
+            Streamed::Keepalive { wal_end, send_time: 0, reply_requested }.encode(&mut payload);
         } else {
             let data = self.primary.wal(connection.sent, Lsn(connection.sent.0 + len));
             Streamed::XLogData { start: connection.sent, wal_end: flushed, send_time: 0, data }.encode(&mut payload);
             connection.sent = Lsn(connection.sent.0 + len);
         }
-        connection.to_standby.push_back((at, Message::Payload(payload)));
+        let copies = match self.random.below(2_000) {
+            0 if !self.peaceful => 0,
+            1 if !self.peaceful => 2,
+            _ => 1,
+        };
+        connection.holed |= copies == 0;
+        self.counts.broken += u64::from(copies != 1);
+        for _ in 0..copies {
+            connection.to_standby.push_back((at, Message::Payload(payload.clone())));
+        }
         self.exposed = self.exposed.max(connection.sent.min(flushed));
     }
 
@@ -426,9 +497,18 @@ impl World {
         if !self.primary.up {
             return;
         }
-        let Some(connection) = &mut self.connection else { return };
-        let Some((_, report)) = connection.to_primary.pop_front() else { return };
-        assert!(report.flush <= connection.sent, "{report:?}: no more came than {}", connection.sent);
+        let Some(connection) = self.connection.as_mut().filter(|connection| !connection.deaf) else { return };
+        let report = match connection.late.pop_front() {
+            Some(late) => {
+                self.counts.late += 1;
+                late
+            }
+            None => {
+                let Some(report) = connection.to_primary.pop_front() else { return };
+                assert!(report.flush <= connection.sent, "{report:?}: no more came than {}", connection.sent);
+                report
+            }
+        };
         self.heard = self.heard.max(report.flush);
         self.acknowledge();
     }
@@ -508,7 +588,10 @@ impl World {
             }
             Step::FirstEnd => {
                 self.say(format!("WAL ends at {replayed}, pages are at {min_recovery}"));
-                assert!(replayed >= min_recovery, "pages are at {min_recovery}, and WAL ends at {replayed}");
+                assert!(
+                    self.disk_lies || replayed >= min_recovery,
+                    "pages are at {min_recovery}, and WAL ends at {replayed}"
+                );
                 true
             }
             Step::Promoted => {
@@ -534,7 +617,10 @@ impl World {
     fn promoted(&mut self, replayed: Lsn) {
         let acknowledged = self.primary.acknowledged;
         self.say(format!("promoted at {replayed}; acknowledged up to {acknowledged}"));
-        assert!(replayed >= acknowledged, "{acknowledged} was acknowledged, and {replayed} is promoted");
+        assert!(
+            self.disk_lies || replayed >= acknowledged,
+            "{acknowledged} was acknowledged, and {replayed} is promoted"
+        );
         self.counts.promotions += 1;
         self.counts.releases += u64::from(self.control.promoting.is_some());
     }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::files::{Directory, SegmentFile, Stat};
@@ -107,6 +108,8 @@ pub type Hook = Arc<dyn Fn(Call, &str) -> io::Result<()> + Send + Sync>;
 pub struct Model {
     inner: Arc<Mutex<Inner>>,
     hook: Arc<Mutex<Option<Hook>>>,
+    /// The next fdatasync reports success, and is none.
+    lies: Arc<AtomicBool>,
 }
 
 struct ModelFile {
@@ -119,6 +122,11 @@ impl Model {
     /// Has all calls seen by `hook` from now on.
     pub fn watch(&self, hook: impl Fn(Call, &str) -> io::Result<()> + Send + Sync + 'static) {
         *self.hook.lock().unwrap() = Some(Arc::new(hook));
+    }
+
+    /// The next fdatasync reports success, and what it was about is lost when the power goes.
+    pub fn lose_next_sync(&self) {
+        self.lies.store(true, Ordering::Relaxed);
     }
 
     /// Calls are seen by nobody any more.
@@ -135,7 +143,7 @@ impl Model {
     pub fn after_kill(&self) -> Model {
         let mut inner = self.inner.lock().unwrap().clone();
         inner.files.iter_mut().for_each(|file| file.live = None);
-        Model { inner: Arc::new(Mutex::new(inner)), hook: Arc::default() }
+        Model { inner: Arc::new(Mutex::new(inner)), ..Model::default() }
     }
 
     /// What a power loss leaves: all that was synced; of the rest some sectors, and the changes of names up to some point,
@@ -149,12 +157,14 @@ impl Model {
         inner.names = names;
         for file in &mut inner.files {
             let mut left = std::mem::take(&mut file.durable);
-            let none = random.one_in(3);
+            // A file may have got to the disk as a whole, and the one that was written before it not at all.
+            let fate = random.below(4);
             for range in std::mem::take(&mut file.dirty) {
+                let whole = fate == 1 || random.one_in(4);
                 let mut at = range.start;
                 while at < range.end {
                     let end = range.end.min((at / SECTOR + 1) * SECTOR);
-                    if !none && random.one_in(2) {
+                    if fate != 0 && (whole || random.one_in(2)) {
                         if left.len() < end {
                             left.resize(end, 0);
                         }
@@ -166,7 +176,7 @@ impl Model {
             file.now = left.clone();
             (file.durable, file.live) = (left, None);
         }
-        Model { inner: Arc::new(Mutex::new(inner)), hook: Arc::default() }
+        Model { inner: Arc::new(Mutex::new(inner)), ..Model::default() }
     }
 
     /// Contents of a file.
@@ -295,7 +305,8 @@ impl SegmentFile for ModelFile {
 }
 
 impl ModelFile {
-    /// Makes durable what was written before the call, and not what is written while it lasts.
+    /// Makes durable what was written before the call, and not what is written while it lasts. Where it fails, or lies, none of it
+    /// is tried again: the next one reports success, and is not about it (as in Linux, whose pages are clean then).
     fn sync(&self, call: Call) -> io::Result<()> {
         let (written, len) = {
             let inner = self.model.inner.lock().unwrap();
@@ -304,10 +315,14 @@ impl ModelFile {
                 contents.dirty.iter().map(|range| (range.start, contents.now[range.clone()].to_vec())).collect();
             (written, contents.now.len())
         };
-        self.model.seen(call, &self.name)?;
+        let seen = self.model.seen(call, &self.name);
         let mut inner = self.model.inner.lock().unwrap();
         let contents = &mut inner.files[self.file];
         contents.dirty.drain(..written.len());
+        seen?;
+        if call == Call::SyncData && self.model.lies.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
         if contents.durable.len() < len {
             contents.durable.resize(len, 0);
         }

@@ -19,7 +19,7 @@ pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 pub const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// WAL that is to be streamed, from there on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Task {
     /// The first byte.
     pub start: Lsn,
@@ -28,7 +28,7 @@ pub struct Task {
 }
 
 /// The connection to the primary.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Link {
     /// There is none, and nobody works on it.
     #[default]
@@ -40,7 +40,7 @@ pub enum Link {
 }
 
 /// What the settings say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
     /// There is a primary to connect to.
     pub has_primary: bool,
@@ -87,7 +87,7 @@ pub enum Next {
 }
 
 /// Where the spool stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stored {
     /// The timeline that is written; zero before anything was.
     pub timeline: TimelineId,
@@ -180,7 +180,7 @@ pub enum Look {
 }
 
 /// What was wanted from outside so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Wishes {
     /// To end.
     pub stops: bool,
@@ -198,7 +198,7 @@ impl Wishes {
 }
 
 /// Pauses between attempts to connect.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Retry {
     /// Not before then.
     at: Option<Duration>,
@@ -218,7 +218,7 @@ impl Retry {
 }
 
 /// A standby's decisions.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Machine {
     rules: Rules,
     wishes: Wishes,
@@ -417,8 +417,8 @@ impl Machine {
     pub fn wanted(&self) -> Wanted {
         match () {
             () if self.wishes.stops => Wanted::Stop,
-            // Only once nothing more comes in.
-            () if self.wishes.promotes && self.link == Link::Down => Wanted::Promote,
+            // Only once nothing more comes in, and all counts that is in `pg_wal`: not before the receiver has finished.
+            () if self.wishes.promotes && self.link == Link::Down && self.stream.is_none() => Wanted::Promote,
             () if self.wishes.promotes => Wanted::Follow,
             () if self.wishes.paused => Wanted::Pause,
             () => Wanted::Follow,

@@ -143,6 +143,20 @@ fn a_promotion_begins_once_nothing_more_comes_in() {
     assert_eq!(machine.wanted(), Wanted::Stop);
 }
 
+/// Found by the model: replay was paused before WAL that an earlier run had acknowledged, and what streamed in again was not there
+/// yet. The connection was lost, and a promotion ended recovery where it had got to.
+#[test]
+fn a_promotion_waits_until_all_counts_that_is_there() {
+    let mut machine = machine();
+    let task = begin(&mut machine, 3 * MB, SECOND);
+    machine.session_ends(task, at(3 * MB + 9), Ended::Failed(Failure::Passing), SECOND);
+    machine.hear(Event::Promote);
+    assert_eq!(machine.visible(at(3 * MB + 9)), Some(Lsn(3 * MB + 9)));
+    assert_eq!(machine.wanted(), Wanted::Follow);
+    assert_eq!(machine.next_session(SECOND), Next::Finish);
+    assert_eq!((machine.wanted(), machine.visible(at(3 * MB + 9))), (Wanted::Promote, None));
+}
+
 #[test]
 fn a_session_that_comes_about_after_a_stop_is_not_wanted() {
     let mut machine = machine();

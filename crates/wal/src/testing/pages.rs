@@ -22,6 +22,7 @@ const PAGE: u64 = XLOG_BLCKSZ as u64;
 /// assert_eq!(lsn, Lsn((3 << 20) + 40));
 /// assert_eq!(wal.bytes().len(), 2 * 8192);
 /// ```
+#[derive(Clone)]
 pub struct WalBuilder {
     size: SegmentSize,
     timeline: TimelineId,
