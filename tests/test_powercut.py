@@ -124,6 +124,7 @@ class Origin:
         server.psql("TRUNCATE cut_off; INSERT INTO cut_off VALUES (1); DROP TABLE dropped")
         server.psql("BEGIN; INSERT INTO made VALUES (-1); PREPARE TRANSACTION 'early'")
         server.psql("BEGIN; INSERT INTO made VALUES (-2); PREPARE TRANSACTION 'ends'")
+        server.psql("CREATE DATABASE logged STRATEGY wal_log")
         server.psql("CREATE DATABASE copied STRATEGY file_copy")
         self.transactions(server, 200)
         server.psql("CREATE TABLE there AS SELECT generate_series(1, 3000) AS id", "copied")

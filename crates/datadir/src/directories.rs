@@ -2,8 +2,8 @@
 //! `tblspc_redo`, `commands/tablespace.c`; `copydir`, `storage/file/copydir.c`; PostgreSQL 18).
 //!
 //! Nothing here waits for pages in memory: the caller has written what a copy must see, and forgotten what a drop
-//! makes void. Everything but the copies of relations is durable on return, so that no restartpoint
-//! needs to know of it.
+//! makes void. A database that was made or copied is durable with the next restartpoint, as its relations are; everything
+//! else on return.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use walrider_layout::{DEFAULT_TABLESPACE_OID, GLOBAL_TABLESPACE_OID, Major, Oid, RelFileLocator};
 
 use crate::backup_label::remove_tablespace_link;
-use crate::durable::{fsync_dir, fsync_file, fsync_parent, list_dir, unlink_if_there, write_file};
+use crate::durable::{fsync_dir, fsync_parent, list_dir, unlink_if_there};
 use crate::error::{DataDirError, IoContext, Result};
 use crate::relation::{RelationFiles, SegmentFile, database_dir, parse_file_name};
 use crate::sync::copy_side_by_side;
@@ -64,18 +64,27 @@ impl Directories {
         self.root.join("pg_tblspc").join(tablespace.to_string())
     }
 
-    /// `XLOG_DBASE_CREATE_WAL_LOG`: the directory and its `PG_VERSION` exist (`CreateDirAndVersionFile`).
-    pub fn create_database(&self, tablespace: Oid, database: Oid, missing: Missing) -> Result<()> {
+    /// `XLOG_DBASE_CREATE_WAL_LOG`: the directory and its `PG_VERSION` exist (`CreateDirAndVersionFile`). They are durable with
+    /// the next [`RelationFiles::take_made`].
+    pub fn create_database(
+        &self,
+        tablespace: Oid,
+        database: Oid,
+        missing: Missing,
+        relations: &RelationFiles,
+    ) -> Result<()> {
         let directory = self.database(tablespace, database);
         self.ensure_parent(tablespace, &directory, missing)?;
         make_dir(&directory)?;
-        write_file(&directory.join("PG_VERSION"), format!("{}\n", self.major.number()).as_bytes())?;
-        fsync_parent(&directory)
+        let version = directory.join("PG_VERSION");
+        fs::write(&version, format!("{}\n", self.major.number())).context("write file", &version)?;
+        relations.mark_made([version.as_path()], directory.ancestors().take(2));
+        Ok(())
     }
 
     /// `XLOG_DBASE_CREATE_FILE_COPY`: the target is the source's files, whatever it was before; directories in the
-    /// source are not copied. A source that is not there counts as empty. The copies of relations are durable with the next
-    /// [`RelationFiles::take_unsynced`], everything else on return.
+    /// source are not copied. A source that is not there counts as empty. The copies are durable with the next
+    /// [`RelationFiles::take_unsynced`] and [`RelationFiles::take_made`].
     pub fn copy_database(
         &self,
         from: (Oid, Oid),
@@ -107,11 +116,11 @@ impl Directories {
                     let rel = RelFileLocator { tablespace: to.0, database: to.1, relation };
                     relations.mark_unsynced(SegmentFile { rel, fork, segment });
                 }
-                None => fsync_file(copy)?,
+                None => relations.mark_made([copy.as_path()], []),
             }
         }
-        fsync_dir(&target)?;
-        fsync_parent(&target)
+        relations.mark_made([], target.ancestors().take(2));
+        Ok(())
     }
 
     /// `XLOG_DBASE_DROP`: the database's directories are gone from these tablespaces.
@@ -293,6 +302,7 @@ fn remove_if_empty(path: &Path) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::relation::Made;
 
     const SPACE: Oid = 20_000;
 
@@ -305,28 +315,44 @@ mod tests {
         (dir, directories)
     }
 
-    fn copy(dir: &tempfile::TempDir, from: (Oid, Oid), to: (Oid, Oid), missing: Missing) -> Result<Vec<SegmentFile>> {
-        let relations = RelationFiles::new(dir.path(), "PG_18_202506291", false);
+    fn relations(dir: &tempfile::TempDir) -> RelationFiles {
+        RelationFiles::new(dir.path(), "PG_18_202506291", false)
+    }
+
+    fn copy(dir: &tempfile::TempDir, from: (Oid, Oid), to: (Oid, Oid), missing: Missing) -> Result<RelationFiles> {
+        let files = relations(dir);
         Directories::new(dir.path(), Major::V18, Major::V18.catalog_version())
-            .copy_database(from, to, missing, &relations)?;
-        Ok(relations.take_unsynced())
+            .copy_database(from, to, missing, &files)?;
+        Ok(files)
+    }
+
+    /// What a restartpoint must make durable besides relations, below the directory.
+    fn made(dir: &tempfile::TempDir, files: &RelationFiles) -> [Vec<String>; 2] {
+        let made = files.take_made();
+        let below = |path: PathBuf| path.strip_prefix(dir.path()).unwrap().to_str().unwrap().to_owned();
+        [made.files, made.directories].map(|paths| paths.into_iter().map(below).collect())
     }
 
     #[test]
     fn a_database_is_created_copied_and_dropped() {
         let (dir, directories) = data_dir();
+        let files = relations(&dir);
         for _ in 0..2 {
-            directories.create_database(DEFAULT_TABLESPACE_OID, 16384, Missing::Refuse).unwrap();
+            directories.create_database(DEFAULT_TABLESPACE_OID, 16384, Missing::Refuse, &files).unwrap();
         }
         assert_eq!(fs::read_to_string(dir.path().join("base/16384/PG_VERSION")).unwrap(), "18\n");
+        let database = ["base", "base/16384"].map(str::to_owned).to_vec();
+        assert_eq!(made(&dir, &files), [vec!["base/16384/PG_VERSION".to_owned()], database.clone()]);
+        assert_eq!(files.take_made(), Made::default(), "once");
         fs::write(dir.path().join("base/5/2600_vm.1"), b"page").unwrap();
         fs::write(dir.path().join("base/5/pg_filenode.map"), b"map").unwrap();
         fs::write(dir.path().join("base/16384/old"), b"").unwrap();
         let pair = |database| (DEFAULT_TABLESPACE_OID, database);
-        let unsynced = copy(&dir, pair(5), pair(16384), Missing::Refuse).unwrap();
+        let files = copy(&dir, pair(5), pair(16384), Missing::Refuse).unwrap();
         let rel = RelFileLocator { tablespace: DEFAULT_TABLESPACE_OID, database: 16384, relation: 2600 };
         let fork = walrider_layout::ForkNumber::VisibilityMap;
-        assert_eq!(unsynced, [SegmentFile { rel, fork, segment: 1 }], "the map is durable already");
+        assert_eq!(files.take_unsynced(), [SegmentFile { rel, fork, segment: 1 }]);
+        assert_eq!(made(&dir, &files), [vec!["base/16384/pg_filenode.map".to_owned()], database]);
         let names: Vec<_> = list_dir(&dir.path().join("base/16384")).unwrap().iter().map(|e| e.file_name()).collect();
         assert_eq!(names, ["2600_vm.1", "pg_filenode.map"]);
         copy(&dir, pair(404), pair(16385), Missing::Create).unwrap();
@@ -342,7 +368,7 @@ mod tests {
     #[test]
     fn a_tablespace_is_created_and_dropped() {
         let (dir, directories) = data_dir();
-        let elsewhere = tempfile::tempdir().unwrap();
+        let (elsewhere, files) = (tempfile::tempdir().unwrap(), relations(&dir));
         let location = elsewhere.path().as_os_str().as_bytes();
         let link = dir.path().join("pg_tblspc/20000");
         fs::create_dir(&link).unwrap();
@@ -350,7 +376,7 @@ mod tests {
             directories.create_tablespace(SPACE, location).unwrap();
         }
         assert_eq!(fs::read_link(&link).unwrap(), elsewhere.path());
-        directories.create_database(SPACE, 5, Missing::Refuse).unwrap();
+        directories.create_database(SPACE, 5, Missing::Refuse, &files).unwrap();
         let database = elsewhere.path().join("PG_18_202506291/5");
         assert!(database.join("PG_VERSION").exists());
         fs::write(database.join("pg_internal.init"), b"").unwrap();
@@ -367,10 +393,11 @@ mod tests {
     #[test]
     fn nothing_is_made_above_base_and_pg_tblspc() {
         let (dir, directories) = data_dir();
+        let files = relations(&dir);
         fs::rename(dir.path().join("base"), dir.path().join("away")).unwrap();
         fs::remove_dir(dir.path().join("pg_tblspc")).unwrap();
         for tablespace in [DEFAULT_TABLESPACE_OID, SPACE] {
-            assert!(directories.create_database(tablespace, 7, Missing::Create).unwrap_err().is_corruption());
+            assert!(directories.create_database(tablespace, 7, Missing::Create, &files).unwrap_err().is_corruption());
             assert!(copy(&dir, (tablespace, 5), (tablespace, 7), Missing::Create).is_err());
         }
         assert!(!dir.path().join("base").exists() && !dir.path().join("pg_tblspc").exists());
@@ -379,14 +406,15 @@ mod tests {
     #[test]
     fn in_place_and_dangling_tablespaces() {
         let (dir, directories) = data_dir();
+        let files = relations(&dir);
         directories.create_tablespace(SPACE, b"").unwrap();
         assert!(dir.path().join("pg_tblspc/20000/PG_18_202506291").is_dir());
         assert!(directories.drop_tablespace(SPACE).unwrap());
         assert!(!dir.path().join("pg_tblspc/20000").exists());
         std::os::unix::fs::symlink("/nonexistent/place", dir.path().join("pg_tblspc/20001")).unwrap();
         assert!(directories.drop_tablespace(20_001).unwrap());
-        assert!(directories.create_database(SPACE, 7, Missing::Refuse).unwrap_err().is_corruption());
-        directories.create_database(SPACE, 7, Missing::Create).unwrap();
+        assert!(directories.create_database(SPACE, 7, Missing::Refuse, &files).unwrap_err().is_corruption());
+        directories.create_database(SPACE, 7, Missing::Create, &files).unwrap();
         assert!(directories.create_tablespace(SPACE, b"relative").is_err());
         let missing = directories.create_tablespace(SPACE, b"/nonexistent/place").unwrap_err();
         assert!(missing.to_string().contains("create it"), "{missing}");

@@ -84,7 +84,7 @@ pub fn unlink(path: &Path) -> Result<bool> {
 }
 
 /// Removes a file if it is there, without waiting for the disk. Says whether it was there.
-pub(crate) fn unlink_if_there(path: &Path) -> Result<bool> {
+pub fn unlink_if_there(path: &Path) -> Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

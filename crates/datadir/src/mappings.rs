@@ -7,7 +7,6 @@ use std::path::Path;
 
 use walrider_layout::{Lsn, Oid, TransactionId};
 
-use crate::durable::fsync_dir;
 use crate::error::{DataDirError, IoContext, Result};
 
 /// Bytes per mapping (`LogicalRewriteMappingData`).
@@ -43,7 +42,8 @@ impl MappingFile {
     }
 }
 
-/// Cuts the file to `offset`, appends the mappings, and makes it durable; its name becomes so with [`sync`].
+/// Cuts the file to `offset` and appends the mappings. Nothing becomes durable: without logical slots the next restartpoint
+/// removes the file, and until then replay writes it again.
 pub fn append(data_dir: &Path, file: &MappingFile, offset: u64, mappings: &[u8]) -> Result<()> {
     let path = data_dir.join("pg_logical").join("mappings").join(file.name());
     if i64::try_from(offset).is_err() || !mappings.len().is_multiple_of(MAPPING_SIZE) {
@@ -52,14 +52,7 @@ pub fn append(data_dir: &Path, file: &MappingFile, offset: u64, mappings: &[u8])
     let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let handle = opened.context("create file", &path)?;
     handle.set_len(offset).context("truncate file", &path)?;
-    handle.write_all_at(mappings, offset).context("write file", &path)?;
-    handle.sync_all().context("fsync file", &path)
-}
-
-/// Makes the names of the files durable, as every restartpoint must. Which of them are not needed any more depends on
-/// logical slots; PostgreSQL removes them at its next checkpoint.
-pub fn sync(data_dir: &Path) -> Result<()> {
-    fsync_dir(&data_dir.join("pg_logical").join("mappings"))
+    handle.write_all_at(mappings, offset).context("write file", &path)
 }
 
 #[cfg(test)]
@@ -79,6 +72,5 @@ mod tests {
         assert_eq!((written.len(), written[71], written[72]), (108, 1, 2));
         assert!(append(dir.path(), &file, u64::MAX, &[]).is_err());
         assert!(append(dir.path(), &file, 0, &[0; 5]).is_err());
-        sync(dir.path()).unwrap();
     }
 }

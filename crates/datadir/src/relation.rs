@@ -3,7 +3,7 @@
 //!
 //! A fork is one sequence of blocks, in segment files of 1 GB. Paths are relative to the data directory.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, IoSlice};
 use std::num::NonZeroU64;
@@ -109,6 +109,15 @@ impl OpenFiles {
     }
 }
 
+/// What is made together with the relations of a database, and is not durable yet. Some of it may be gone by now.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Files that are no relations.
+    pub files: BTreeSet<PathBuf>,
+    /// Directories with new entries.
+    pub directories: BTreeSet<PathBuf>,
+}
+
 /// The relation files of a data directory. Shared by all threads.
 pub struct RelationFiles {
     root: PathBuf,
@@ -119,6 +128,8 @@ pub struct RelationFiles {
     open: Mutex<OpenFiles>,
     /// Written or made since the last [`RelationFiles::take_unsynced`].
     unsynced: Mutex<HashSet<SegmentFile>>,
+    /// Made since the last [`RelationFiles::take_made`].
+    made: Mutex<Made>,
 }
 
 impl RelationFiles {
@@ -132,6 +143,7 @@ impl RelationFiles {
             dir_mode,
             open: Mutex::default(),
             unsynced: Mutex::default(),
+            made: Mutex::default(),
         }
     }
 
@@ -191,6 +203,17 @@ impl RelationFiles {
     /// A file was written, or made, and is not durable yet.
     pub(crate) fn mark_unsynced(&self, file: SegmentFile) {
         self.unsynced.lock().expect("no panic while locked").insert(file);
+    }
+
+    /// Files that are no relations were written, and entries of directories made, and are not durable yet.
+    pub(crate) fn mark_made<'p>(
+        &self,
+        files: impl IntoIterator<Item = &'p Path>,
+        directories: impl IntoIterator<Item = &'p Path>,
+    ) {
+        let mut made = self.made.lock().expect("no panic while locked");
+        made.files.extend(files.into_iter().map(Path::to_owned));
+        made.directories.extend(directories.into_iter().map(Path::to_owned));
     }
 
     /// Length of a fork in blocks, `None` if it has no file (`mdnblocks`: a segment file that is not full is the
@@ -352,6 +375,11 @@ impl RelationFiles {
         let mut files: Vec<_> = self.unsynced.lock().expect("no panic while locked").drain().collect();
         files.sort_unstable();
         files
+    }
+
+    /// What else was made and is not durable; it counts as durable from now on.
+    pub fn take_made(&self) -> Made {
+        std::mem::take(&mut self.made.lock().expect("no panic while locked"))
     }
 
     /// Lets the system begin to write a file that [`RelationFiles::sync`] is to wait for.

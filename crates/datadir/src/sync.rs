@@ -4,10 +4,13 @@
 //! A file system commits its journal for each new file that is made durable before the next is written. So all of them begin
 //! to be written first, and then are waited for: of three hundred new files that took a third of the time.
 
-use std::fs::{self, File};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use rayon::prelude::*;
 
@@ -26,14 +29,28 @@ pub fn sync_side_by_side<T: Sync>(
     start: impl Fn(&T) + Sync + Send,
     sync: impl Fn(&T) -> Result<()> + Sync + Send,
 ) -> Result<()> {
-    match rayon::ThreadPoolBuilder::new().num_threads(SYNCS_AT_A_TIME.min(files.len()).max(1)).build() {
-        Ok(threads) => threads.install(|| {
-            files.par_iter().for_each(start);
-            files.par_iter().with_max_len(1).try_for_each(sync)
-        }),
-        // The system has no more threads for us.
-        Err(_) => files.iter().try_for_each(sync),
-    }
+    let (begun, synced) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    // Ends with the first error that it meets; the others go on, and their syncs do no harm.
+    let work = || {
+        while let Some(file) = files.get(begun.fetch_add(1, Ordering::Relaxed)) {
+            start(file);
+        }
+        while let Some(file) = files.get(synced.fetch_add(1, Ordering::Relaxed)) {
+            sync(file)?;
+        }
+        Ok(())
+    };
+    // Threads of their own, that only wait: those of a pool look for work all the time, and take processors from one another.
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..SYNCS_AT_A_TIME.min(files.len()))
+            .map_while(|_| thread::Builder::new().name("fsync".to_owned()).spawn_scoped(scope, work).ok())
+            .collect();
+        let own = work();
+        let join = |other: thread::ScopedJoinHandle<'_, Result<()>>| {
+            other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        others.into_iter().map(join).fold(own, Result::and)
+    })
 }
 
 /// Lets the system begin to write a file's contents, and does not wait: nothing is durable yet.
@@ -54,11 +71,19 @@ pub(crate) fn start_writeback(file: &File) {
 /// # Errors
 /// The first that cannot be copied.
 pub(crate) fn copy_side_by_side(files: &[(PathBuf, PathBuf)]) -> Result<()> {
-    files.par_iter().try_for_each(|(from, to)| {
-        fs::copy(from, to).context("copy to file", to)?;
-        File::open(to).iter().for_each(start_writeback);
-        Ok(())
-    })
+    files.par_iter().try_for_each(|(from, to)| copy_and_start(from, to).context("copy to file", to))
+}
+
+/// Copies one, with its mode, through one descriptor.
+fn copy_and_start(from: &Path, to: &Path) -> io::Result<()> {
+    let mut source = File::open(from)?;
+    let permissions = source.metadata()?.permissions();
+    let mut copy = OpenOptions::new().write(true).create(true).truncate(true).mode(permissions.mode()).open(to)?;
+    // The umask may have taken bits.
+    copy.set_permissions(permissions)?;
+    io::copy(&mut source, &mut copy)?;
+    start_writeback(&copy);
+    Ok(())
 }
 
 /// Everything below a directory that is to become durable: files, and then the directories that name them.
@@ -131,7 +156,35 @@ fn fsync_own_file(path: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    #[test]
+    fn each_is_begun_and_waited_for_once_and_an_error_is_told() {
+        let calls = |count: usize, bad: Option<usize>| {
+            let (begun, synced) = ([const { AtomicUsize::new(0) }; 100], [const { AtomicUsize::new(0) }; 100]);
+            let add = |calls: &[AtomicUsize], at: usize| calls[at].fetch_add(1, Ordering::Relaxed);
+            let files = Vec::from_iter(0..count);
+            let result = sync_side_by_side(
+                &files,
+                |&at| _ = add(&begun, at),
+                |&at| {
+                    add(&synced, at);
+                    if Some(at) == bad { Err(DataDirError::corrupt("bad", "told")) } else { Ok(()) }
+                },
+            );
+            let once = |calls: [AtomicUsize; 100]| calls.into_iter().take(count).all(|n| n.into_inner() == 1);
+            (result.is_ok(), once(begun), once(synced))
+        };
+        for count in [0, 1, 2, 15, 16, 17, 100] {
+            assert_eq!(calls(count, None), (true, true, true), "{count}");
+        }
+        for bad in [0, 50, 99] {
+            assert!(!calls(100, Some(bad)).0, "{bad}");
+        }
+        assert!(!calls(1, Some(0)).0);
+    }
 
     #[test]
     fn a_tree_has_what_is_behind_its_links() {

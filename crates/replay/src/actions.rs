@@ -49,7 +49,7 @@ impl Context<'_> {
             Action::TruncateRelation { rel, blocks, flags } => self.truncate(rel, blocks, flags)?,
             Action::CopyDatabase { from, to } => self.copy_database(from, to)?,
             Action::CreateDatabase(dir) => {
-                self.directories.create_database(dir.tablespace, dir.database, self.missing)?;
+                self.directories.create_database(dir.tablespace, dir.database, self.missing, self.shared.files)?;
             }
             Action::DropDatabase { database, tablespaces } => {
                 self.forget(|fork| fork.rel.database == database);

@@ -3,11 +3,11 @@
 //! `access/transam/xlogrecovery.c`, PostgreSQL 18). The steps are argued in docs/crash-safety.md.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use walrider_datadir::relation::{RelationFiles, SegmentFile};
+use walrider_datadir::relation::{Made, RelationFiles, SegmentFile};
 use walrider_datadir::sync::sync_side_by_side;
 use walrider_datadir::{DataDir, DataDirError, config, durable};
 use walrider_layout::control::{ControlFile, DbState};
@@ -328,27 +328,32 @@ impl Recovery {
 /// Where the positions of pages of unlogged relations begin, which have no WAL (`FirstNormalUnloggedLSN`).
 const FIRST_NORMAL_UNLOGGED_LSN: Lsn = Lsn(1000);
 
-/// Makes all relation files that were written or made durable, and then their directories; side by side.
+/// Makes all files durable that were written or made in the directories of databases, and then these; side by side.
 fn sync_relations(files: &RelationFiles) -> Result<(), ReplayError> {
-    let unsynced = files.take_unsynced();
+    let (unsynced, made) = (files.take_unsynced(), files.take_made());
     sync_side_by_side(&unsynced, |&file| files.start_writeback(file), |&file| files.sync(file))?;
-    Ok(directories_of(files, &unsynced).iter().try_for_each(|directory| sync_directory(directory))?)
+    let others: Vec<&PathBuf> = made.files.iter().collect();
+    sync_side_by_side(&others, |_| (), |file| if_there(durable::fsync_file(file)))?;
+    let directories = Vec::from_iter(directories_of(files, &unsynced, &made));
+    Ok(sync_side_by_side(&directories, |_| (), |directory| if_there(durable::fsync_dir(directory)))?)
 }
 
-/// Makes all relation files durable that were written or made, without the threads that replay needs.
+/// The same without the threads that replay needs.
 pub fn sync_one_by_one(files: &RelationFiles) -> Result<(), ReplayError> {
-    let unsynced = files.take_unsynced();
+    let (unsynced, made) = (files.take_unsynced(), files.take_made());
     unsynced.iter().for_each(|&file| files.start_writeback(file));
     unsynced.iter().try_for_each(|&file| files.sync(file))?;
-    Ok(directories_of(files, &unsynced).iter().try_for_each(|directory| sync_directory(directory))?)
+    made.files.iter().try_for_each(|file| if_there(durable::fsync_file(file)))?;
+    let directories = directories_of(files, &unsynced, &made);
+    Ok(directories.iter().try_for_each(|directory| if_there(durable::fsync_dir(directory)))?)
 }
 
-fn directories_of(files: &RelationFiles, synced: &[SegmentFile]) -> BTreeSet<PathBuf> {
-    synced.iter().map(|&file| files.directory(file)).collect()
+fn directories_of(files: &RelationFiles, synced: &[SegmentFile], made: &Made) -> BTreeSet<PathBuf> {
+    synced.iter().map(|&file| files.directory(file)).chain(made.directories.iter().cloned()).collect()
 }
 
-fn sync_directory(directory: &Path) -> Result<(), DataDirError> {
-    match durable::fsync_dir(directory) {
+fn if_there(synced: Result<(), DataDirError>) -> Result<(), DataDirError> {
+    match synced {
         // The database was dropped since.
         Err(DataDirError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => other,

@@ -45,13 +45,14 @@ fn is_snapshot(name: &str) -> bool {
 }
 
 fn remove_files(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), DataDirError> {
+    let mut removed = false;
     for entry in durable::list_dir(directory)? {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
         if is_file && entry.file_name().to_str().is_some_and(&is_ours) {
-            durable::unlink(&entry.path())?;
+            removed |= durable::unlink_if_there(&entry.path())?;
         }
     }
-    Ok(())
+    if removed { durable::fsync_dir(directory) } else { Ok(()) }
 }
 
 #[cfg(test)]

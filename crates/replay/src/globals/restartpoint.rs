@@ -54,7 +54,7 @@ impl Globals {
     /// A file that cannot be written. Replay must end, and begin at the last restartpoint.
     pub fn checkpoint(&mut self, _checkpoint: &SeenCheckpoint) -> Result<(), GlobalError> {
         decoding::checkpoint(&self.root)?;
-        origins_file::write(&self.root, self.origins.states())?;
+        self.origins.checkpoint(|states| origins_file::write(&self.root, states.iter().copied()))?;
         for pages in self.slrus_mut() {
             pages.sync()?;
         }
