@@ -4,6 +4,8 @@
 
 mod kind;
 pub mod message;
+mod pulse;
+pub mod source;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod tuple;
