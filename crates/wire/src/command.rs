@@ -33,6 +33,22 @@ pub fn start_replication(slot: Option<&str>, start: Lsn, timeline: TimelineId) -
     format!("START_REPLICATION {slot}PHYSICAL {start} TIMELINE {timeline}")
 }
 
+/// Starts decoding from a slot at `start`, or where the slot was left if that is later, with options for its plugin.
+///
+/// ```
+/// use walrider_layout::Lsn;
+/// let command = walrider_wire::command::start_logical_replication("s", Lsn(0xA0), &[("proto_version", "4")]);
+/// assert_eq!(command, r#"START_REPLICATION SLOT "s" LOGICAL 0/A0 ("proto_version" '4')"#);
+/// ```
+pub fn start_logical_replication(slot: &str, start: Lsn, options: &[(&str, &str)]) -> String {
+    let option = |(name, value): &(&str, &str)| {
+        format!("{} '{}'", quote_identifier(name), value.replace('\0', "").replace('\'', "''"))
+    };
+    let options: Vec<String> = options.iter().map(option).collect();
+    let options = if options.is_empty() { String::new() } else { format!(" ({})", options.join(", ")) };
+    format!("START_REPLICATION SLOT {} LOGICAL {start}{options}", quote_identifier(slot))
+}
+
 /// Asks for the version of Walrider's extension in the database; no row without it.
 pub const EXTENSION_VERSION: &str =
     "SELECT extversion FROM pg_catalog.pg_extension WHERE extname OPERATOR(pg_catalog.=) 'walrider'";

@@ -84,6 +84,14 @@ impl Connection {
         self.start(&command::stream_wal(slot, start, timeline))
     }
 
+    /// Asks for what a logical slot's plugin makes of the WAL from `start` on, or from where the slot was left.
+    pub fn start_logical_replication(&mut self, slot: &str, start: Lsn, options: &[(&str, &str)]) -> Result<()> {
+        match self.start(&command::start_logical_replication(slot, start, options))? {
+            Start::Streaming => Ok(()),
+            Start::Ended(_) => Err(unexpected_answer("could not start WAL streaming")),
+        }
+    }
+
     /// The version of Walrider's extension in the database, if it is there.
     pub fn extension_version(&mut self) -> Result<Option<String>> {
         let rows = self.simple_query(command::EXTENSION_VERSION)?;
