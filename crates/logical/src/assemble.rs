@@ -140,6 +140,19 @@ impl Changes {
         Ok(())
     }
 
+    /// The same without its rows: what it says of relations stays known.
+    pub fn without_rows(&self) -> Changes {
+        let mut left = Changes::default();
+        // What cannot be read back is of no use for what is left out, and will be described again after the next connection.
+        let _ = self.each(|_, _, body| -> io::Result<()> {
+            if body[0] == b'R' {
+                left.push(0, [body, &[]]);
+            }
+            Ok(())
+        });
+        left
+    }
+
     fn lasts(&self, subxid: u32, body: &[u8]) -> bool {
         !self.aborted.contains(&subxid) || body[0] == b'R'
     }

@@ -48,6 +48,16 @@ impl ApplyError {
     }
 }
 
+impl ApplyError {
+    /// Whether a slot or an origin is in use by somebody else (`object_in_use`).
+    pub fn is_in_use(&self) -> bool {
+        match self {
+            ApplyError::Source(error) | ApplyError::Target(error) => error.is_sqlstate("55006"),
+            _ => false,
+        }
+    }
+}
+
 impl From<io::Error> for ApplyError {
     fn from(error: io::Error) -> ApplyError {
         ApplyError::System("read changes back from a temporary file", error)
@@ -58,7 +68,9 @@ fn can_heal(error: &ConnectError) -> bool {
     match error {
         ConnectError::Io { .. } | ConnectError::Closed | ConnectError::Timeout | ConnectError::Target(_) => true,
         ConnectError::Server(message) => {
-            message.code.starts_with("08") || message.code.starts_with("53") || COMES_AGAIN.contains(&message.code.as_str())
+            message.code.starts_with("08")
+                || message.code.starts_with("53")
+                || COMES_AGAIN.contains(&message.code.as_str())
         }
         ConnectError::Open(attempts) => attempts.iter().any(|attempt| can_heal(&attempt.error)),
         _ => false,

@@ -3,9 +3,9 @@
 //! A row is known by the values of its replica identity, and of every unique index of the target that is made of plain columns.
 //! What this does not see, as values that are equal in two spellings, is caught when it is executed: see [`crate::worker`].
 
+use crate::message::Tuple;
 use crate::message::{OldTuple, Value};
 use crate::schedule::Access;
-use crate::tuple::Tuple;
 
 /// Columns whose values tell rows apart.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,26 @@
-//! Logical replication: the messages of `pgoutput` and `walrider_pgoutput`, and the connection that they come from; and what they
-//! tell, applied to another server.
+//! Logical replication: the messages of `pgoutput` and `walrider_pgoutput`, and the connection that they come from.
 //!
 //! This crate never reads a command line, and prints nothing.
 
+pub mod apply;
 pub mod assemble;
+mod batch;
+mod conflict;
+mod counters;
+mod error;
+mod feed;
 pub mod keys;
+mod kind;
 pub mod message;
+mod open_batch;
+mod origins;
+mod reader;
 pub mod schedule;
-pub mod tuple;
+mod statements;
+mod target;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod tuple;
+mod turn;
+mod wake;
+mod worker;

@@ -8,6 +8,7 @@ use walrider_layout::{Lsn, Oid, TransactionId};
 use walrider_wire::WireError;
 use walrider_wire::reader::Reader;
 
+pub use crate::kind::Kind;
 pub use crate::tuple::{Tuple, Value, Values};
 
 /// What the client has asked for as `proto_version`.
@@ -118,6 +119,11 @@ impl<'a> OldTuple<'a> {
 pub struct RelationIds<'a>(&'a [[u8; 4]]);
 
 impl<'a> RelationIds<'a> {
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn new(ids: &'a [[u8; 4]]) -> RelationIds<'a> {
+        RelationIds(ids)
+    }
+
     /// The ids, in the order in which they were named.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Oid> + use<'a> {
         self.0.iter().map(|id| Oid::from_be_bytes(*id))
@@ -303,114 +309,29 @@ pub enum Message<'a> {
     StreamPrepare(Prepare<'a>),
 }
 
-/// The types of messages, as `logicalrep_message_type` names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Kind {
-    /// [`Message::Begin`].
-    Begin = b'B',
-    /// [`Message::Commit`].
-    Commit = b'C',
-    /// [`Message::Origin`].
-    Origin = b'O',
-    /// [`Message::Relation`].
-    Relation = b'R',
-    /// [`Message::Type`].
-    Type = b'Y',
-    /// [`Message::Insert`].
-    Insert = b'I',
-    /// [`Message::Update`].
-    Update = b'U',
-    /// [`Message::Delete`].
-    Delete = b'D',
-    /// [`Message::Truncate`].
-    Truncate = b'T',
-    /// [`Message::Logical`].
-    Message = b'M',
-    /// [`Message::BeginPrepare`].
-    BeginPrepare = b'b',
-    /// [`Message::Prepare`].
-    Prepare = b'P',
-    /// [`Message::CommitPrepared`].
-    CommitPrepared = b'K',
-    /// [`Message::RollbackPrepared`].
-    RollbackPrepared = b'r',
-    /// [`Message::StreamStart`].
-    StreamStart = b'S',
-    /// [`Message::StreamStop`].
-    StreamStop = b'E',
-    /// [`Message::StreamCommit`].
-    StreamCommit = b'c',
-    /// [`Message::StreamAbort`].
-    StreamAbort = b'A',
-    /// [`Message::StreamPrepare`].
-    StreamPrepare = b'p',
-}
-
-impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 19] = [
-        Kind::Begin,
-        Kind::Commit,
-        Kind::Origin,
-        Kind::Relation,
-        Kind::Type,
-        Kind::Insert,
-        Kind::Update,
-        Kind::Delete,
-        Kind::Truncate,
-        Kind::Message,
-        Kind::BeginPrepare,
-        Kind::Prepare,
-        Kind::CommitPrepared,
-        Kind::RollbackPrepared,
-        Kind::StreamStart,
-        Kind::StreamStop,
-        Kind::StreamCommit,
-        Kind::StreamAbort,
-        Kind::StreamPrepare,
-    ];
-
-    /// The kind of a message with this first byte, if there is one.
-    pub fn from_byte(byte: u8) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| *kind as u8 == byte)
-    }
-
-    /// PostgreSQL's name for it.
-    pub fn name(self) -> &'static str {
+impl Message<'_> {
+    /// What kind of message it is.
+    pub fn kind(&self) -> Kind {
         match self {
-            Kind::Begin => "BEGIN",
-            Kind::Commit => "COMMIT",
-            Kind::Origin => "ORIGIN",
-            Kind::Relation => "RELATION",
-            Kind::Type => "TYPE",
-            Kind::Insert => "INSERT",
-            Kind::Update => "UPDATE",
-            Kind::Delete => "DELETE",
-            Kind::Truncate => "TRUNCATE",
-            Kind::Message => "MESSAGE",
-            Kind::BeginPrepare => "BEGIN PREPARE",
-            Kind::Prepare => "PREPARE",
-            Kind::CommitPrepared => "COMMIT PREPARED",
-            Kind::RollbackPrepared => "ROLLBACK PREPARED",
-            Kind::StreamStart => "STREAM START",
-            Kind::StreamStop => "STREAM STOP",
-            Kind::StreamCommit => "STREAM COMMIT",
-            Kind::StreamAbort => "STREAM ABORT",
-            Kind::StreamPrepare => "STREAM PREPARE",
-        }
-    }
-
-    /// The first protocol that has it.
-    fn since(self) -> Protocol {
-        match self {
-            Kind::StreamStart | Kind::StreamStop | Kind::StreamCommit | Kind::StreamAbort => Protocol::V2,
-            Kind::BeginPrepare
-            | Kind::Prepare
-            | Kind::CommitPrepared
-            | Kind::RollbackPrepared
-            | Kind::StreamPrepare => Protocol::V3,
-            _ => Protocol::V1,
+            Message::Begin { .. } => Kind::Begin,
+            Message::Commit { .. } => Kind::Commit,
+            Message::Origin { .. } => Kind::Origin,
+            Message::Relation { .. } => Kind::Relation,
+            Message::Type { .. } => Kind::Type,
+            Message::Insert { .. } => Kind::Insert,
+            Message::Update { .. } => Kind::Update,
+            Message::Delete { .. } => Kind::Delete,
+            Message::Truncate { .. } => Kind::Truncate,
+            Message::Logical { .. } => Kind::Message,
+            Message::BeginPrepare(_) => Kind::BeginPrepare,
+            Message::Prepare(_) => Kind::Prepare,
+            Message::CommitPrepared { .. } => Kind::CommitPrepared,
+            Message::RollbackPrepared { .. } => Kind::RollbackPrepared,
+            Message::StreamStart { .. } => Kind::StreamStart,
+            Message::StreamStop => Kind::StreamStop,
+            Message::StreamCommit { .. } => Kind::StreamCommit,
+            Message::StreamAbort { .. } => Kind::StreamAbort,
+            Message::StreamPrepare(_) => Kind::StreamPrepare,
         }
     }
 }
@@ -661,3 +582,6 @@ fn valid_xid(reader: &mut Reader<'_>) -> Result<TransactionId, WireError> {
     let xid = reader.u32()?;
     if xid == 0 { Err(reader.malformed()) } else { Ok(xid) }
 }
+
+#[cfg(test)]
+mod tests;

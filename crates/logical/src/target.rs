@@ -236,11 +236,9 @@ impl Table {
     }
 }
 
-/// TRUNCATE of several tables.
-pub fn truncate_sql(tables: &[Arc<Table>], cascade: bool, restart_identity: bool) -> String {
+/// TRUNCATE of several tables; never CASCADE, as in native apply: the publisher has listed the tables that it reached.
+pub fn truncate_sql(tables: &[Arc<Table>], restart_identity: bool) -> String {
     let names: Vec<&str> = tables.iter().map(|table| table.only.as_str()).collect();
-    // As native apply does it: the publisher has listed the tables that CASCADE reached, of those that are published.
-    let _ = cascade;
     let identity = if restart_identity { " RESTART IDENTITY" } else { "" };
     format!("TRUNCATE {}{identity}", names.join(", "))
 }

@@ -78,16 +78,15 @@ impl<'a> Iterator for Values<'a> {
 impl ExactSizeIterator for Values<'_> {}
 
 fn value<'a>(reader: &mut Reader<'a>) -> Result<Value<'a>, WireError> {
-    let kind = reader.u8()?;
-    let mut bytes = || {
-        let len = reader.u32()?;
-        reader.take(usize::try_from(len).map_err(|_| reader.malformed())?)
-    };
-    match kind {
+    let mark = reader.u8()?;
+    match mark {
         b'n' => Ok(Value::Null),
         b'u' => Ok(Value::UnchangedToast),
-        b't' => bytes().map(Value::Text),
-        b'b' => bytes().map(Value::Binary),
+        b't' | b'b' => {
+            let len = reader.u32()?;
+            let contents = reader.take(usize::try_from(len).map_err(|_| reader.malformed())?)?;
+            Ok(if mark == b't' { Value::Text(contents) } else { Value::Binary(contents) })
+        }
         _ => Err(reader.malformed()),
     }
 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 use walrider_session::{Connection, Outcome, Transaction};
 use walrider_wire::backend::ServerMessage;
 
-use crate::batch::{Batch, Work};
 use crate::assemble::End;
+use crate::batch::{Batch, Work};
 use crate::conflict::{Conflicts, OnConflict};
 use crate::counters::Counters;
 use crate::error::ApplyError;
@@ -133,7 +133,7 @@ impl Worker {
             self.roll_back()?;
             return Ok(false);
         }
-        let give_way = |turns: &Turns, worker| turns.seats()[worker].give_way;
+        let give_way = |turns: &Turns, worker: usize| turns.seats()[worker].give_way;
         if give_way(&self.common.turns, self.number) {
             self.roll_back()?;
             return Ok(false);
@@ -150,7 +150,10 @@ impl Worker {
                 let mut pipeline = self.connection.pipeline()?;
                 pipeline.execute(0, Statements::COMMIT, [], None)?;
                 let outcome = pipeline.finish()?;
-                // A deferred constraint, or one who cancelled: the server has rolled back.
+                // A deferred constraint, or one who cancelled.
+                if outcome.transaction != Transaction::None {
+                    self.roll_back()?;
+                }
                 Ok(outcome.failure.is_none())
             }
         }
