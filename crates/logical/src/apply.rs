@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use walrider_layout::Lsn;
+use walrider_observe::apply::ApplyState;
 
 use crate::counters::Counters;
 use crate::reader::Reader;
@@ -68,7 +69,7 @@ pub struct Settings {
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
     /// What it does.
-    pub state: &'static str,
+    pub state: ApplyState,
     /// Up to where the publisher has sent or decoded.
     pub received: Lsn,
     /// Durable on the target, and told to the publisher.
@@ -111,11 +112,10 @@ impl Apply {
     /// Does nothing yet.
     pub fn new(settings: Settings) -> Result<Arc<Apply>, ApplyError> {
         let wake = Wake::new().map_err(|error| ApplyError::System("make an eventfd", error))?;
-        let progress = Progress { state: "connecting", ..Progress::default() };
         Ok(Arc::new(Apply {
             settings,
             counters: Arc::default(),
-            progress: Mutex::new(progress),
+            progress: Mutex::default(),
             wake: Arc::new(wake),
             stop: AtomicBool::new(false),
         }))
@@ -174,13 +174,13 @@ impl Apply {
             }
             tracing::warn!("{error}; connecting again in {} ms", back_off.as_millis());
             self.note(|progress| {
-                progress.state = "connecting";
+                progress.state = ApplyState::Connecting;
                 progress.last_error = Some(error.to_string());
             });
             self.sleep(back_off);
             back_off = (back_off * 2).min(BACK_OFF.1);
         };
-        self.note(|progress| progress.state = if result.is_ok() { "stopped" } else { "failed" });
+        self.note(|progress| progress.state = if result.is_ok() { ApplyState::Stopped } else { ApplyState::Failed });
         result
     }
 

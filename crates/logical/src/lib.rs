@@ -17,6 +17,7 @@ mod origins;
 mod reader;
 pub mod schedule;
 mod statements;
+mod status;
 mod target;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

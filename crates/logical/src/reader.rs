@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use walrider_layout::Lsn;
+use walrider_observe::apply::ApplyState;
 use walrider_session::{ConnectOptions, Connection};
 
 use crate::apply::{Apply, Ended};
@@ -73,7 +74,7 @@ impl<'s> Reader<'s> {
     /// Connects to both sides, and starts the workers.
     pub fn start<'e>(apply: &'s Apply, scope: &'s Scope<'s, 'e>, quit: Arc<OwnedFd>) -> Result<Reader<'s>, ApplyError> {
         let settings = &apply.settings;
-        apply.note(|progress| progress.state = "connecting");
+        apply.note(|progress| progress.state = ApplyState::Connecting);
         let mut target = ConnectOptions::resolve_ordinary(&settings.target, "walrider logical apply")?;
         target.give_up_after(Duration::from_secs(60));
         target.interrupt_with(quit.clone());
@@ -103,7 +104,7 @@ impl<'s> Reader<'s> {
             settings.jobs
         );
         apply.note(|progress| {
-            progress.state = "streaming";
+            progress.state = ApplyState::Streaming;
             progress.connections += 1;
             progress.peers = Some((feed.peer().to_owned(), control.peer().to_owned()));
             progress.flushed = start;
