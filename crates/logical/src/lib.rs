@@ -23,6 +23,7 @@ pub mod schedule;
 pub mod source;
 mod statements;
 mod status;
+pub mod stream;
 mod target;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -21,7 +21,7 @@ use crate::pulse::{Link, Pulse};
 
 pub use crate::pulse::{Progress, Timing};
 pub use error::SourceError;
-pub use slot::{PLUGINS, SESSION_SETTINGS, create_slot};
+pub use slot::{PLUGINS, SESSION_SETTINGS, create_slot, drop_slot, identify};
 
 /// Whether transactions are sent before they are committed (`streaming`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,8 @@ pub struct SourceOptions {
     pub slot: String,
     /// What was committed before is not wanted; zero: from where the slot was left. The slot's position counts if it is later.
     pub start: Lsn,
+    /// Which cluster it must be, if that is known.
+    pub system_identifier: Option<u64>,
     /// `proto_version`.
     pub protocol: Protocol,
     /// The names of the publications, at least one.
@@ -121,6 +123,12 @@ impl Source {
             connect.interrupt_with(fd.clone());
         }
         let mut connection = slot::connect(&connect)?;
+        if let Some(expected) = options.system_identifier {
+            let found = connection.identify_system()?.system_identifier;
+            if found != expected {
+                return Err(SourceError::OtherSystem { expected, found });
+            }
+        }
         let slot = slot::check(&mut connection, &options.slot, connect.database(), options.protocol)?;
         slot::check_publications(&mut connection, &options.publications, connect.database())?;
         let named = plugin_options(options, slot.two_phase);
@@ -312,6 +320,7 @@ mod tests {
         let mut options = SourceOptions {
             slot: "s".into(),
             start: Lsn(0),
+            system_identifier: None,
             protocol: Protocol::V1,
             publications: vec!["a".into(), "B\"'".into()],
             streaming: StreamingMode::Off,

@@ -26,6 +26,14 @@ pub enum SourceError {
     /// Another major.
     #[error("the publisher is of PostgreSQL {0}; 17 and newer are supported")]
     OldServer(u32),
+    /// Another cluster.
+    #[error("the publisher's system identifier is {found}, and was {expected}: it is another cluster")]
+    OtherSystem {
+        /// Before.
+        expected: u64,
+        /// Now.
+        found: u64,
+    },
     /// No such slot.
     #[error("replication slot \"{0}\" does not exist; create it, see \"walrider logical stream --create-slot\"")]
     NoSlot(String),

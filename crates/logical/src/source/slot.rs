@@ -1,7 +1,7 @@
 //! Before the stream: the session's settings, the slot, the publications.
 
 use walrider_layout::Lsn;
-use walrider_session::{ConnectError, ConnectOptions, Connection, SlotOfDatabase};
+use walrider_session::{ConnectError, ConnectOptions, Connection, SlotOfDatabase, SystemIdentity};
 use walrider_wire::command::{Snapshot, quote_literal};
 
 use super::SourceError;
@@ -44,6 +44,22 @@ pub fn create_slot(
             None => error.into(),
         }),
     }
+}
+
+/// Drops a slot that nobody uses.
+///
+/// # Errors
+/// No connection, no such slot, or one in use.
+pub fn drop_slot(connect: &ConnectOptions, name: &str) -> Result<(), SourceError> {
+    Ok(self::connect(connect)?.drop_slot(name)?)
+}
+
+/// Who the publisher is.
+///
+/// # Errors
+/// No connection, or no answer.
+pub fn identify(connect: &ConnectOptions) -> Result<SystemIdentity, SourceError> {
+    Ok(self::connect(connect)?.identify_system()?)
 }
 
 /// What to do where the server does not say.
