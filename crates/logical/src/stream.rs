@@ -114,24 +114,16 @@ impl Stream {
     /// # Errors
     /// Another connection does not help, or is not wanted.
     pub fn run(mut self, sink: &mut dyn Sink, interrupt: &Arc<OwnedFd>) -> Result<(), StreamError> {
-        loop {
+        let reconnect = self.reconnect;
+        let ended = insist(reconnect, interrupt, || {
             let ended = self.session(sink, interrupt);
-            let told = match ended {
+            match ended {
                 Err(StreamError::OutputClosed) => return Ok(()),
-                _ => sink.disconnected(),
-            };
-            let error = match ended {
-                Ok(()) => return told,
-                Err(StreamError::Source(error)) if is_interrupted(&error) => return told,
-                Err(error) => error,
-            };
-            told?;
-            let Some(pause) = self.reconnect.filter(|_| error.heals()) else { return Err(error) };
-            tracing::error!("{error}; connecting again in {} s", pause.as_secs_f64());
-            if pauses(interrupt, pause) {
-                return Ok(());
+                _ => sink.disconnected()?,
             }
-        }
+            ended
+        });
+        ended.map(|_| ())
     }
 
     fn session(&mut self, sink: &mut dyn Sink, interrupt: &Arc<OwnedFd>) -> Result<(), StreamError> {
@@ -162,6 +154,29 @@ impl Stream {
             }
             Ok(()) | Err(StreamError::Source(_)) => session.finish(),
             Err(error) => Err(error),
+        }
+    }
+}
+
+/// Tries until it succeeds, after pauses of `reconnect`; `None`: `interrupt` came first.
+///
+/// # Errors
+/// To try again does not help, or is not wanted.
+pub fn insist<T>(
+    reconnect: Option<Duration>,
+    interrupt: &Arc<OwnedFd>,
+    mut attempt: impl FnMut() -> Result<T, StreamError>,
+) -> Result<Option<T>, StreamError> {
+    loop {
+        let error = match attempt() {
+            Ok(done) => return Ok(Some(done)),
+            Err(StreamError::Source(error)) if is_interrupted(&error) => return Ok(None),
+            Err(error) => error,
+        };
+        let Some(pause) = reconnect.filter(|_| error.heals()) else { return Err(error) };
+        tracing::error!("{error}; connecting again in {} s", pause.as_secs_f64());
+        if pauses(interrupt, pause) {
+            return Ok(None);
         }
     }
 }
