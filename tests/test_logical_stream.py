@@ -252,18 +252,19 @@ def test_kill_and_resume(publisher, begin, work, rng, streaming):
         deadline = time.monotonic() + rng.uniform(0.05, 0.5)
         while time.monotonic() < deadline:
             for session in sessions:
-                rows = rng.choice((1, 1, 2, 400))
+                rows = rng.choice((1, 1, 2, 250))
                 ends = rng.choice(("COMMIT", "COMMIT", "ROLLBACK", f"PREPARE TRANSACTION 'g{number}'; COMMIT PREPARED 'g{number}'"))
                 first, number = number, number + rows
                 session.send(f"BEGIN; INSERT INTO t SELECT i, repeat('x', 300) FROM generate_series({first}, {number - 1}) i; {ends}")
             for session in sessions:
                 session.wait()
+            time.sleep(0.02)
         running.kill()
         running.wait(30)
         killed += running.returncode == -signal.SIGKILL
     for session in sessions:
         session.close()
-    walrider(*arguments(publisher, "s", "-P", "p", "--streaming", streaming, "-f", str(file), "-E", here(publisher)), timeout=120).expect()
+    walrider(*command, "-E", here(publisher), timeout=120).expect()
     assert killed == 12
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines[0]["kind"] == "stream" and lines[0]["slot"] == "s"
