@@ -153,7 +153,11 @@ impl Apply {
             let before = Counters::get(&self.counters.transactions);
             let error = match self.session() {
                 Ok(ended) => break Ok(ended),
-                Err(ApplyError::Stopped) => break Ok(Ended::Stopped),
+                // What was under way is not lost: it is read again next time.
+                Err(error) if self.is_stopping() && (error.can_heal() || matches!(error, ApplyError::Stopped)) => {
+                    tracing::warn!("{error}");
+                    break Ok(Ended::Stopped);
+                }
                 Err(error) => error,
             };
             if !error.can_heal() {

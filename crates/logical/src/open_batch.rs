@@ -10,6 +10,7 @@ use crate::batch::{Batch, Operation, Work};
 use crate::error::ApplyError;
 use crate::keys::{self, RowChange};
 use crate::message::{Decoder, Message, Relation};
+use crate::origins::PROGRESS_NAMES;
 use crate::schedule::{Access, Schedule};
 use crate::statements::change_decoder;
 use crate::target::Table;
@@ -245,6 +246,9 @@ impl Batches {
                 Message::Delete { relation, old, .. } => (relation, RowChange::Delete(old)),
                 _ => return Ok(()),
             };
+            if is_progress(relations, id) {
+                return Ok(());
+            }
             let table = looked.table(number, id, relations, find)?;
             if !matches!(change, RowChange::Insert(_)) {
                 needs_key(&table)?;
@@ -310,6 +314,12 @@ impl Looked {
             self.operations.push((operation, Place::Row(table.clone())));
         }
     }
+}
+
+/// The progress of another `apply`, into the publisher, which publishes all its tables.
+fn is_progress(known: &HashMap<Oid, Known>, id: Oid) -> bool {
+    let names = known.get(&id).map(|known| (known.relation.namespace.as_str(), known.relation.name.as_str()));
+    names == Some(PROGRESS_NAMES)
 }
 
 fn needs_key(table: &Table) -> Result<(), ApplyError> {

@@ -166,7 +166,7 @@ impl<'s> Reader<'s> {
     pub fn run(&mut self) -> Result<Ended, ApplyError> {
         loop {
             if let Ok(error) = self.failed.try_recv() {
-                return Err(self.first_failure(error));
+                return Err(error);
             }
             if self.apply.is_stopping() && self.ending.is_none() {
                 self.ending = Some(Ending::Stop(Instant::now()));
@@ -183,16 +183,6 @@ impl<'s> Reader<'s> {
                 self.wait()?;
             }
         }
-    }
-
-    /// Workers that end because another one failed say so too: that one is who knows.
-    fn first_failure(&self, first: ApplyError) -> ApplyError {
-        let is_echo = |error: &ApplyError| matches!(error, ApplyError::Stopped);
-        if !is_echo(&first) {
-            return first;
-        }
-        let end = Duration::from_millis(500);
-        self.failed.recv_timeout(end).ok().filter(|error| !is_echo(error)).unwrap_or(first)
     }
 
     fn has_ended(&mut self) -> Option<Result<Ended, ApplyError>> {
