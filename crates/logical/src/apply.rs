@@ -22,9 +22,6 @@ use crate::wake::Wake;
 pub use crate::conflict::{Kind as ConflictKind, OnConflict};
 pub use crate::error::ApplyError;
 
-/// How long a slot or an origin may be in use by somebody else before that is an error: sessions of one that was killed take a
-/// while to end.
-const IN_USE: Duration = Duration::from_secs(20);
 /// Between attempts to connect, at least and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
@@ -63,6 +60,9 @@ pub struct Settings {
     pub synchronous_commit: bool,
     /// Whether the publisher sends large transactions while they run.
     pub streaming: bool,
+    /// How long the slot or an origin may be in use by somebody else before that is an error: sessions of one that was killed
+    /// take a while to end.
+    pub in_use: Duration,
 }
 
 /// Where it stands.
@@ -164,7 +164,7 @@ impl Apply {
                 break Err(error);
             }
             if error.is_in_use() {
-                if in_use.get_or_insert_with(Instant::now).elapsed() > IN_USE {
+                if in_use.get_or_insert_with(Instant::now).elapsed() > self.settings.in_use {
                     let text = format!(
                         "{error}; is another `walrider logical apply` running? if it is to go on, name another slot and --origin"
                     );

@@ -23,20 +23,28 @@ pub const PROGRESS: &str = "walrider_logical.progress";
 pub const PROGRESS_NAMES: (&str, &str) = ("walrider_logical", "progress");
 
 fn make_progress(control: &mut Connection) -> Result<(), ApplyError> {
-    let found = control.simple_query(&format!("SELECT pg_catalog.to_regclass('{PROGRESS}') IS NOT NULL"))?;
-    if found[0][0].as_deref() == Some(b"t") {
-        return Ok(());
-    }
-    let made = control.simple_query(&format!(
-        "CREATE SCHEMA IF NOT EXISTS {}; CREATE TABLE IF NOT EXISTS {PROGRESS} (origin pg_catalog.text NOT NULL, \
-         part pg_catalog.text NOT NULL, lsn pg_catalog.pg_lsn NOT NULL, PRIMARY KEY (origin, part)) WITH (fillfactor = 20)",
-        PROGRESS_NAMES.0
-    ));
-    match made {
+    let schema = PROGRESS_NAMES.0;
+    let find = format!(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         WHERE n.nspname = '{schema}' AND c.relname = '{}')",
+        PROGRESS_NAMES.1
+    );
+    let is_there = control.simple_query(&find)?[0][0].as_deref() == Some(b"t");
+    let use_it = format!("SELECT FROM {PROGRESS} LIMIT 0");
+    let make = format!(
+        "CREATE SCHEMA IF NOT EXISTS {schema}; CREATE TABLE IF NOT EXISTS {PROGRESS} (origin pg_catalog.text NOT NULL, \
+         part pg_catalog.text NOT NULL, lsn pg_catalog.pg_lsn NOT NULL, PRIMARY KEY (origin, part)) WITH (fillfactor = 20)"
+    );
+    match control.simple_query(if is_there { &use_it } else { &make }) {
         Err(error) if error.is_sqlstate("42501") => Err(ApplyError::Refused(format!(
-            "target: {error}; the role needs a table for its progress: GRANT CREATE ON DATABASE to it, or let a superuser start once"
+            "target: {error}; the role keeps its progress there: {}",
+            if is_there {
+                "GRANT USAGE ON SCHEMA walrider_logical TO it, and SELECT, INSERT, UPDATE, DELETE ON walrider_logical.progress"
+            } else {
+                "GRANT CREATE ON DATABASE to it"
+            }
         ))),
-        made => Ok(made.map(|_| ())?),
+        done => Ok(done.map(|_| ())?),
     }
 }
 
