@@ -1,6 +1,7 @@
 //! `walrider logical`.
 
 pub mod apply;
+pub mod stream;
 
 use std::process::ExitCode;
 
@@ -16,11 +17,13 @@ pub struct LogicalArgs {
 #[derive(Subcommand)]
 enum LogicalCommand {
     Apply(apply::ApplyArgs),
+    Stream(stream::StreamArgs),
 }
 
 /// Runs the command.
 pub fn run(args: LogicalArgs) -> ExitCode {
     match args.command {
         LogicalCommand::Apply(args) => apply::run(args),
+        LogicalCommand::Stream(args) => stream::run(args),
     }
 }
