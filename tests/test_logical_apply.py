@@ -238,11 +238,11 @@ def test_refusals(pair, work):
                 "GRANT SET ON PARAMETER session_replication_role TO half, more")
     dsn = target.dsn()
     cases = [
-        (dict(name="none"), 'the publisher has no replication slot "none"'),
+        (dict(name="none"), 'replication slot "none" does not exist'),
         (dict(name="physical"), "is a physical one"),
-        (dict(name="decoded"), 'has the plugin "test_decoding"; it must be "pgoutput" or "walrider_pgoutput"'),
-        (dict(source=publisher.dsn("other")), 'is one of the database "postgres"'),
-        (dict(publication="p,nope"), 'the publisher has no publication "nope"'),
+        (dict(name="decoded"), 'has the output plugin "test_decoding"; Walrider reads pgoutput and walrider_pgoutput'),
+        (dict(source=publisher.dsn("other")), 'belongs to database "postgres"'),
+        (dict(publication="p,nope"), 'publication "nope" does not exist'),
         (dict(sink=dsn.replace("user=postgres", "user=weak")), "GRANT SET ON PARAMETER session_replication_role"),
         (dict(sink=dsn.replace("user=postgres", "user=half")), "GRANT USAGE ON SCHEMA walrider_logical"),
         (dict(sink=dsn.replace("user=postgres", "user=more")), "GRANT EXECUTE ON FUNCTION pg_replication_origin_create"),

@@ -38,8 +38,8 @@ pub struct Settings {
     pub publications: Vec<String>,
     /// Names the replication origins and prepared transactions on the target.
     pub origin: String,
-    /// Changes that came to the publisher by replication: `any`, or `none` to leave them out.
-    pub source_origin: String,
+    /// Also what came to the publisher by replication (`origin = any`).
+    pub any_origin: bool,
     /// How many sessions execute.
     pub jobs: usize,
     /// Changes in a batch.
@@ -212,7 +212,7 @@ impl Apply {
             let result = reader.run();
             // What is still waiting for the target is not worth waiting for.
             let _ = rustix::io::write(&*quit, &1_u64.to_ne_bytes());
-            reader.end();
+            reader.end(result.is_ok());
             result
         })
     }

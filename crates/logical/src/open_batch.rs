@@ -48,6 +48,8 @@ struct Open {
 struct Looked {
     accesses: Vec<Access>,
     touched: HashSet<u64>,
+    /// Tables that are accessed as a whole.
+    whole: HashSet<u64>,
     rows: usize,
     /// Of changes in memory: their tables, by relation.
     operations: Vec<(Operation, Place)>,
@@ -305,9 +307,7 @@ impl Looked {
         self.rows += 1;
         if self.rows <= MAX_KEYS {
             table.keys.row(change, &mut self.accesses);
-        } else if self.rows == MAX_KEYS + 1
-            || !self.accesses.iter().rev().take(8).any(|access| access.hash == table.keys.table)
-        {
+        } else if self.whole.insert(table.keys.table) {
             table.keys.truncate(&mut self.accesses);
         }
         if let Some(operation) = operation {

@@ -171,28 +171,56 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Table by table: nothing that one does is seen by another, and all is seen at once by others.
+    /// Table by table: nothing that one does is seen by another, and all is seen at once by others. What is stored in
+    /// partitions of one table stays together.
     fn by_table(&mut self, batch: &Batch, operations: &[Operation]) -> Result<(), ApplyError> {
-        let mut tables: Vec<Vec<usize>> = vec![Vec::new(); batch.tables.len()];
+        let mut roots: Vec<(u64, Vec<usize>)> = Vec::new();
+        let of: Vec<usize> = batch
+            .tables
+            .iter()
+            .map(|table| {
+                roots.iter().position(|(root, _)| *root == table.keys.table).unwrap_or_else(|| {
+                    roots.push((table.keys.table, Vec::new()));
+                    roots.len() - 1
+                })
+            })
+            .collect();
         for (number, operation) in operations.iter().enumerate() {
             let body = batch.body(operation);
             if body[0] == b'T' {
-                self.tables(batch, operations, &mut tables)?;
+                self.roots(batch, operations, &mut roots)?;
                 self.truncate(number as u64, body, &batch.truncates[operation.table as usize])?;
             } else {
-                tables[operation.table as usize].push(number);
+                roots[of[operation.table as usize]].1.push(number);
             }
         }
-        self.tables(batch, operations, &mut tables)
+        self.roots(batch, operations, &mut roots)
     }
 
-    fn tables(&mut self, batch: &Batch, operations: &[Operation], tables: &mut [Vec<usize>]) -> Result<(), ApplyError> {
-        for (table, numbers) in batch.tables.iter().zip(tables) {
-            let mut run = Run { table: Some(table), ..Run::default() };
+    fn roots(
+        &mut self,
+        batch: &Batch,
+        operations: &[Operation],
+        roots: &mut [(u64, Vec<usize>)],
+    ) -> Result<(), ApplyError> {
+        for (_, numbers) in roots {
+            let mut run = Run::default();
             for number in numbers.drain(..) {
-                self.change(number as u64, batch.body(&operations[number]), table, &mut run)?;
+                let operation = &operations[number];
+                let table = &batch.tables[operation.table as usize];
+                self.of_table(table, &mut run)?;
+                self.change(number as u64, batch.body(operation), table, &mut run)?;
             }
             self.end_run(&mut run)?;
+        }
+        Ok(())
+    }
+
+    /// The next change is one of this table.
+    fn of_table<'t>(&mut self, table: &'t Table, run: &mut Run<'t>) -> Result<(), ApplyError> {
+        if run.table.is_none_or(|of| of.generation != table.generation) {
+            self.end_run(run)?;
+            run.table = Some(table);
         }
         Ok(())
     }
@@ -218,10 +246,7 @@ impl<'a> Writer<'a> {
                     let id = u32::from_be_bytes(body[1..5].try_into().expect("four bytes"));
                     // The reader has looked each of them up.
                     let Some((.., table)) = table(id) else { return Ok(()) };
-                    if run.table.is_none_or(|of| of.generation != table.generation) {
-                        self.end_run(&mut run)?;
-                        run.table = Some(table);
-                    }
+                    self.of_table(table, &mut run)?;
                     self.change(number, body, table, &mut run)
                 }
             }

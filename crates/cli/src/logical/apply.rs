@@ -146,7 +146,7 @@ fn apply(args: ApplyArgs) -> Result<Ended, RunError> {
         origin: args.origin.unwrap_or_else(|| args.slot.clone()),
         slot: args.slot,
         publications: args.publications,
-        source_origin: if args.source_origin == SourceOrigin::Any { "any" } else { "none" }.to_owned(),
+        any_origin: args.source_origin == SourceOrigin::Any,
         jobs: args.jobs.into(),
         batch_rows: args.batch.into(),
         batch_bytes: BATCH_BYTES,
