@@ -114,24 +114,16 @@ impl Stream {
     /// # Errors
     /// Another connection does not help, or is not wanted.
     pub fn run(mut self, sink: &mut dyn Sink, interrupt: &Arc<OwnedFd>) -> Result<(), StreamError> {
-        loop {
+        let reconnect = self.reconnect;
+        let ended = insist(reconnect, interrupt, || {
             let ended = self.session(sink, interrupt);
-            let told = match ended {
+            match ended {
                 Err(StreamError::OutputClosed) => return Ok(()),
-                _ => sink.disconnected(),
-            };
-            let error = match ended {
-                Ok(()) => return told,
-                Err(StreamError::Source(error)) if is_interrupted(&error) => return told,
-                Err(error) => error,
-            };
-            told?;
-            let Some(pause) = self.reconnect.filter(|_| error.heals()) else { return Err(error) };
-            tracing::error!("{error}; connecting again in {} s", pause.as_secs_f64());
-            if pauses(interrupt, pause) {
-                return Ok(());
+                _ => sink.disconnected()?,
             }
-        }
+            ended
+        });
+        ended.map(|_| ())
     }
 
     fn session(&mut self, sink: &mut dyn Sink, interrupt: &Arc<OwnedFd>) -> Result<(), StreamError> {
@@ -162,6 +154,29 @@ impl Stream {
             }
             Ok(()) | Err(StreamError::Source(_)) => session.finish(),
             Err(error) => Err(error),
+        }
+    }
+}
+
+/// Tries until it succeeds, after pauses of `reconnect`; `None`: `interrupt` came first.
+///
+/// # Errors
+/// To try again does not help, or is not wanted.
+pub fn insist<T>(
+    reconnect: Option<Duration>,
+    interrupt: &Arc<OwnedFd>,
+    mut attempt: impl FnMut() -> Result<T, StreamError>,
+) -> Result<Option<T>, StreamError> {
+    loop {
+        let error = match attempt() {
+            Ok(done) => return Ok(Some(done)),
+            Err(StreamError::Source(error)) if is_interrupted(&error) => return Ok(None),
+            Err(error) => error,
+        };
+        let Some(pause) = reconnect.filter(|_| error.heals()) else { return Err(error) };
+        tracing::error!("{error}; connecting again in {} s", pause.as_secs_f64());
+        if pauses(interrupt, pause) {
+            return Ok(None);
         }
     }
 }
@@ -203,9 +218,9 @@ impl Session<'_> {
                     return Err(SourceError::Closed.into());
                 }
                 None => {
-                    self.settle()?;
+                    let next = self.settle()?;
                     taken = 0;
-                    self.wait()?;
+                    self.wait(next)?;
                 }
             }
             if taken >= PASS_ON_BYTES {
@@ -223,8 +238,7 @@ impl Session<'_> {
         }
     }
 
-    fn wait(&mut self) -> Result<(), StreamError> {
-        let next = self.sink.tick(self.positions.seen);
+    fn wait(&mut self, next: Option<Duration>) -> Result<(), StreamError> {
         self.log_notices();
         let closes = self.sink.closes();
         match self.source.wait(closes.as_slice(), next)? {
@@ -261,10 +275,11 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Passes on what was taken, makes it durable, and has it confirmed.
-    fn settle(&mut self) -> Result<(), StreamError> {
+    /// Passes on what was taken, makes it durable, and has it confirmed. When the sink wants to be called again.
+    fn settle(&mut self) -> Result<Option<Duration>, StreamError> {
         self.pass_on()?;
-        self.sync()
+        self.sync()?;
+        Ok(self.sink.tick(self.positions.seen))
     }
 
     /// Ends it from our side.

@@ -17,7 +17,7 @@ use walrider_layout::Lsn;
 use walrider_logical::journal::{Header, Journal};
 use walrider_logical::message::Protocol;
 use walrider_logical::source::{self, SourceError, SourceOptions, StreamingMode, Timing};
-use walrider_logical::stream::{Stream, StreamError};
+use walrider_logical::stream::{Stream, StreamError, insist};
 use walrider_session::{ConnectError, ConnectOptions};
 
 use crate::failure::{Exit, Failure};
@@ -217,7 +217,8 @@ fn stream(args: StreamArgs) -> Result<(), RunError> {
     let mut printer = match &args.file {
         None => Printer::to_stdout(),
         Some(path) => {
-            let system_identifier = source::identify(&stream.connect)?.system_identifier;
+            let identify = || Ok(source::identify(&stream.connect)?.system_identifier);
+            let Some(system_identifier) = insist(stream.reconnect, &interrupt, identify)? else { return Ok(()) };
             let database = stream.connect.database().to_owned();
             let journal = Journal::open(path, &Header { system_identifier, database, slot: args.slot.clone() });
             let journal = journal.map_err(StreamError::from)?;

@@ -16,7 +16,7 @@ use walrider_logical::stream::{Sink, StreamError};
 /// What a pipe takes at once when it is writable (`PIPE_BUF`, `pipe`(7)).
 const PIPE_BUF: usize = 4096;
 /// How often the publisher is seen to while a pipe takes nothing.
-const TEND_INTERVAL: Duration = Duration::from_secs(1);
+const TEND_INTERVAL: Duration = Duration::from_millis(100);
 
 enum Target {
     Stdout {
@@ -81,7 +81,15 @@ impl Sink for Printer {
                 }
             }
             Target::Stdout { out, pipe: false } => out.lock().write_all(&self.buffer).map_err(failed)?,
-            Target::Stdout { out, pipe: true } => write_to_pipe(out, &self.buffer, tend)?,
+            Target::Stdout { out, pipe: true } => {
+                let mut written = 0;
+                let result = write_to_pipe(out, &self.buffer, &mut written, tend);
+                if result.is_err() {
+                    // It may be tried again with the rest.
+                    self.buffer.drain(..written);
+                    return result;
+                }
+            }
         }
         self.buffer.clear();
         Ok(())
@@ -108,8 +116,12 @@ impl Sink for Printer {
                 if let Some(xid) = open {
                     self.buffer.extend(format!("{{\"kind\":\"interrupted\",\"xid\":{xid}}}\n").into_bytes());
                 }
-                self.pass_on(&mut || Ok(()))?;
-                self.sync()
+                // Nobody can stop us any more: a reader that is stuck is given a moment.
+                match self.pass_on(&mut || Err(StreamError::OutputClosed)) {
+                    Ok(()) => self.sync(),
+                    Err(StreamError::OutputClosed) => Ok(()),
+                    error => error,
+                }
             }
         }
     }
@@ -130,19 +142,20 @@ fn failed(error: io::Error) -> StreamError {
     if error.kind() == ErrorKind::BrokenPipe { StreamError::OutputClosed } else { StreamError::Output(error) }
 }
 
-/// Writes without being blocked for long.
+/// Writes without being blocked for long; tells how much was written.
 fn write_to_pipe(
     out: &mut Stdout,
-    mut bytes: &[u8],
+    bytes: &[u8],
+    written: &mut usize,
     tend: &mut dyn FnMut() -> Result<(), StreamError>,
 ) -> Result<(), StreamError> {
-    while !bytes.is_empty() {
+    while *written < bytes.len() {
         let mut fds = [PollFd::from_borrowed_fd(out.as_fd(), PollFlags::OUT)];
         let timeout = Timespec::try_from(TEND_INTERVAL).ok();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) => tend()?,
-            Ok(_) => match rustix::io::write(out.as_fd(), &bytes[..bytes.len().min(PIPE_BUF)]) {
-                Ok(len) => bytes = &bytes[len..],
+            Ok(_) => match rustix::io::write(out.as_fd(), &bytes[*written..bytes.len().min(*written + PIPE_BUF)]) {
+                Ok(len) => *written += len,
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
                 Err(error) => return Err(failed(error.into())),
             },
