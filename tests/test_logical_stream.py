@@ -276,6 +276,23 @@ def test_kill_and_resume(publisher, begin, work, rng, streaming):
     assert len(ends) == len(set(ends)) and ends == sorted(ends, key=lambda lsn: [int(part, 16) for part in lsn.split("/")])
 
 
+def test_a_full_disk(publisher, work):
+    """It ends with what to look at; with space again, the file goes on, whole."""
+    make_slot(publisher, "s")
+    for number in range(100):
+        publisher.psql(f"INSERT INTO t VALUES ({number}, repeat('x', 1000))")
+    command = arguments(publisher, "s", "-P", "p", "-f", work / "changes", "-E", here(publisher))
+    refused = walrider(*command, file_size_limit=50_000, timeout=30).expect(1)
+    assert f'could not write file "{work}/changes"' in refused.stderr
+    walrider(*command, timeout=30).expect()
+    lines = [json.loads(line) for line in (work / "changes").read_text().splitlines()]
+    assert [line["new"]["id"] for line in lines if line["kind"] == "insert"] == list(range(100))
+    # And nobody writes into a file that is another slot's.
+    make_slot(publisher, "other")
+    refused = walrider(*arguments(publisher, "other", "-P", "p", "-f", work / "changes"), timeout=30).expect(1)
+    assert 'has the changes of slot "s" of database "postgres"' in refused.stderr
+
+
 def test_a_restart_of_the_publisher_is_survived(publisher, begin, work):
     """The connection is lost, and made again; nothing is lost or twice."""
     make_slot(publisher, "s")
