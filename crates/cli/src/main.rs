@@ -14,6 +14,7 @@ mod control;
 mod failure;
 mod help;
 mod logging;
+mod logical;
 mod out;
 mod promote;
 mod receive;
@@ -55,6 +56,7 @@ enum Command {
     /// Resume replay of a running standby
     Resume(promote::TellArgs),
     Receive(receive::ReceiveArgs),
+    Logical(Box<logical::LogicalArgs>),
     Status(control::StatusArgs),
     Stop(control::StopArgs),
     /// Tell a running standby to read its configuration again
@@ -88,6 +90,7 @@ fn run(command: Command) -> ExitCode {
         Command::Pause(args) => promote::pause(&args),
         Command::Resume(args) => promote::resume(&args),
         Command::Receive(args) => receive::run(args),
+        Command::Logical(args) => logical::run(*args),
         Command::Status(args) => control::status(&args),
         Command::Stop(args) => control::stop(&args),
         Command::Reload(args) => control::reload(&args),

@@ -1,0 +1,409 @@
+//! The thread that reads, and that decides.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use walrider_layout::Lsn;
+use walrider_observe::apply::ApplyState;
+use walrider_session::{ConnectOptions, Connection};
+
+use crate::apply::{Apply, Ended};
+use crate::assemble::{Assembler, Directory, Transaction};
+use crate::batch::Batch;
+use crate::conflict::Conflicts;
+use crate::counters::Counters;
+use crate::error::ApplyError;
+use crate::message::Protocol;
+use crate::open_batch::{Batches, Bounds};
+use crate::origins::{self, Durable};
+use crate::source::{Event, Progress, Source, SourceError, SourceOptions, StreamingMode, Timing, Woken};
+use crate::target::Table;
+use crate::turn::{Phase, Turns};
+use crate::worker::{Common, Worker};
+
+/// Between two looks at locks and at what is durable.
+const LOOK: Duration = Duration::from_millis(50);
+/// The publisher hears of us at least so often, and is lost when it is silent for so long.
+const TIMING: Timing = Timing { status_interval: Duration::from_secs(1), timeout: Duration::from_secs(60) };
+/// What is under way may take so long when it is to stop.
+const DRAIN: Duration = Duration::from_secs(60);
+/// Messages that are read before others have their turn.
+const READ_AT_ONCE: usize = 1000;
+/// Batches that wait for a worker, for each worker.
+const QUEUED: usize = 2;
+
+/// A batch that is not known to have committed.
+struct UnderWay {
+    number: u64,
+    end_lsn: Lsn,
+    transactions: u64,
+}
+
+/// Why nothing more is read.
+enum Ending {
+    Stop(Instant),
+    Until,
+    Failed(ApplyError),
+}
+
+/// The state of a connection to both sides.
+pub struct Reader<'s> {
+    apply: &'s Apply,
+    source: Source,
+    /// Up to where the publisher has sent, or has nothing for us.
+    received: Lsn,
+    control: Connection,
+    assembler: Assembler,
+    batches: Batches,
+    queue: VecDeque<Batch>,
+    under_way: VecDeque<UnderWay>,
+    turns: Arc<Turns>,
+    workers: Vec<(Sender<Arc<Batch>>, ScopedJoinHandle<'s, ()>)>,
+    failed: Receiver<ApplyError>,
+    durable: Durable,
+    /// End of the last transaction that was applied, or where it began.
+    applied: Lsn,
+    looked: Instant,
+    spilled: u64,
+    ending: Option<Ending>,
+}
+
+impl<'s> Reader<'s> {
+    /// Connects to both sides, and starts the workers.
+    pub fn start<'e>(apply: &'s Apply, scope: &'s Scope<'s, 'e>, quit: Arc<OwnedFd>) -> Result<Reader<'s>, ApplyError> {
+        let settings = &apply.settings;
+        apply.note(|progress| progress.state = ApplyState::Connecting);
+        let mut target = ConnectOptions::resolve_ordinary(&settings.target, "walrider logical apply")?;
+        target.give_up_after(Duration::from_secs(60));
+        target.interrupt_with(quit.clone());
+        let name = "walrider logical apply";
+        let publisher = ConnectOptions::resolve_for_database(&settings.source, name).map_err(SourceError::Connect)?;
+        let mut control = Connection::open(&target)?;
+        origins::set_up_session(&mut control, settings.synchronous_commit)?;
+        let sessions = origins::open_sessions(&mut control, &target, settings)?;
+        let start = origins::start(&mut control, settings)?;
+        let wanted = SourceOptions {
+            slot: settings.slot.clone(),
+            start,
+            system_identifier: None,
+            protocol: Protocol::V4,
+            publications: settings.publications.clone(),
+            streaming: if settings.streaming { StreamingMode::On } else { StreamingMode::Off },
+            binary: false,
+            messages: false,
+            any_origin: settings.any_origin,
+            timing: TIMING,
+        };
+        let source = Source::open(&publisher, &wanted, Some(quit))?;
+        if source.slot().two_phase {
+            origins::check_prepared(&mut control)?;
+        }
+        tracing::info!(
+            "applying from {} (slot \"{}\") to {} from {start} on, with {} sessions",
+            source.connection().peer(),
+            settings.slot,
+            control.peer(),
+            settings.jobs
+        );
+        apply.note(|progress| {
+            progress.state = ApplyState::Streaming;
+            progress.connections += 1;
+            progress.peers = Some((source.connection().peer().to_owned(), control.peer().to_owned()));
+            progress.flushed = start;
+        });
+        let turns = Arc::new(Turns::new(settings.jobs));
+        let common = Common {
+            turns: turns.clone(),
+            counters: apply.counters.clone(),
+            wake: apply.wake.clone(),
+            on_conflict: settings.on_conflict,
+            conflicts: Arc::new(Conflicts::new()),
+            origin: settings.origin.clone(),
+        };
+        let (fail, failed) = mpsc::channel();
+        let mut workers = Vec::new();
+        for (number, (connection, pid)) in sessions.into_iter().enumerate() {
+            turns.introduce(number, pid);
+            let worker = Worker::new(number, connection, common.clone())?;
+            let (give, batches) = mpsc::channel();
+            let fail = fail.clone();
+            let run = move || worker.run(batches, fail);
+            let thread = std::thread::Builder::new().name(format!("apply {number}")).spawn_scoped(scope, run);
+            workers.push((give, thread.map_err(|error| ApplyError::System("start a thread", error))?));
+        }
+        let spill = Box::new(Directory(settings.spill_dir.clone()));
+        let bounds = Bounds { rows: settings.batch_rows, bytes: settings.batch_bytes };
+        Ok(Reader {
+            apply,
+            assembler: Assembler::new(settings.memory, spill),
+            source,
+            received: start,
+            control,
+            batches: Batches::new(bounds),
+            queue: VecDeque::new(),
+            under_way: VecDeque::new(),
+            turns,
+            workers,
+            failed,
+            durable: Durable::new(settings.synchronous_commit, start),
+            applied: start,
+            looked: Instant::now(),
+            spilled: 0,
+            ending: None,
+        })
+    }
+
+    /// Waits for the workers; `clean`: and for the publisher, until it has taken in what it was told.
+    pub fn end(self, clean: bool) {
+        self.turns.stop();
+        for (give, thread) in self.workers {
+            drop(give);
+            // A panic there was printed.
+            let _ = thread.join();
+        }
+        if let Err(error) = if clean { self.source.finish() } else { Ok(()) } {
+            tracing::warn!("could not end the stream: {error}");
+        }
+    }
+
+    /// Until it ends.
+    pub fn run(&mut self) -> Result<Ended, ApplyError> {
+        loop {
+            if let Ok(error) = self.failed.try_recv() {
+                return Err(error);
+            }
+            if self.apply.is_stopping() && self.ending.is_none() {
+                self.ending = Some(Ending::Stop(Instant::now()));
+            }
+            self.note_committed();
+            let read = self.read()?;
+            self.dispatch(read);
+            self.look()?;
+            self.tell()?;
+            if let Some(ended) = self.has_ended() {
+                return ended;
+            }
+            if !read {
+                self.wait()?;
+            }
+        }
+    }
+
+    fn has_ended(&mut self) -> Option<Result<Ended, ApplyError>> {
+        let drained = self.under_way.is_empty() && self.queue.is_empty() && !self.batches.is_open();
+        let too_long = matches!(self.ending, Some(Ending::Stop(since)) if since.elapsed() > DRAIN);
+        if !drained && !too_long {
+            return None;
+        }
+        let ending = self.ending.take()?;
+        if drained {
+            let told = self.last_word(matches!(ending, Ending::Until));
+            if let Err(error) = told {
+                tracing::warn!("could not tell the publisher how far it is: {error}");
+            }
+        }
+        Some(match ending {
+            Ending::Stop(_) => Ok(Ended::Stopped),
+            Ending::Until => Ok(Ended::Reached),
+            Ending::Failed(error) => Err(error),
+        })
+    }
+
+    /// Makes durable what was applied, and tells the publisher.
+    fn last_word(&mut self, until: bool) -> Result<(), ApplyError> {
+        origins::flush(&mut self.control, &self.apply.settings)?;
+        let mut at = self.applied;
+        if let (true, Some(until)) = (until, self.apply.settings.until) {
+            at = at.max(until.min(self.received));
+        }
+        self.apply.note(|progress| progress.flushed = at);
+        self.source.confirm(Progress { written: at.max(self.received), flushed: at, applied: at });
+        Ok(self.source.tend()?)
+    }
+
+    /// How many batches may be with workers.
+    fn may_dispatch(&self, number: u64) -> bool {
+        number <= self.turns.committed() + self.workers.len() as u64
+    }
+
+    /// Whether nothing more is to be read now.
+    fn is_full(&self) -> bool {
+        let bytes = |batch: &Batch| batch.transactions.iter().map(|one| one.changes.memory_bytes()).sum::<usize>();
+        self.ending.is_some()
+            || self.queue.len() > QUEUED * self.workers.len()
+            || self.queue.iter().map(bytes).sum::<usize>() > self.apply.settings.memory
+    }
+
+    /// Reads some of what is there, unless too much waits. Whether there may be more.
+    fn read(&mut self) -> Result<bool, ApplyError> {
+        if self.is_full() {
+            return Ok(false);
+        }
+        let (mut out, mut messages) = (Vec::new(), 0);
+        while self.ending.is_none() && messages < READ_AT_ONCE {
+            let transaction = match self.source.next_event()? {
+                None => break,
+                Some(Event::Done) => return Err(SourceError::Closed.into()),
+                Some(Event::Keepalive { wal_end, .. }) => {
+                    self.received = self.received.max(wal_end);
+                    None
+                }
+                Some(Event::Message { lsn, message, body, .. }) => {
+                    self.received = self.received.max(lsn);
+                    self.assembler.take(message, body)?
+                }
+            };
+            messages += 1;
+            if let Some(transaction) = transaction {
+                self.take(transaction, &mut out);
+            }
+        }
+        self.queue.extend(out);
+        let spilled = self.assembler.spilled_bytes();
+        Counters::add(&self.apply.counters.spilled_bytes, spilled - self.spilled);
+        self.spilled = spilled;
+        Ok(messages == READ_AT_ONCE)
+    }
+
+    /// Puts a transaction into a batch. What cannot be applied ends it when all before is.
+    fn take(&mut self, mut transaction: Transaction, out: &mut Vec<Batch>) {
+        let settings = &self.apply.settings;
+        if settings.until.is_some_and(|until| transaction.end_lsn > until) {
+            self.ending = Some(Ending::Until);
+            return;
+        }
+        if settings.skip == Some(transaction.commit_lsn) {
+            tracing::warn!("leaving out the transaction that committed at {}", transaction.commit_lsn);
+            transaction.changes = transaction.changes.without_rows();
+        }
+        let committed = self.turns.committed();
+        self.batches.committed(committed);
+        let (batches, control) = (&mut self.batches, &mut self.control);
+        let added = batches.add(transaction, committed, &mut |relation| Table::find(control, relation), out);
+        if let Err(error) = added {
+            self.ending = Some(Ending::Failed(error));
+        }
+    }
+
+    /// Gives batches to workers. `more`: there may be more to read at once, so that the open batch still grows.
+    fn dispatch(&mut self, more: bool) {
+        let committed = self.turns.committed();
+        if self.queue.is_empty() && self.batches.is_open() && (!more || self.ending.is_some()) {
+            let free = self.may_dispatch(self.batches.last() + 1);
+            if self.ending.is_some() || (free && self.batches.open_begins_after(committed) == 0) {
+                let mut out = Vec::new();
+                self.batches.close(&mut out);
+                self.queue.extend(out);
+            }
+        }
+        while self.queue.front().is_some_and(|batch| self.may_dispatch(batch.number)) {
+            let batch = self.queue.pop_front().expect("there is one");
+            let (number, end_lsn) = (batch.number, batch.end_lsn());
+            self.under_way.push_back(UnderWay { number, end_lsn, transactions: batch.transactions.len() as u64 });
+            let worker = (number % self.workers.len() as u64) as usize;
+            // One that has ended has said why.
+            let _ = self.workers[worker].0.send(Arc::new(batch));
+        }
+    }
+
+    fn note_committed(&mut self) {
+        let committed = self.turns.committed();
+        while self.under_way.front().is_some_and(|batch| batch.number <= committed) {
+            let batch = self.under_way.pop_front().expect("there is one");
+            assert!(batch.end_lsn >= self.applied, "transactions are applied in order");
+            self.applied = batch.end_lsn;
+        }
+        self.batches.committed(committed);
+    }
+
+    /// Whether everything that came is applied.
+    fn is_idle(&self) -> bool {
+        self.under_way.is_empty() && self.queue.is_empty() && !self.batches.is_open() && self.assembler.is_empty()
+    }
+
+    /// Now and then: locks, what is durable, the status.
+    fn look(&mut self) -> Result<(), ApplyError> {
+        if self.looked.elapsed() < LOOK {
+            return Ok(());
+        }
+        self.looked = Instant::now();
+        self.unblock()?;
+        self.durable.look(&mut self.control, &self.apply.settings, self.applied)?;
+        let seats = self.turns.seats();
+        let count = |phases: &[Phase]| seats.iter().filter(|seat| phases.contains(&seat.phase)).count() as u64;
+        let queued: u64 = self.under_way.iter().map(|batch| batch.transactions).sum();
+        let queued = queued + self.queue.iter().map(|batch| batch.transactions.len() as u64).sum::<u64>();
+        let (received, flushed, idle) = (self.received, self.durable.position(), self.is_idle());
+        self.apply.note(|progress| {
+            progress.received = received;
+            progress.waiting = count(&[Phase::Waiting]);
+            progress.executing = count(&[Phase::Executing, Phase::Executed]);
+            progress.queued = queued;
+            progress.flushed = progress.flushed.max(flushed);
+            progress.idle = idle;
+        });
+        let until = self.apply.settings.until;
+        if self.ending.is_none() && idle && until.is_some_and(|until| self.received >= until) {
+            self.ending = Some(Ending::Until);
+        }
+        Ok(())
+    }
+
+    /// The oldest batch must not wait for the locks of a later one, which waits for it: that gives way.
+    fn unblock(&mut self) -> Result<(), ApplyError> {
+        let oldest = self.turns.committed() + 1;
+        let seats = self.turns.seats();
+        let stuck = |seat: &&crate::turn::Seat| {
+            seat.batch == oldest && seat.phase == Phase::Executing && seat.since.elapsed() > LOOK
+        };
+        let Some(stuck) = seats.iter().find(stuck) else { return Ok(()) };
+        if !seats.iter().any(|seat| seat.batch > oldest && matches!(seat.phase, Phase::Executing | Phase::Executed)) {
+            return Ok(());
+        }
+        let blocking = origins::blocking_pids(&mut self.control, stuck.pid)?;
+        for (worker, seat) in seats.iter().enumerate().filter(|(_, seat)| blocking.contains(&seat.pid)) {
+            tracing::debug!("batch {} gives way to {oldest}", seat.batch);
+            Counters::add(&self.apply.counters.gave_way, 1);
+            if self.turns.give_way(worker, seat.batch) {
+                origins::cancel(&mut self.control, seat.pid)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what the publisher is to be told, and when that is due tells it.
+    fn tell(&mut self) -> Result<(), ApplyError> {
+        let mut flushed = self.durable.position();
+        let (mut written, mut applied) = (self.received.max(self.applied), self.applied);
+        if self.is_idle() && flushed >= self.applied && self.ending.is_none() {
+            // Nothing up to there was for us.
+            (flushed, applied) = (self.received.max(flushed), self.received.max(applied));
+            written = written.max(flushed);
+        }
+        self.source.confirm(Progress { written, flushed, applied });
+        self.apply.note(|progress| progress.flushed = progress.flushed.max(flushed));
+        Ok(self.source.tend()?)
+    }
+
+    fn wait(&mut self) -> Result<(), ApplyError> {
+        let busy = !self.under_way.is_empty() || self.durable.is_waiting();
+        let time = if busy { LOOK } else { Duration::from_millis(200) };
+        let wake = self.apply.wake.clone();
+        if self.is_full() {
+            let time = Timespec::try_from(time).ok();
+            match poll(&mut [PollFd::new(&*wake, PollFlags::IN)], time.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => (),
+                Err(error) => return Err(ApplyError::System("wait", error.into())),
+            }
+        } else if self.source.wait(&[wake.as_fd()], Some(time))? == Woken::Publisher {
+            return Ok(());
+        }
+        wake.clear();
+        Ok(())
+    }
+}
