@@ -3,7 +3,7 @@
     python3 -m tests.suites.source          unpack what the suites need under .pg/source-MAJOR
 
 PG_SOURCE=/path names an unpacked source tree of the same major to take them from instead.  What is taken:
-the regression and isolation tests, contrib, and regress.c, compiled against the server's headers.
+the regression, isolation and subscription tests with their Perl modules, contrib, and regress.c, compiled against the server's headers.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from tests.lab import headers, install
 from tests.lab.as_user import run_fetched, scratch_directory
 from tests.lab.headers import Apt, MissingSource
 
-PARTS = ("src/test/regress", "src/test/isolation", "contrib", "configure")
+PARTS = ("src/test/regress", "src/test/isolation", "src/test/subscription", "src/test/perl", "contrib", "configure")
 LIBRARIES = ("refint", "autoinc")           # of contrib/spi; up to 17 the regression tests expect them beside regress.so
 # What a server of an earlier minor than the tests does not survive: statements that crash it or never end, a test that
 # leaves catalogs which cannot be dumped.  server: (file, pattern of what is left out)
@@ -29,7 +29,7 @@ LEFT_OUT = {"17.10": (("src/test/regress/sql/sqljson.sql", r"^SELECT .*::sqljson
                       ("src/test/regress/sql/hash_part.sql", r"^SELECT .*VARIADIC NULL::.*\n"),
                       ("src/test/isolation/isolation_schedule", r"^test: ddl-dependency-locking\n"),
                       ("contrib/pg_surgery/sql/heap_surgery.sql", r"^select heap_force_kill\(\n\t'htab3'[^;]*;\n"))}
-FORMAT = "3"                                # of the unpacked tree: another one is unpacked again
+FORMAT = "4"                                # of the unpacked tree: another one is unpacked again
 
 
 def tree():
