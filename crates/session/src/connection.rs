@@ -1,5 +1,6 @@
 //! A connection that is open: queries, and COPY both ways.
 
+mod pipeline;
 mod replication;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,6 +18,7 @@ use crate::socket::Patience;
 use crate::transport::Transport;
 use crate::{ConnectError, Result, tls};
 
+pub use pipeline::{Outcome, Pipeline, Transaction};
 pub use replication::{Start, SystemIdentity};
 
 /// The longest message of a server that is accepted, in bytes. A stock walsender sends at most 128 kB of WAL at a time.

@@ -17,7 +17,7 @@ mod tls;
 mod transport;
 mod value;
 
-pub use connection::{Connection, CopyEvent, Read, Start, SystemIdentity};
+pub use connection::{Connection, CopyEvent, Outcome, Pipeline, Read, Start, SystemIdentity, Transaction};
 pub use error::{ConnectError, FailedAttempt, Reason};
 pub use options::ConnectOptions;
 

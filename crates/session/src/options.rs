@@ -78,6 +78,28 @@ pub(crate) struct TcpOptions {
     pub(crate) user_timeout: Option<Duration>,
 }
 
+/// What a session is for; its startup message differs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// A walsender without a database.
+    Physical,
+    /// A walsender of a database.
+    Logical,
+    /// A backend.
+    Ordinary,
+}
+
+impl Purpose {
+    /// The value of `replication`; none is sent if it is empty.
+    fn replication(self) -> &'static str {
+        match self {
+            Purpose::Physical => "true",
+            Purpose::Logical => "database",
+            Purpose::Ordinary => "",
+        }
+    }
+}
+
 /// What the server must be (`target_session_attrs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TargetSession {
@@ -100,7 +122,22 @@ impl ConnectOptions {
     /// `postgres`.
     pub fn resolve_for_database(conninfo: &str, fallback_application_name: &str) -> Result<ConnectOptions> {
         let env = |name: &str| std::env::var(name).ok();
-        ConnectOptions::complete(conninfo, fallback_application_name, &env, true)
+        ConnectOptions::complete(conninfo, fallback_application_name, &env, Purpose::Logical)
+    }
+
+    /// The same for an ordinary session, with a backend, not a walsender: to the database of the connection string, else to
+    /// that of the user's name.
+    pub fn resolve_ordinary(conninfo: &str, fallback_application_name: &str) -> Result<ConnectOptions> {
+        ConnectOptions::resolve_ordinary_with(conninfo, fallback_application_name, &|name| std::env::var(name).ok())
+    }
+
+    /// [`ConnectOptions::resolve_ordinary`] in an environment of the caller's.
+    pub fn resolve_ordinary_with(
+        conninfo: &str,
+        fallback_application_name: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<ConnectOptions> {
+        ConnectOptions::complete(conninfo, fallback_application_name, env, Purpose::Ordinary)
     }
 
     /// [`ConnectOptions::resolve`] in an environment of the caller's.
@@ -109,14 +146,14 @@ impl ConnectOptions {
         fallback_application_name: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<ConnectOptions> {
-        ConnectOptions::complete(conninfo, fallback_application_name, env, false)
+        ConnectOptions::complete(conninfo, fallback_application_name, env, Purpose::Physical)
     }
 
     fn complete(
         conninfo: &str,
         fallback_application_name: &str,
         env: Env<'_>,
-        database: bool,
+        purpose: Purpose,
     ) -> Result<ConnectOptions> {
         let mut info = ConnInfo::parse(conninfo)?;
         let service = info.get("service").map(str::to_owned).or_else(|| env("PGSERVICE"));
@@ -128,15 +165,24 @@ impl ConnectOptions {
             let strict = info.get("sslrootcert") == Some("system");
             info.set("sslmode", if strict { "verify-full" } else { "prefer" })?;
         }
-        if database {
-            // "replication" stands in connection strings that were made for physical replication.
-            let name = info.non_empty("dbname").filter(|name| *name != "replication").unwrap_or("postgres").to_owned();
-            info.set("dbname", &name)?;
-        } else {
+        match purpose {
             // As libpqrcv_connect does; the name is for the password file only.
-            info.set("dbname", "replication")?;
+            Purpose::Physical => info.set("dbname", "replication")?,
+            Purpose::Logical => {
+                // "replication" stands in connection strings that were made for physical replication.
+                let name =
+                    info.non_empty("dbname").filter(|name| *name != "replication").unwrap_or("postgres").to_owned();
+                info.set("dbname", &name)?;
+            }
+            Purpose::Ordinary => {
+                let name = match info.non_empty("dbname").or(info.non_empty("user")) {
+                    Some(name) => name.to_owned(),
+                    None => files::os_user()?,
+                };
+                info.set("dbname", &name)?;
+            }
         }
-        info.set("replication", if database { "database" } else { "true" })?;
+        info.set("replication", purpose.replication())?;
         if info.get("fallback_application_name").is_none() {
             info.set("fallback_application_name", fallback_application_name)?;
         }
@@ -191,7 +237,7 @@ impl ConnectOptions {
         let hosts = hosts(&info, &user, env, &mut warnings)?;
         let given = |name| info.get(name).unwrap_or_default().to_owned();
         let mut startup = vec![("user", user.clone()), ("database", given("dbname"))];
-        startup.push(("replication", given("replication")));
+        startup.extend(info.non_empty("replication").map(|value| ("replication", value.to_owned())));
         startup.extend(info.non_empty("options").map(|value| ("options", value.to_owned())));
         // "auto" is the locale's, for programs that show text.
         let encoding = info.non_empty("client_encoding").filter(|encoding| *encoding != "auto");
@@ -389,6 +435,12 @@ mod tests {
             ["user=u", "database=replication", "replication=true", "options=-c a=b", "application_name=walreceiver"];
         assert_eq!(text, expected);
         assert_eq!(resolve("user=u application_name=s1").unwrap().application_name(), "s1");
+        let ordinary = |conninfo| {
+            let options = ConnectOptions::resolve_ordinary_with(conninfo, "w", &|_| None).unwrap();
+            options.startup.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+        };
+        assert_eq!(ordinary("user=u"), ["user=u", "database=u", "application_name=w"]);
+        assert_eq!(ordinary("user=u dbname=d replication=true"), ["user=u", "database=d", "application_name=w"]);
     }
 
     #[test]

@@ -215,6 +215,11 @@ pub fn command_complete(body: &[u8]) -> Result<String, WireError> {
     Ok(tag)
 }
 
+/// Rows that a command affected, as its tag says; zero if it tells of none.
+pub fn affected_rows(tag: &str) -> u64 {
+    tag.rsplit(' ').next().and_then(|last| last.parse().ok()).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,6 +259,7 @@ mod tests {
         assert!(row_description(b"\0\x01name\0").is_err());
         assert!(negotiate_protocol_version(b"\0\x03\0\0\xff\xff\xff\xff").is_err());
         assert_eq!(command_complete(b"SELECT 1\0"), Ok("SELECT 1".to_owned()));
+        assert_eq!(["INSERT 0 12", "UPDATE 3", "TRUNCATE TABLE"].map(affected_rows), [12, 3, 0]);
     }
 
     #[test]

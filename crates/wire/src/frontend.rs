@@ -54,6 +54,52 @@ pub fn copy_data(out: &mut Vec<u8>, payload: &[u8]) {
     framed(out, Some(b'd'), |out| out.extend(payload));
 }
 
+/// Prepares a statement; the server finds the types of its parameters out.
+pub fn parse(out: &mut Vec<u8>, name: &str, text: &str) {
+    framed(out, Some(b'P'), |out| {
+        cstr(out, name);
+        cstr(out, text);
+        out.extend([0; 2]);
+    });
+}
+
+/// Binds values, as text or null, to a prepared statement, in the portal without a name. At most 65,535.
+pub fn bind<'a>(out: &mut Vec<u8>, statement: &str, values: impl IntoIterator<Item = Option<&'a [u8]>>) {
+    framed(out, Some(b'B'), |out| {
+        out.push(0);
+        cstr(out, statement);
+        // No format codes: all are text.
+        out.extend([0; 2]);
+        let at = out.len();
+        out.extend([0; 2]);
+        let mut count = 0_usize;
+        for value in values {
+            count += 1;
+            match value {
+                None => out.extend((-1_i32).to_be_bytes()),
+                Some(bytes) => {
+                    out.extend((bytes.len() as u32).to_be_bytes());
+                    out.extend(bytes);
+                }
+            }
+        }
+        let count = u16::try_from(count).expect("the protocol counts parameters in two bytes");
+        out[at..at + 2].copy_from_slice(&count.to_be_bytes());
+        // Nor for the result.
+        out.extend([0; 2]);
+    });
+}
+
+/// Executes the portal without a name, to its end.
+pub fn execute(out: &mut Vec<u8>) {
+    framed(out, Some(b'E'), |out| out.extend([0; 5]));
+}
+
+/// The end of a series of messages: an error skips to here, and the server says that it is ready.
+pub fn sync(out: &mut Vec<u8>) {
+    framed(out, Some(b'S'), |_| ());
+}
+
 /// The end of our side of the stream.
 pub fn copy_done(out: &mut Vec<u8>) {
     framed(out, Some(b'c'), |_| ());
@@ -93,6 +139,10 @@ mod tests {
         query(&mut out, "A");
         copy_done(&mut out);
         sasl_initial_response(&mut out, "M", b"xy");
+        bind(&mut out, "s", [None, Some(b"v".as_slice())]);
+        execute(&mut out);
+        let bound = b"B\0\0\0\x16\0s\0\0\0\0\x02\xff\xff\xff\xff\0\0\0\x01v\0\0E\0\0\0\x09\0\0\0\0\0";
+        assert_eq!(out.split_off(out.len() - bound.len()), bound);
         assert_eq!(out, b"Q\0\0\0\x06A\0c\0\0\0\x04p\0\0\0\x0cM\0\0\0\0\x02xy");
     }
 }

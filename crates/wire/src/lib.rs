@@ -7,7 +7,7 @@ pub mod command;
 pub mod conninfo;
 pub mod error;
 pub mod frontend;
-mod reader;
+pub mod reader;
 pub mod stream;
 
 pub use error::WireError;

@@ -1,6 +1,7 @@
 //! Connections to PostgreSQL itself: `make test-datadir`, or as an unprivileged user
 //! `PG_BINDIR=/usr/lib/postgresql/18/bin cargo test -p walrider-session --test real_server -- --ignored`.
 
+mod pipeline;
 mod server;
 mod tls;
 

@@ -1,0 +1,9 @@
+//! Logical replication: the messages of `pgoutput` and `walrider_pgoutput`, and the connection that they come from.
+//!
+//! This crate never reads a command line, and prints nothing.
+
+mod kind;
+pub mod message;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod tuple;
