@@ -1,6 +1,6 @@
 """A long transaction of which nothing is published, under a short wal_receiver_timeout: how long the subscriber hears nothing.
 
-    python3 -m bench.logical_long [--rows 10000000] [--timeout 1s] [--save DIR]
+    python3 -m bench.logical_long [--rows 10000000] [--timeout 1s] [--work-mem 64MB] [--save DIR]
 
 The transaction is one INSERT, or the same rows in subtransactions of 5,000 rows each.  It is read from a slot of each plugin, with
 streaming and without: without it is spilled to disk and read back.  wal_sender_timeout is as it is by default.
@@ -81,7 +81,7 @@ def subscribe(publisher, subscriber, slot, streaming):
 
 def measure(scratch, args):
     """Each shape, read by each plugin with and without streaming."""
-    settings = SETTINGS + "logical_decoding_work_mem = 64MB\nfsync = off\nmax_wal_size = 16GB\n"
+    settings = f"{SETTINGS}logical_decoding_work_mem = {args.work_mem}\nfsync = off\nmax_wal_size = 16GB\n"
     results = []
     with PgCluster.init(scratch / "publisher", conf=settings) as publisher, \
             PgCluster.init(scratch / "subscriber", conf=f"{SETTINGS}wal_receiver_timeout = {args.timeout}\n") as subscriber:
@@ -119,16 +119,17 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--timeout", default="1s", help="the subscriber's wal_receiver_timeout")
+    parser.add_argument("--work-mem", default="64MB", help="the publisher's logical_decoding_work_mem")
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep the result there")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         results = measure(Path(scratch), args)
     result = dict(when=datetime.now(timezone.utc).isoformat(timespec="seconds"), machine=machine(), commit=commit(),
                   postgresql=install.version(), command=" ".join(["python3 -m bench.logical_long", *map(nameless, argv or sys.argv[1:])]),
-                  rows=args.rows, wal_receiver_timeout=args.timeout, results=results)
+                  rows=args.rows, wal_receiver_timeout=args.timeout, logical_decoding_work_mem=args.work_mem, results=results)
     print(table(results))
     if args.save:
-        file = args.save / f"{result['when'][:10]}-logical-long.json"
+        file = args.save / f"{result['when'][:10]}-logical-long-{args.work_mem}.json"
         file.write_text(json.dumps(result, indent=1) + "\n")
         file.with_suffix(".txt").write_text(table(results))
 

@@ -2,8 +2,11 @@
 //!
 //! This crate never reads a command line, and prints nothing.
 
+pub mod copy;
 mod kind;
 pub mod message;
+pub mod setup;
+mod sql;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod tuple;
