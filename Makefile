@@ -62,7 +62,7 @@ bench-early: build fetch-18 extension
 bench-logical: fetch-18 extension
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.logical --save bench/runs $(LOGICAL_ARGS)
 
-# A transaction of 10 million rows, not published, under wal_receiver_timeout = 1s; a quarter of an hour, and 8 GB below TMPDIR.
+# A transaction of 10 million rows, not published, under a short wal_receiver_timeout; ten minutes, and 8 GB below TMPDIR.
 bench-logical-long: fetch-18 extension
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.logical_long --save bench/runs $(LOGICAL_ARGS)
 

@@ -1,13 +1,14 @@
 """A long transaction of which nothing is published, under a short wal_receiver_timeout: how long the subscriber hears nothing.
 
-    python3 -m bench.logical_long [--rows 10000000] [--timeout 1s] [--work-mem 64MB] [--save DIR]
+    python3 -m bench.logical_long [--rows 10000000] [--timeout 3s] [--work-mem 64MB] [--save DIR]
 
 The transaction is one INSERT, or the same rows in subtransactions of 5,000 rows each.  It is read from a slot of each plugin, with
 streaming and without: without it is spilled to disk and read back.  wal_sender_timeout is as it is by default.
 
 *Silence*: the longest time between two messages, seen by a client that asks for an answer four times a second, as a subscriber does
 twice in its timeout.  *Subscriber*: whether a stock one with that wal_receiver_timeout stays connected until it has got past the
-transaction, or how often it gave up; it is left alone after the third time.
+transaction, or how often it gave up; it is left alone after the third time.  Its worker wakes once a second and looks then whether
+it has to give up or to ask (LogicalRepApplyLoop, worker.c): with 1s it gives up after any second without a message, and never asks.
 """
 
 import argparse
@@ -118,7 +119,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python3 -m bench.logical_long", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--timeout", default="1s", help="the subscriber's wal_receiver_timeout")
+    parser.add_argument("--timeout", default="3s", help="the subscriber's wal_receiver_timeout")
     parser.add_argument("--work-mem", default="64MB", help="the publisher's logical_decoding_work_mem")
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep the result there")
     args = parser.parse_args(argv)
@@ -129,7 +130,7 @@ def main(argv=None):
                   rows=args.rows, wal_receiver_timeout=args.timeout, logical_decoding_work_mem=args.work_mem, results=results)
     print(table(results))
     if args.save:
-        file = args.save / f"{result['when'][:10]}-logical-long-{args.work_mem}.json"
+        file = args.save / f"{result['when'][:10]}-logical-long-{args.timeout}-{args.work_mem}.json"
         file.write_text(json.dumps(result, indent=1) + "\n")
         file.with_suffix(".txt").write_text(table(results))
 

@@ -14,6 +14,7 @@ mod control;
 mod failure;
 mod help;
 mod logging;
+mod logical;
 mod out;
 mod promote;
 mod receive;
@@ -63,6 +64,7 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
     Wal(wal::WalArgs),
+    Logical(Box<logical::LogicalArgs>),
     Completions(help::CompletionsArgs),
     #[command(hide = true)]
     Man(help::ManArgs),
@@ -93,6 +95,7 @@ fn run(command: Command) -> ExitCode {
         Command::Reload(args) => control::reload(&args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),
+        Command::Logical(args) => logical::run(*args),
         Command::Completions(args) => help::completions(&args),
         Command::Man(args) => help::man(&args),
     }

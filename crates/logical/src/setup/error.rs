@@ -44,6 +44,9 @@ pub enum SetupError {
     /// The operating system.
     #[error("could not make an eventfd: {0}")]
     System(Errno),
+    /// Also the operating system.
+    #[error("could not handle signals: {0}")]
+    Signals(std::io::Error),
     /// It failed in the middle.
     #[error("{cause}{}", Told(.removed, .left))]
     Undone {
