@@ -8,7 +8,7 @@ use std::thread;
 
 use walrider_session::{ConnectOptions, Connection};
 
-use crate::setup::{Side, SetupError};
+use crate::setup::{SetupError, Side};
 use crate::sql::{identifier, literal};
 
 /// A part of a table is at least so large, in blocks: 64 MB where they have 8 kB. Smaller ones would be many for what each costs.
@@ -203,7 +203,8 @@ mod tests {
     use super::*;
 
     fn table(name: &str, blocks: &[u64]) -> Table {
-        let storage = |(at, &blocks): (usize, &u64)| Storage { schema: "s".into(), name: format!("{name}{at}"), blocks };
+        let storage =
+            |(at, &blocks): (usize, &u64)| Storage { schema: "s".into(), name: format!("{name}{at}"), blocks };
         Table {
             schema: "s".into(),
             name: name.into(),
@@ -221,7 +222,8 @@ mod tests {
             assert!(parts.is_sorted_by(|a, b| a.blocks >= b.blocks));
             for (number, table) in tables.iter().enumerate() {
                 for (at, storage) in table.storage.iter().enumerate() {
-                    let mut own: Vec<_> = parts.iter().filter(|part| (part.table, part.storage) == (number, at)).collect();
+                    let mut own: Vec<_> =
+                        parts.iter().filter(|part| (part.table, part.storage) == (number, at)).collect();
                     own.sort_by_key(|part| part.from);
                     assert_eq!(own[0].from, 0);
                     assert!(own.windows(2).all(|pair| pair[0].to == Some(pair[1].from)));

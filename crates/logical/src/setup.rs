@@ -280,15 +280,16 @@ impl Setup {
         let known: Vec<[String; 3]> = Side::Target.rows(
             target,
             &format!(
-                "SELECT n.nspname, c.relname, r.srsubstate FROM pg_catalog.pg_subscription s \
-                 JOIN pg_catalog.pg_subscription_rel r ON r.srsubid = s.oid JOIN pg_catalog.pg_class c ON c.oid = r.srrelid \
-                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-                 WHERE s.subname = {} AND s.subdbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = \
-                 pg_catalog.current_database())",
+                "SELECT n.nspname, c.relname, r.srsubstate FROM pg_subscription s \
+                 JOIN pg_subscription_rel r ON r.srsubid = s.oid JOIN pg_class c ON c.oid = r.srrelid \
+                 JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE s.subname = {} AND s.subdbid = (SELECT oid FROM pg_database WHERE datname = \
+                 current_database())",
                 literal(name)
             ),
         )?;
-        let found = |table: &Table| known.iter().any(|row| row[0] == table.schema && row[1] == table.name && row[2] == "r");
+        let found =
+            |table: &Table| known.iter().any(|row| row[0] == table.schema && row[1] == table.name && row[2] == "r");
         if known.len() != tables.len() || !tables.iter().all(found) {
             return Err(SetupError::Refused(vec![
                 "the tables of the publication have changed since they were copied: start again".into(),
@@ -296,10 +297,10 @@ impl Setup {
         }
         // The slot's own position is the same; the origin says it too, where we may write it.
         let advance = format!(
-            "SELECT pg_catalog.pg_replication_origin_advance('pg_' || s.oid, '{consistent_point}') \
-             FROM pg_catalog.pg_subscription s WHERE s.subname = {} AND s.subdbid = (SELECT oid FROM pg_catalog.pg_database \
-             WHERE datname = pg_catalog.current_database()) AND pg_catalog.has_function_privilege( \
-             'pg_catalog.pg_replication_origin_advance(text, pg_lsn)', 'EXECUTE')",
+            "SELECT pg_replication_origin_advance('pg_' || s.oid, '{consistent_point}') \
+             FROM pg_subscription s WHERE s.subname = {} AND s.subdbid = (SELECT oid FROM pg_database \
+             WHERE datname = current_database()) AND has_function_privilege( \
+             'pg_replication_origin_advance(text, pg_lsn)', 'EXECUTE')",
             literal(name)
         );
         Side::Target.run(target, &advance)?;

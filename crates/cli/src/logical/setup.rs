@@ -165,7 +165,9 @@ fn show(stages: &Receiver<Stage>, progress: &Progress) {
     loop {
         match stages.recv_timeout(TICK) {
             Ok(Stage::Copying) => copying = true,
-            Ok(Stage::CreatingSlot) => note("creating the slot; it waits for the transactions that are running on the source"),
+            Ok(Stage::CreatingSlot) => {
+                note("creating the slot; it waits for the transactions that are running on the source")
+            }
             Ok(Stage::Checking | Stage::HandingOver) => copying = false,
             Err(RecvTimeoutError::Timeout) => (),
             Err(RecvTimeoutError::Disconnected) => break,

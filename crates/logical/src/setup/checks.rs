@@ -73,12 +73,13 @@ fn check_source(source: &mut Connection, settings: &Settings) -> Result<Vec<Stri
     let rows: Vec<[String; 8]> = Side::Source.rows(
         source,
         &format!(
-            "SELECT pg_catalog.current_setting('wal_level'), pg_catalog.pg_is_in_recovery(), r.rolsuper OR r.rolreplication, \
-             r.rolname, pg_catalog.current_setting('max_replication_slots')::int <= (SELECT pg_catalog.count(*) FROM \
-             pg_catalog.pg_replication_slots), pg_catalog.current_setting('max_wal_senders')::int - 1 <= (SELECT \
-             pg_catalog.count(*) FROM pg_catalog.pg_stat_replication), pg_catalog.current_setting('output_plugin_libraries', true), \
-             EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = {}) \
-             FROM pg_catalog.pg_roles r WHERE r.rolname = current_user",
+            "SELECT current_setting('wal_level'), pg_is_in_recovery(), r.rolsuper OR r.rolreplication, \
+             r.rolname, current_setting('max_replication_slots')::int <= (SELECT count(*) FROM \
+             pg_replication_slots), current_setting('max_wal_senders')::int - 1 <= (SELECT \
+             count(*) FROM pg_stat_replication), \
+             (SELECT setting FROM pg_settings WHERE name = 'output_plugin_libraries'), \
+             EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = {}) \
+             FROM pg_roles r WHERE r.rolname = current_user",
             literal(&settings.slot)
         ),
     )?;
@@ -101,6 +102,7 @@ fn check_source(source: &mut Connection, settings: &Settings) -> Result<Vec<Stri
     if row[5] == "t" {
         problems.push("source: fewer than two connections are free for replication: raise max_wal_senders, and restart the server".into());
     }
+    // Empty also where the role may not see it; then the slot is refused.
     if !row[6].is_empty() && !row[6].split(',').any(|library| library.trim().trim_matches('"') == PLUGIN) {
         problems.push(format!(
             "source: the server does not trust the output plugin: set output_plugin_libraries = '{}, {PLUGIN}', and reload it",
@@ -122,12 +124,12 @@ fn check_target(target: &mut Connection, settings: &Settings) -> Result<Vec<Stri
     let rows: Vec<[String; 5]> = Side::Target.rows(
         target,
         &format!(
-            "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.has_parameter_privilege('session_replication_role', 'SET'), \
-             current_user, (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin) >= \
-             pg_catalog.current_setting(CASE WHEN pg_catalog.current_setting('max_active_replication_origins', true) IS NULL \
+            "SELECT pg_is_in_recovery(), has_parameter_privilege('session_replication_role', 'SET'), \
+             current_user, (SELECT count(*) FROM pg_replication_origin) >= \
+             current_setting(CASE WHEN current_setting('max_active_replication_origins', true) IS NULL \
              THEN 'max_replication_slots' ELSE 'max_active_replication_origins' END)::int, \
-             (SELECT pg_catalog.string_agg(roname, ', ') FROM pg_catalog.pg_replication_origin \
-             WHERE pg_catalog.starts_with(roname, {}))",
+             (SELECT string_agg(roname, ', ') FROM pg_replication_origin \
+             WHERE starts_with(roname, {}))",
             literal(&format!("walrider_{}_", settings.slot))
         ),
     )?;
@@ -144,7 +146,10 @@ fn check_target(target: &mut Connection, settings: &Settings) -> Result<Vec<Stri
         ));
     }
     if row[3] == "t" {
-        problems.push("target: no replication origin is free: raise max_active_replication_origins (17: max_replication_slots)".into());
+        problems.push(
+            "target: no replication origin is free: raise max_active_replication_origins (17: max_replication_slots)"
+                .into(),
+        );
     }
     if settings.handover == Handover::Apply && !row[4].is_empty() {
         problems.push(format!(
@@ -159,7 +164,7 @@ fn check_target(target: &mut Connection, settings: &Settings) -> Result<Vec<Stri
 /// Makes the publication if there is none; whether it did.
 fn provide_publication(source: &mut Connection, settings: &Settings) -> Result<bool, SetupError> {
     let name = identifier(&settings.publication);
-    let ask = format!("SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = {}", literal(&settings.publication));
+    let ask = format!("SELECT 1 FROM pg_publication WHERE pubname = {}", literal(&settings.publication));
     let exists = !Side::Source.rows::<1>(source, &ask)?.is_empty();
     let what = match &settings.tables {
         Tables::OfPublication if exists => return Ok(false),
@@ -176,7 +181,10 @@ fn provide_publication(source: &mut Connection, settings: &Settings) -> Result<b
         }
         Tables::All => "ALL TABLES".to_owned(),
         Tables::Schemas(schemas) => {
-            format!("TABLES IN SCHEMA {}", schemas.iter().map(|schema| identifier(schema)).collect::<Vec<_>>().join(", "))
+            format!(
+                "TABLES IN SCHEMA {}",
+                schemas.iter().map(|schema| identifier(schema)).collect::<Vec<_>>().join(", ")
+            )
         }
         Tables::Named(tables) => {
             let quoted = |(schema, name): &(String, String)| format!("{}.{}", identifier(schema), identifier(name));
@@ -192,8 +200,8 @@ pub(super) fn published(source: &mut Connection, publication: &str) -> Result<Id
     let rows = Side::Source.rows(
         source,
         &format!(
-            "SELECT p.schemaname, p.tablename, p.rowfilter, u.attname FROM pg_catalog.pg_publication_tables p \
-             LEFT JOIN LATERAL pg_catalog.unnest(p.attnames) WITH ORDINALITY u(attname, number) ON true \
+            "SELECT p.schemaname, p.tablename, p.rowfilter, u.attname FROM pg_publication_tables p \
+             LEFT JOIN LATERAL unnest(p.attnames) WITH ORDINALITY u(attname, number) ON true \
              WHERE p.pubname = {} ORDER BY p.schemaname, p.tablename, u.number",
             literal(publication)
         ),
@@ -214,19 +222,20 @@ fn tables_of(source: &mut Connection, publication: &str) -> Result<Vec<Table>, S
         source,
         &format!(
             "SELECT p.schemaname, p.tablename, ln.nspname, l.relname, \
-             pg_catalog.pg_relation_size(l.oid) / pg_catalog.current_setting('block_size')::int \
-             FROM pg_catalog.pg_publication_tables p JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname \
-             JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
+             pg_relation_size(l.oid) / current_setting('block_size')::int \
+             FROM pg_publication_tables p JOIN pg_namespace n ON n.nspname = p.schemaname \
+             JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
              CROSS JOIN LATERAL (SELECT c.oid WHERE c.relkind <> 'p' UNION ALL SELECT t.relid \
-             FROM pg_catalog.pg_partition_tree(c.oid) t WHERE c.relkind = 'p' AND t.isleaf) s(oid) \
-             JOIN pg_catalog.pg_class l ON l.oid = s.oid AND l.relkind <> 'p' JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace \
+             FROM pg_partition_tree(c.oid) t WHERE c.relkind = 'p' AND t.isleaf) s(oid) \
+             JOIN pg_class l ON l.oid = s.oid AND l.relkind <> 'p' JOIN pg_namespace ln ON ln.oid = l.relnamespace \
              WHERE p.pubname = {} ORDER BY 1, 2, 3, 4",
             literal(publication)
         ),
     )?;
     let storage_of = |schema: &str, name: &str| {
         let own = storage.iter().filter(|row| row[0] == schema && row[1] == name);
-        own.map(|row| Storage { schema: row[2].clone(), name: row[3].clone(), blocks: row[4].parse().unwrap_or(0) }).collect()
+        own.map(|row| Storage { schema: row[2].clone(), name: row[3].clone(), blocks: row[4].parse().unwrap_or(0) })
+            .collect()
     };
     let table = |(schema, name, columns, filter): (String, String, Vec<String>, String)| Table {
         storage: storage_of(&schema, &name),
@@ -243,16 +252,16 @@ fn check_identities(source: &mut Connection, publication: &str) -> Result<Vec<St
     let rows = Side::Source.rows(
         source,
         &format!(
-            "SELECT DISTINCT ln.nspname, l.relname FROM pg_catalog.pg_publication_tables p \
-             JOIN pg_catalog.pg_publication b ON b.pubname = p.pubname AND (b.pubupdate OR b.pubdelete) \
-             JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname \
-             JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
+            "SELECT DISTINCT ln.nspname, l.relname FROM pg_publication_tables p \
+             JOIN pg_publication b ON b.pubname = p.pubname AND (b.pubupdate OR b.pubdelete) \
+             JOIN pg_namespace n ON n.nspname = p.schemaname \
+             JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
              CROSS JOIN LATERAL (SELECT c.oid WHERE c.relkind <> 'p' UNION ALL SELECT t.relid \
-             FROM pg_catalog.pg_partition_tree(c.oid) t WHERE c.relkind = 'p' AND t.isleaf) s(oid) \
-             JOIN pg_catalog.pg_class l ON l.oid = s.oid AND l.relkind <> 'p' JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace \
+             FROM pg_partition_tree(c.oid) t WHERE c.relkind = 'p' AND t.isleaf) s(oid) \
+             JOIN pg_class l ON l.oid = s.oid AND l.relkind <> 'p' JOIN pg_namespace ln ON ln.oid = l.relnamespace \
              WHERE p.pubname = {} AND (l.relreplident = 'n' OR l.relreplident = 'd' AND NOT EXISTS \
-             (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = l.oid AND i.indisprimary) \
-             OR l.relreplident = 'i' AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = l.oid AND i.indisreplident)) \
+             (SELECT FROM pg_index i WHERE i.indrelid = l.oid AND i.indisprimary) \
+             OR l.relreplident = 'i' AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = l.oid AND i.indisreplident)) \
              ORDER BY 1, 2",
             literal(publication)
         ),
@@ -277,14 +286,15 @@ struct Found {
 }
 
 fn check_tables(target: &mut Connection, tables: &[Table], copy: bool) -> Result<Vec<String>, SetupError> {
-    let list = |part: &dyn Fn(&Table) -> &str| tables.iter().map(|table| literal(part(table))).collect::<Vec<_>>().join(", ");
+    let list =
+        |part: &dyn Fn(&Table) -> &str| tables.iter().map(|table| literal(part(table))).collect::<Vec<_>>().join(", ");
     let rows = Side::Target.rows(
         target,
         &format!(
-            "SELECT n.nspname, c.relname, c.relkind, pg_catalog.has_table_privilege(c.oid, 'INSERT'), a.attname, \
-             a.attgenerated <> '' FROM pg_catalog.unnest(ARRAY[{}], ARRAY[{}]) t(s, n) \
-             JOIN pg_catalog.pg_namespace n ON n.nspname = t.s JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.n \
-             LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped",
+            "SELECT n.nspname, c.relname, c.relkind, has_table_privilege(c.oid, 'INSERT'), a.attname, \
+             a.attgenerated <> '' FROM unnest(ARRAY[{}], ARRAY[{}]) t(s, n) \
+             JOIN pg_namespace n ON n.nspname = t.s JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.n \
+             LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped",
             list(&|table| &table.schema),
             list(&|table| &table.name)
         ),
@@ -328,7 +338,9 @@ fn compare(table: &Table, there: &Found, copy: bool) -> Vec<String> {
     for column in &table.columns {
         match there.columns.get(column) {
             None => problems.push(format!("target: table {quoted} has no column {}", identifier(column))),
-            Some(true) => problems.push(format!("target: column {} of {quoted} is generated there", identifier(column))),
+            Some(true) => {
+                problems.push(format!("target: column {} of {quoted} is generated there", identifier(column)))
+            }
             Some(false) => (),
         }
     }
@@ -336,11 +348,15 @@ fn compare(table: &Table, there: &Found, copy: bool) -> Vec<String> {
 }
 
 fn not_empty(target: &mut Connection, tables: &[&Table]) -> Result<Vec<String>, SetupError> {
-    let ask = |table: &&Table| format!("SELECT {} WHERE EXISTS (SELECT FROM {})", literal(&table.quoted()), table.quoted());
+    let ask =
+        |table: &&Table| format!("SELECT {} WHERE EXISTS (SELECT FROM {})", literal(&table.quoted()), table.quoted());
     let asked = tables.iter().map(ask).collect::<Vec<_>>().join(" UNION ALL ");
     let rows = Side::Target.rows(target, &asked)?;
     let problem = |row: &[String; 1]| {
-        format!("target: table {0} is not empty: TRUNCATE {0} if nobody needs its rows, or use --no-copy if they are the source's", row[0])
+        format!(
+            "target: table {0} is not empty: TRUNCATE {0} if nobody needs its rows, or use --no-copy if they are the source's",
+            row[0]
+        )
     };
     Ok(rows.iter().map(problem).collect())
 }

@@ -112,7 +112,8 @@ impl Side {
         command: &str,
     ) -> Result<Vec<[String; N]>, SetupError> {
         let text = |value: Option<Vec<u8>>| String::from_utf8_lossy(&value.unwrap_or_default()).into_owned();
-        let columns = |row: Vec<Option<Vec<u8>>>| <[_; N]>::try_from(row.into_iter().map(text).collect::<Vec<_>>()).ok();
+        let columns =
+            |row: Vec<Option<Vec<u8>>>| <[_; N]>::try_from(row.into_iter().map(text).collect::<Vec<_>>()).ok();
         let rows = self.ask(connection, command)?;
         let rows: Option<Vec<_>> = rows.into_iter().map(columns).collect();
         let odd = || ConnectError::Protocol("the answer has other columns than were asked for".to_owned());

@@ -51,8 +51,10 @@ impl Setup {
         }
         if made.slot {
             let slot = &self.settings.slot;
-            let command =
-                format!("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = {}", literal(slot));
+            let command = format!(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = {}",
+                literal(slot)
+            );
             undone.remove(&mut source, &format!("replication slot {} of the source", identifier(slot)), &command);
         }
         if made.publication {
