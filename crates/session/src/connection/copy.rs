@@ -58,20 +58,22 @@ impl Connection {
         if waiting(self) < SEND_AT {
             return Ok(());
         }
-        self.flush()?;
-        while waiting(self) > MAX_WAITING {
+        loop {
+            let sent = self.flush();
+            // Nothing to read is due: it is waited for only beside room to send.
+            if sent.is_ok() && waiting(self) <= MAX_WAITING {
+                return Ok(());
+            }
             // What a server says in the middle is that it gave up.
             if let Some(message) = self.take()? {
                 return Err(self.failed(message));
             }
-            let sent = self.flush();
             match self.read_some()? {
                 Read::Bytes(_) => self.patience.check()?,
                 Read::Closed => return Err(sent.err().unwrap_or(ConnectError::Closed)),
                 Read::WouldBlock => self.patience.wait(self.transport.as_fd(), true, !sent?)?,
             }
         }
-        Ok(())
     }
 
     /// Ends the rows, and waits until the server has them all, without a timeout: indexes take time. Returns how many there were.
