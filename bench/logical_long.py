@@ -91,7 +91,7 @@ def measure(scratch, args):
         trust(publisher)
         publisher.psql(TABLES + "CREATE PUBLICATION p FOR TABLE shown, mark;")
         subscriber.psql(TABLES)
-        for shape, statement in SHAPES.items():
+        for shape, statement in ((shape, SHAPES[shape]) for shape in args.shapes):
             slots = {(name, streaming): f"{name}_{streaming}" for streaming in ("off", "on") for name in PLUGINS}
             for (name, _), slot in slots.items():
                 publisher.psql(f"SELECT pg_create_logical_replication_slot('{slot}', '{PLUGINS[name]}')")
@@ -121,6 +121,7 @@ def main(argv=None):
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--timeout", default="3s", help="the subscriber's wal_receiver_timeout")
     parser.add_argument("--work-mem", default="64MB", help="the publisher's logical_decoding_work_mem")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep the result there")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:

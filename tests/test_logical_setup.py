@@ -2,6 +2,8 @@
 
 Not tried: networks and TLS (tests/test_standby_tls.py has the connections), tables of more than a few parts, a row of more than 64 MB."""
 
+import os
+import re
 import signal
 import threading
 import time
@@ -9,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.lab.server.cluster import PgCluster, copy_tree
+from tests.lab.install import program
+from tests.lab.server.cluster import PgCluster, copy_tree, run
 from tests.lab.walrider import FAILED, start, walrider
 
 SETTINGS = """
@@ -304,3 +307,45 @@ def test_fails_in_the_middle(pair, work):
     walrider(*setup).expect()
     caught_up(source)
     assert source.psql("SELECT count(*), sum(changed) FROM big") == target.psql("SELECT count(*), sum(changed) FROM big")
+
+
+# docs/upgrade.md, step by step
+
+SEQUENCES = "SELECT format('SELECT setval(%L, %s)', format('%I.%I', schemaname, sequencename), last_value) FROM pg_sequences WHERE last_value IS NOT NULL"
+
+
+@pytest.mark.skipif("WALRIDER_TEST_MAJOR" in os.environ, reason="it needs both majors")
+def test_upgrade(work, rng, monkeypatch):
+    """From 17 to 18 under load: the schema, the copy, the switch-over with sequences; how long nobody could write is measured."""
+    source = make(work, "old", SOURCE, "17", monkeypatch)
+    target = PgCluster.init(work / "new", conf=SETTINGS).start()
+    try:
+        assert (source.value("SHOW server_version")[:3], target.value("SHOW server_version")[:3]) == ("17.", "18.")
+        trust(target)
+        source.psql(FILL.format(big=20_000))
+        schema = run([program("pg_dump"), "--schema-only", "-d", source.dsn()]).stdout
+        target.psql(re.sub(r"^\\(un)?restrict .*$", "", schema, flags=re.M))
+        with load(source, rng) as transactions:
+            wait_for(lambda: transactions() > 20, "some transactions")
+            done = walrider(*arguments(source, target, "--all-tables", "--json")).expect().json
+            after = transactions()
+            wait_for(lambda: transactions() > after + 20, "some more")
+            caught_up(source)
+        # The switch-over: from the last write on the old server to the first on the new.
+        began = time.monotonic()
+        source.psql("ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf()")
+        caught_up(source)
+        target.psql("; ".join(row[0] for row in source.psql(SEQUENCES)))
+        target.psql("DROP SUBSCRIPTION s")
+        assert target.value("INSERT INTO big (v) VALUES ('first') RETURNING id") == str(int(source.value("SELECT last_value FROM big_id_seq")) + 1)
+        downtime = time.monotonic() - began
+        print(f"{done['rows']} rows copied in {done['copy_seconds']:.1f} s; {downtime:.2f} s without writes")
+        assert downtime < 10
+        target.psql("DELETE FROM big WHERE v = 'first'")
+        for table in ("account", "big", '"Odd Name"', "child", "parted"):
+            ask = f"SELECT count(*), md5(string_agg(x::text, ',' ORDER BY x::text)) FROM {table} x"
+            assert source.psql(ask) == target.psql(ask), table
+        assert source.psql("SELECT slot_name FROM pg_replication_slots") == []
+    finally:
+        source.kill()
+        target.kill()
