@@ -56,6 +56,7 @@ enum Command {
     /// Resume replay of a running standby
     Resume(promote::TellArgs),
     Receive(receive::ReceiveArgs),
+    Logical(Box<logical::LogicalArgs>),
     Status(control::StatusArgs),
     Stop(control::StopArgs),
     /// Tell a running standby to read its configuration again
@@ -64,7 +65,6 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
     Wal(wal::WalArgs),
-    Logical(Box<logical::LogicalArgs>),
     Completions(help::CompletionsArgs),
     #[command(hide = true)]
     Man(help::ManArgs),
@@ -90,12 +90,12 @@ fn run(command: Command) -> ExitCode {
         Command::Pause(args) => promote::pause(&args),
         Command::Resume(args) => promote::resume(&args),
         Command::Receive(args) => receive::run(args),
+        Command::Logical(args) => logical::run(*args),
         Command::Status(args) => control::status(&args),
         Command::Stop(args) => control::stop(&args),
         Command::Reload(args) => control::reload(&args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),
-        Command::Logical(args) => logical::run(*args),
         Command::Completions(args) => help::completions(&args),
         Command::Man(args) => help::man(&args),
     }

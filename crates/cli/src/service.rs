@@ -10,8 +10,8 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use walrider_datadir::descriptors::shares;
+use walrider_observe::Observed;
 use walrider_observe::http::{self, Handle, HttpError, Provider};
-use walrider_observe::status::{StandbyStatus, State};
 
 /// How often systemd is told how it goes.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
@@ -49,9 +49,9 @@ pub enum ServiceError {
 ///
 /// # Errors
 /// If the port cannot be opened, or there are no threads to be had.
-pub fn start(
+pub fn start<S: Observed>(
     http: Option<&str>,
-    status: Provider,
+    status: Provider<S>,
     mut act: impl FnMut(Wish) + Send + 'static,
 ) -> Result<Option<Handle>, ServiceError> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2])?;
@@ -88,18 +88,18 @@ pub fn start(
 ///
 /// Ready is what a server without hot standby calls so: recovery has begun (`process_pm_pmsignal`,
 /// `postmaster/postmaster.c`, PostgreSQL 18). To catch up may take longer than systemd waits.
-fn report(status: &(dyn Fn() -> StandbyStatus + Send + Sync), ready: &AtomicBool) {
+fn report<S: Observed>(status: &(dyn Fn() -> S + Send + Sync), ready: &AtomicBool) {
     let watchdog = sd_notify::watchdog_enabled();
     let interval = watchdog.map_or(STATUS_INTERVAL, |time| STATUS_INTERVAL.min(time / 2));
     let mut told = String::new();
     loop {
         let now = status();
-        let words = summary(&now);
+        let words = now.summary();
         let mut news = Vec::new();
         if words != told {
             news.push(NotifyState::Status(&words));
         }
-        if now.state != State::Starting && !ready.swap(true, Ordering::Relaxed) {
+        if now.is_ready() && !ready.swap(true, Ordering::Relaxed) {
             news.push(NotifyState::Ready);
         }
         if watchdog.is_some() {
@@ -112,20 +112,6 @@ fn report(status: &(dyn Fn() -> StandbyStatus + Send + Sync), ready: &AtomicBool
         let is_ready = ready.load(Ordering::Relaxed);
         thread::sleep(if is_ready { interval } else { READY_INTERVAL.min(interval) });
     }
-}
-
-/// The status in one line, as `systemctl status` shows it.
-fn summary(status: &StandbyStatus) -> String {
-    let mut words = status.state.to_string();
-    if let Some(primary) = status.primary.as_ref().filter(|_| status.connected_since.is_some()) {
-        words += &format!(" from {primary}");
-    }
-    if let Some(replayed) = status.positions.replayed.lsn {
-        words += &format!(", replayed {replayed}");
-    } else if let Some(flushed) = status.positions.flushed.lsn {
-        words += &format!(", flushed {flushed}");
-    }
-    words
 }
 
 /// `Type=notify-reload` wants to know when reloading began.
@@ -152,6 +138,7 @@ mod tests {
 
     use rustix::process::{Pid, Signal, kill_process};
     use walrider_layout::Lsn;
+    use walrider_observe::status::{StandbyStatus, State};
 
     use super::*;
 

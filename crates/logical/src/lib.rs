@@ -2,11 +2,36 @@
 //!
 //! This crate never reads a command line, and prints nothing.
 
+pub mod apply;
+pub mod assemble;
+mod batch;
+mod conflict;
 pub mod copy;
+mod counters;
+mod error;
+mod feed;
+pub mod journal;
+pub mod json;
+pub mod keys;
 mod kind;
+pub mod measure;
 pub mod message;
+mod open_batch;
+mod origins;
+mod pulse;
+mod reader;
+pub mod schedule;
 pub mod setup;
+pub mod source;
 mod sql;
+mod statements;
+mod status;
+pub mod stream;
+mod target;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod tuple;
+mod turn;
+pub mod types;
+mod wake;
+mod worker;

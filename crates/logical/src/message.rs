@@ -310,6 +310,36 @@ pub enum Message<'a> {
 }
 
 impl Message<'_> {
+    /// Of what completes something: the position from which to go on when this and all before it is done, as
+    /// [`crate::source::SourceOptions::start`]. Transactions in progress are sent again from there on, in full.
+    pub fn complete_at(&self) -> Option<Lsn> {
+        match self {
+            Message::Commit { end_lsn, .. }
+            | Message::CommitPrepared { end_lsn, .. }
+            | Message::RollbackPrepared { end_lsn, .. }
+            | Message::StreamCommit { end_lsn, .. } => Some(*end_lsn),
+            Message::Prepare(prepare) | Message::StreamPrepare(prepare) => Some(prepare.end_lsn),
+            // Its record begins there; one is sent if it begins at the start or after (`logicalmsg_decode`, `decode.c`).
+            Message::Logical { transactional: false, lsn, .. } => Some(Lsn(lsn.0.saturating_add(1))),
+            _ => None,
+        }
+    }
+
+    /// Whether all that was committed, prepared or written before `end` was sent before this message, which came with position
+    /// `lsn`: what ends there needs no more of the stream.
+    pub fn is_past(&self, lsn: Lsn, end: Lsn) -> bool {
+        match self {
+            Message::Begin { final_lsn, .. } => *final_lsn >= end,
+            Message::BeginPrepare(prepare) | Message::StreamPrepare(prepare) => prepare.prepare_lsn >= end,
+            Message::CommitPrepared { commit_lsn, .. } | Message::StreamCommit { commit_lsn, .. } => *commit_lsn >= end,
+            Message::RollbackPrepared { end_lsn, .. } => *end_lsn > end,
+            Message::Logical { transactional: false, lsn, .. } => *lsn >= end,
+            // A chunk is sent when what it holds was read.
+            Message::StreamStart { .. } => lsn >= end,
+            _ => false,
+        }
+    }
+
     /// What kind of message it is.
     pub fn kind(&self) -> Kind {
         match self {

@@ -20,9 +20,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::health::{self, Limits};
-use crate::metrics;
-use crate::status::StandbyStatus;
+use crate::Observed;
+use crate::health::Limits;
 
 /// Connections at one time; more wait to be accepted. Scrapers and load balancers open a few.
 const MAX_CONNECTIONS: usize = 64;
@@ -33,7 +32,7 @@ const MAX_HEAD: usize = 16 << 10;
 const MAX_TIME: Duration = Duration::from_secs(5);
 
 /// Makes the snapshot that a request is answered from. It is called in the thread that serves, so it must not wait.
-pub type Provider = Arc<dyn Fn() -> StandbyStatus + Send + Sync>;
+pub type Provider<S> = Arc<dyn Fn() -> S + Send + Sync>;
 
 /// The port could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +71,7 @@ impl Drop for Handle {
 ///
 /// # Errors
 /// If it cannot listen there.
-pub fn serve(address: &str, provider: Provider, connections: usize) -> Result<Handle, HttpError> {
+pub fn serve<S: Observed>(address: &str, provider: Provider<S>, connections: usize) -> Result<Handle, HttpError> {
     let failed = |source| HttpError { address: address.to_owned(), source };
     let listener = std::net::TcpListener::bind(address).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
@@ -92,7 +91,7 @@ pub fn serve(address: &str, provider: Provider, connections: usize) -> Result<Ha
     Ok(Handle { address: bound, stop: Some(stop), thread: Some(thread) })
 }
 
-async fn accept(listener: TcpListener, provider: Provider, connections: usize) {
+async fn accept<S: Observed>(listener: TcpListener, provider: Provider<S>, connections: usize) {
     let room = Arc::new(Semaphore::new(connections.min(MAX_CONNECTIONS)));
     loop {
         let place = room.clone().acquire_owned().await.expect("it is never closed");
@@ -112,7 +111,7 @@ async fn accept(listener: TcpListener, provider: Provider, connections: usize) {
 }
 
 /// One request, one answer.
-async fn converse(stream: TcpStream, provider: Provider) -> hyper::Result<()> {
+async fn converse<S: Observed>(stream: TcpStream, provider: Provider<S>) -> hyper::Result<()> {
     let service = service_fn(move |request: Request<Incoming>| {
         let answer = answer(request.method(), request.uri().path(), request.uri().query(), &*provider);
         std::future::ready(Ok::<_, Infallible>(answer.into_response()))
@@ -150,7 +149,7 @@ impl Answer {
     }
 }
 
-fn answer(method: &Method, path: &str, query: Option<&str>, status: &dyn Fn() -> StandbyStatus) -> Answer {
+fn answer<S: Observed>(method: &Method, path: &str, query: Option<&str>, status: &dyn Fn() -> S) -> Answer {
     if !["/metrics", "/health", "/status"].contains(&path) {
         return Answer::text(StatusCode::NOT_FOUND, "there is /metrics, /health and /status");
     }
@@ -161,7 +160,7 @@ fn answer(method: &Method, path: &str, query: Option<&str>, status: &dyn Fn() ->
         "/metrics" => Answer {
             status: StatusCode::OK,
             content_type: "text/plain; version=0.0.4; charset=utf-8",
-            body: metrics::render(&status()),
+            body: status().metrics(),
         },
         "/status" => Answer {
             status: StatusCode::OK,
@@ -170,7 +169,7 @@ fn answer(method: &Method, path: &str, query: Option<&str>, status: &dyn Fn() ->
         },
         _ => match Limits::parse(query.unwrap_or_default()) {
             Err(reason) => Answer::text(StatusCode::BAD_REQUEST, reason),
-            Ok(limits) => match health::check(&status(), &limits) {
+            Ok(limits) => match status().health(&limits) {
                 Ok(()) => Answer::text(StatusCode::OK, "ok"),
                 Err(reason) => Answer::text(StatusCode::SERVICE_UNAVAILABLE, reason),
             },

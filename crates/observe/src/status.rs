@@ -9,6 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use walrider_layout::positions::WalPositions;
 use walrider_layout::{Lsn, POSTGRES_EPOCH};
 
+use crate::health::{self, Limits};
+use crate::{Observed, metrics};
+
 /// What [`StandbyStatus::schema_version`] is: a key that goes, or means something else, raises it. A new key does not: readers
 /// pass over keys and states that they do not know, and take keys that are missing for unknown.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -73,7 +76,7 @@ impl<'de> Deserialize<'de> for Time {
 }
 
 /// Values as text: LSNs, and numbers beyond the 53 bits that many readers of JSON keep.
-mod text {
+pub(crate) mod text {
     use std::fmt::Display;
     use std::str::FromStr;
 
@@ -372,6 +375,37 @@ impl StandbyStatus {
     /// The JSON of `/status`, its keys in order; docs/standby.md says to users what is in it.
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::to_value(self).expect("it has no keys but text")
+    }
+}
+
+impl Observed for StandbyStatus {
+    fn to_json(&self) -> serde_json::Value {
+        StandbyStatus::to_json(self)
+    }
+
+    fn metrics(&self) -> String {
+        metrics::render(self)
+    }
+
+    fn health(&self, limits: &Limits) -> Result<(), String> {
+        health::check(self, limits)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.state != State::Starting
+    }
+
+    fn summary(&self) -> String {
+        let mut words = self.state.to_string();
+        if let Some(primary) = self.primary.as_ref().filter(|_| self.connected_since.is_some()) {
+            words += &format!(" from {primary}");
+        }
+        if let Some(replayed) = self.positions.replayed.lsn {
+            words += &format!(", replayed {replayed}");
+        } else if let Some(flushed) = self.positions.flushed.lsn {
+            words += &format!(", flushed {flushed}");
+        }
+        words
     }
 }
 

@@ -20,7 +20,7 @@ use crate::transport::Transport;
 use crate::{ConnectError, Result, tls};
 
 pub use pipeline::{Outcome, Pipeline, Transaction};
-pub use replication::{Start, SystemIdentity};
+pub use replication::{NewSlot, SlotOfDatabase, Start, SystemIdentity};
 
 /// The longest message of a server that is accepted, in bytes. A stock walsender sends at most 128 kB of WAL at a time.
 pub const MAX_MESSAGE: usize = 64 << 20;
@@ -32,6 +32,9 @@ const MAX_QUEUED: usize = 128 * 1024;
 const MAX_NOTICES: usize = 16;
 /// Parameters of a server that are kept; PostgreSQL 18 has 15.
 const MAX_PARAMETERS: usize = 64;
+
+/// Messages that may come at any time: NoticeResponse, ParameterStatus, NotificationResponse.
+const ANY_TIME: [u8; 3] = *b"NSA";
 
 /// What came of [`Connection::read_some`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +134,11 @@ impl Connection {
     /// Has no meaning for the stream itself.
     pub fn set_response_timeout(&mut self, timeout: Option<Duration>) {
         self.response_timeout = timeout;
+    }
+
+    /// From now on, nothing of [`crate::ConnectOptions::interrupt_with`] ends waiting any more.
+    pub fn ignore_interrupts(&mut self) {
+        self.patience.interrupt = None;
     }
 
     /// Notices of the server since the last call; the newest 16.
@@ -235,6 +243,19 @@ impl Connection {
         }
     }
 
+    /// Whether [`Connection::next_message`] has something.
+    pub fn has_message(&mut self) -> Result<bool> {
+        while let Some(tag) = self.input.peek(MAX_MESSAGE)? {
+            if !ANY_TIME.contains(&tag) {
+                return Ok(true);
+            }
+            if let Some((tag, range)) = self.input.take(MAX_MESSAGE)? {
+                self.note(tag, range)?;
+            }
+        }
+        Ok(self.state == State::Ended)
+    }
+
     /// The next event of the stream that is whole; `None`: [`Connection::read_some`] is next. Notices and parameters in
     /// between are noted. An error of the server's ends the session.
     pub fn next_message(&mut self) -> Result<Option<CopyEvent<'_>>> {
@@ -298,28 +319,36 @@ impl Connection {
     /// The next message that is whole, past those that may come at any time.
     fn take(&mut self) -> Result<Option<Message>> {
         while let Some((tag, range)) = self.input.take(self.max_message)? {
-            let body = self.input.body(range.clone());
-            match tag {
-                b'N' => {
-                    let notice = ServerMessage::parse(body)?;
-                    if self.notices.len() == MAX_NOTICES {
-                        self.notices.pop_front();
-                    }
-                    self.notices.push_back(notice);
-                }
-                b'S' => {
-                    let (name, value) = backend::parameter_status(body)?;
-                    let fits = name.len() + value.len() <= ServerMessage::MAX_FIELD;
-                    if fits && (self.parameters.len() < MAX_PARAMETERS || self.parameters.contains_key(&name)) {
-                        self.parameters.insert(name, value);
-                    }
-                }
-                // A NotificationResponse: nobody listens.
-                b'A' => (),
-                _ => return Ok(Some((tag, range))),
+            if !ANY_TIME.contains(&tag) {
+                return Ok(Some((tag, range)));
             }
+            self.note(tag, range)?;
         }
         Ok(None)
+    }
+
+    /// Takes note of one of those.
+    fn note(&mut self, tag: u8, range: Range<usize>) -> Result<()> {
+        let body = self.input.body(range);
+        match tag {
+            b'N' => {
+                let notice = ServerMessage::parse(body)?;
+                if self.notices.len() == MAX_NOTICES {
+                    self.notices.pop_front();
+                }
+                self.notices.push_back(notice);
+            }
+            b'S' => {
+                let (name, value) = backend::parameter_status(body)?;
+                let fits = name.len() + value.len() <= ServerMessage::MAX_FIELD;
+                if fits && (self.parameters.len() < MAX_PARAMETERS || self.parameters.contains_key(&name)) {
+                    self.parameters.insert(name, value);
+                }
+            }
+            // A NotificationResponse: nobody listens.
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Sends what is queued, and waits for the next message.

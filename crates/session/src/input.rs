@@ -25,6 +25,12 @@ impl Input {
         Input { bytes: vec![0; INITIAL], start: 0, end: 0, wanted: 0 }
     }
 
+    /// The type of the next message, if it is whole.
+    pub(crate) fn peek(&self, limit: usize) -> Result<Option<u8>, WireError> {
+        let front = &self.bytes[self.start..self.end];
+        Ok(Frame::peek(front, limit)?.filter(|frame| frame.total_len <= front.len()).map(|frame| frame.tag))
+    }
+
     /// Takes the next message if it is whole: its type and where its body is, until [`Input::room`] is called.
     pub(crate) fn take(&mut self, limit: usize) -> Result<Option<(u8, Range<usize>)>, WireError> {
         self.wanted = 0;

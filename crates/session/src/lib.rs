@@ -17,7 +17,9 @@ mod tls;
 mod transport;
 mod value;
 
-pub use connection::{Connection, CopyEvent, Outcome, Pipeline, Read, Start, SystemIdentity, Transaction};
+pub use connection::{
+    Connection, CopyEvent, NewSlot, Outcome, Pipeline, Read, SlotOfDatabase, Start, SystemIdentity, Transaction,
+};
 pub use error::{ConnectError, FailedAttempt, Reason};
 pub use options::ConnectOptions;
 

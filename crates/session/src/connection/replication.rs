@@ -1,7 +1,8 @@
 //! What a walsender understands besides queries (`repl_gram.y`), and `walrider.stream_wal` of the extension.
 
 use walrider_layout::{Lsn, TimelineId};
-use walrider_wire::{command, frontend};
+use walrider_wire::command::{self, Snapshot};
+use walrider_wire::frontend;
 
 use super::{Connection, State};
 use crate::answer::{next_timeline, text, unexpected_answer};
@@ -25,6 +26,36 @@ pub enum Start {
     Streaming,
     /// There is nothing on this timeline from there on: the next one, and where it begins.
     Ended(Option<(TimelineId, Lsn)>),
+}
+
+/// A slot as `pg_replication_slots` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotOfDatabase {
+    /// Whether it is a logical one.
+    pub logical: bool,
+    /// Its output plugin; empty for a physical one, as what follows is.
+    pub plugin: String,
+    /// The database that it decodes.
+    pub database: String,
+    /// Who uses it.
+    pub active_pid: Option<i32>,
+    /// Whether it decodes prepared transactions when they are prepared.
+    pub two_phase: bool,
+    /// What was committed before is not sent any more.
+    pub confirmed_flush: Lsn,
+    /// Why it cannot be used any more.
+    pub invalidation_reason: Option<String>,
+    /// Whether a standby keeps it as a copy of its primary's.
+    pub synced: bool,
+}
+
+/// A logical slot that was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewSlot {
+    /// Decoding begins there; its snapshot shows what was committed before.
+    pub consistent_point: Lsn,
+    /// The name of the snapshot, if it was to be exported.
+    pub snapshot: Option<String>,
 }
 
 impl Connection {
@@ -60,6 +91,43 @@ impl Connection {
         at.ok_or_else(|| unexpected_answer("could not create replication slot"))
     }
 
+    /// Makes a logical slot, on a connection to a database. Waits for all transactions that run, as long as a command may take.
+    /// That it exists already is SQLSTATE 42710.
+    pub fn create_logical_slot(
+        &mut self,
+        name: &str,
+        plugin: &str,
+        two_phase: bool,
+        snapshot: Snapshot,
+    ) -> Result<NewSlot> {
+        let rows = self.simple_query(&command::create_logical_slot(name, plugin, two_phase, snapshot))?;
+        let made = rows.first().and_then(|row| {
+            let consistent_point = text(row, 1)?.parse().ok()?;
+            Some(NewSlot { consistent_point, snapshot: text(row, 2).map(str::to_owned) })
+        });
+        made.ok_or_else(|| unexpected_answer("could not create replication slot"))
+    }
+
+    /// Looks for a slot of any kind and database, on a connection to a database of a server of version 17 or newer.
+    pub fn slot_of_database(&mut self, name: &str) -> Result<Option<SlotOfDatabase>> {
+        let rows = self.simple_query(&command::slot_of_database(name))?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let text = |at| text(row, at);
+        let slot = || {
+            Some(SlotOfDatabase {
+                logical: text(0)? == "logical",
+                plugin: text(1).unwrap_or_default().to_owned(),
+                database: text(2).unwrap_or_default().to_owned(),
+                active_pid: text(3).and_then(|pid| pid.parse().ok()),
+                two_phase: text(4)? == "t",
+                confirmed_flush: text(5).map_or(Some(Lsn::INVALID), |lsn| lsn.parse().ok())?,
+                invalidation_reason: text(6).map(str::to_owned),
+                synced: text(7) == Some("t"),
+            })
+        };
+        slot().map(Some).ok_or_else(|| unexpected_answer("could not read replication slot"))
+    }
+
     /// Whether there is a slot of this name. A logical one is an error of the server's.
     pub fn slot_exists(&mut self, name: &str) -> Result<bool> {
         let rows = self.simple_query(&command::read_replication_slot(name))?;
@@ -82,6 +150,14 @@ impl Connection {
     /// Asks for the WAL of the primary's timeline from `start` on, before the primary has flushed it: `walrider.stream_wal`.
     pub fn start_early(&mut self, slot: Option<&str>, start: Lsn, timeline: TimelineId) -> Result<Start> {
         self.start(&command::stream_wal(slot, start, timeline))
+    }
+
+    /// Asks for what a logical slot's plugin makes of the WAL from `start` on, or from where the slot was left.
+    pub fn start_logical_replication(&mut self, slot: &str, start: Lsn, options: &[(&str, &str)]) -> Result<()> {
+        match self.start(&command::start_logical_replication(slot, start, options))? {
+            Start::Streaming => Ok(()),
+            Start::Ended(_) => Err(unexpected_answer("could not start WAL streaming")),
+        }
     }
 
     /// The version of Walrider's extension in the database, if it is there.

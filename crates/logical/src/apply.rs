@@ -1,0 +1,215 @@
+//! `walrider logical apply`: reads a slot, and applies its transactions to another server, many at a time.
+//!
+//! One thread reads, puts transactions into batches, decides when each may begin, and reports; workers execute them. Nothing is
+//! applied twice or lost: each worker has a replication origin of its own on the target, which each of its commits moves; the
+//! commits are in the publisher's order, and so is the target's WAL. So whatever of it survives a crash is a prefix, and the
+//! greatest position of all origins is where to go on.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use walrider_layout::Lsn;
+use walrider_observe::apply::ApplyState;
+
+use crate::counters::Counters;
+use crate::reader::Reader;
+use crate::wake::Wake;
+
+pub use crate::conflict::{Kind as ConflictKind, OnConflict};
+pub use crate::error::ApplyError;
+
+/// How long a slot or an origin may be in use by somebody else before that is an error: sessions of one that was killed take a
+/// while to end.
+const IN_USE: Duration = Duration::from_secs(20);
+/// Between attempts to connect, at least and at most.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// What is applied, from where to where.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Connection string of the publisher, with the slot's database.
+    pub source: String,
+    /// Connection string of the target.
+    pub target: String,
+    /// The slot.
+    pub slot: String,
+    /// The publications.
+    pub publications: Vec<String>,
+    /// Names the replication origins and prepared transactions on the target.
+    pub origin: String,
+    /// Changes that came to the publisher by replication: `any`, or `none` to leave them out.
+    pub source_origin: String,
+    /// How many sessions execute.
+    pub jobs: usize,
+    /// Changes in a batch.
+    pub batch_rows: u64,
+    /// Bytes in a batch.
+    pub batch_bytes: usize,
+    /// Bytes of transactions that have not ended.
+    pub memory: usize,
+    /// Where those go that do not fit.
+    pub spill_dir: PathBuf,
+    /// What to do with rows that exist.
+    pub on_conflict: OnConflict,
+    /// End when all transactions up to here were applied.
+    pub until: Option<Lsn>,
+    /// Leave out the transaction that committed here.
+    pub skip: Option<Lsn>,
+    /// Whether commits on the target wait until they are durable.
+    pub synchronous_commit: bool,
+    /// Whether the publisher sends large transactions while they run.
+    pub streaming: bool,
+}
+
+/// Where it stands.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// What it does.
+    pub state: ApplyState,
+    /// Up to where the publisher has sent or decoded.
+    pub received: Lsn,
+    /// Durable on the target, and told to the publisher.
+    pub flushed: Lsn,
+    /// Batches that wait for another.
+    pub waiting: u64,
+    /// Batches that are executed or wait for their turn.
+    pub executing: u64,
+    /// Transactions that were read and are in no batch that has committed.
+    pub queued: u64,
+    /// Since when everything that was received is applied, if so.
+    pub idle: bool,
+    /// How often it has connected.
+    pub connections: u64,
+    /// Why it last had to connect again.
+    pub last_error: Option<String>,
+    /// The servers.
+    pub peers: Option<(String, String)>,
+}
+
+/// A run of `apply`; shared with who stops it or asks.
+pub struct Apply {
+    pub(crate) settings: Settings,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) progress: Mutex<Progress>,
+    pub(crate) wake: Arc<Wake>,
+    stop: AtomicBool,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was told to.
+    Stopped,
+    /// [`Settings::until`] is reached.
+    Reached,
+}
+
+impl Apply {
+    /// Does nothing yet.
+    pub fn new(settings: Settings) -> Result<Arc<Apply>, ApplyError> {
+        let wake = Wake::new().map_err(|error| ApplyError::System("make an eventfd", error))?;
+        Ok(Arc::new(Apply {
+            settings,
+            counters: Arc::default(),
+            progress: Mutex::default(),
+            wake: Arc::new(wake),
+            stop: AtomicBool::new(false),
+        }))
+    }
+
+    /// Ends it cleanly: what is under way is committed.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.wake.wake();
+    }
+
+    /// Whether it is to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Where it stands.
+    pub fn progress(&self) -> Progress {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes what [`Apply::progress`] tells.
+    pub(crate) fn note(&self, change: impl FnOnce(&mut Progress)) {
+        change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Applies until it is told to stop, [`Settings::until`] is reached, or something has to be set right.
+    pub fn run(&self) -> Result<Ended, ApplyError> {
+        let mut back_off = BACK_OFF.0;
+        let mut in_use: Option<Instant> = None;
+        let result = loop {
+            if self.is_stopping() {
+                break Ok(Ended::Stopped);
+            }
+            let before = Counters::get(&self.counters.transactions);
+            let error = match self.session() {
+                Ok(ended) => break Ok(ended),
+                Err(ApplyError::Stopped) => break Ok(Ended::Stopped),
+                Err(error) => error,
+            };
+            if !error.can_heal() {
+                break Err(error);
+            }
+            if error.is_in_use() {
+                if in_use.get_or_insert_with(Instant::now).elapsed() > IN_USE {
+                    let text = format!(
+                        "{error}; is another `walrider logical apply` running? if it is to go on, name another slot and --origin"
+                    );
+                    break Err(ApplyError::Refused(text));
+                }
+            } else {
+                in_use = None;
+            }
+            if Counters::get(&self.counters.transactions) > before {
+                back_off = BACK_OFF.0;
+            }
+            tracing::warn!("{error}; connecting again in {} ms", back_off.as_millis());
+            self.note(|progress| {
+                progress.state = ApplyState::Connecting;
+                progress.last_error = Some(error.to_string());
+            });
+            self.sleep(back_off);
+            back_off = (back_off * 2).min(BACK_OFF.1);
+        };
+        self.note(|progress| progress.state = if result.is_ok() { ApplyState::Stopped } else { ApplyState::Failed });
+        result
+    }
+
+    /// Until then, or until it is to stop.
+    fn sleep(&self, time: Duration) {
+        let end = Instant::now() + time;
+        while !self.is_stopping() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let left = Timespec::try_from(left).ok();
+            // Whatever comes of it, the time is looked at again.
+            let _ = poll(&mut [PollFd::new(&*self.wake, PollFlags::IN)], left.as_ref());
+            self.wake.clear();
+        }
+    }
+
+    /// From connecting to the end of a connection.
+    fn session(&self) -> Result<Ended, ApplyError> {
+        let system = |error: rustix::io::Errno| ApplyError::System("make an eventfd", error.into());
+        let quit: Arc<OwnedFd> = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?);
+        std::thread::scope(|scope| {
+            let mut reader = Reader::start(self, scope, quit.clone())?;
+            let result = reader.run();
+            // What is still waiting for the target is not worth waiting for.
+            let _ = rustix::io::write(&*quit, &1_u64.to_ne_bytes());
+            reader.end();
+            result
+        })
+    }
+}

@@ -1,0 +1,466 @@
+//! Whole transactions out of messages: those sent at once, those streamed in chunks, and what was prepared.
+//!
+//! Changes are kept as they came, without the xid that streamed ones carry. Where they become too many for memory, those of the
+//! largest transaction go to a file.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+
+use walrider_layout::Lsn;
+use walrider_wire::WireError;
+
+use crate::message::{Decoder, Message, Protocol};
+
+/// Where changes go that do not fit into memory.
+pub trait Spill: Send {
+    /// A new file, which goes when it is dropped or this process ends.
+    fn create(&self) -> io::Result<Box<dyn SpillFile>>;
+}
+
+/// Changes on disk.
+pub trait SpillFile: Send + Sync {
+    /// Writes at the end.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Reads so many bytes from a position on.
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()>;
+}
+
+/// Bytes before a change's body: its length, and the subtransaction.
+const HEADER: usize = 8;
+/// Bytes of a spilled transaction that are read at once.
+const READ_AHEAD: usize = 256 << 10;
+
+/// What ends a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// COMMIT.
+    Commit,
+    /// PREPARE TRANSACTION.
+    Prepare,
+    /// COMMIT PREPARED of a transaction that was sent before.
+    CommitPrepared,
+    /// ROLLBACK PREPARED of one.
+    RollbackPrepared,
+}
+
+/// A transaction that has ended, in the publisher's order.
+pub struct Transaction {
+    /// How it ended.
+    pub end: End,
+    /// Its id on the publisher.
+    pub xid: u32,
+    /// Where the record begins that ended it.
+    pub commit_lsn: Lsn,
+    /// Where that record ends.
+    pub end_lsn: Lsn,
+    /// When it ended, in microseconds since 2000-01-01.
+    pub time: i64,
+    /// What it did.
+    pub changes: Changes,
+}
+
+/// The messages of one transaction, RELATION among them, in their order.
+#[derive(Default)]
+pub struct Changes {
+    memory: Vec<u8>,
+    file: Option<Arc<dyn SpillFile>>,
+    file_len: u64,
+    aborted: HashSet<u32>,
+    count: u64,
+}
+
+impl Changes {
+    /// How many there are, those of subtransactions that were rolled back included.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Bytes in memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether all of it is in memory.
+    pub fn in_memory(&self) -> bool {
+        self.file.is_none()
+    }
+
+    /// The body of a change in memory, by where it is; see [`Changes::each`].
+    pub fn body(&self, at: usize, len: usize) -> &[u8] {
+        &self.memory[at..at + len]
+    }
+
+    /// Goes through the changes: their number, where each is (of use in memory only), and its bytes. RELATION messages come
+    /// also from subtransactions that were rolled back: the publisher sends none twice.
+    pub fn each<E: From<io::Error>>(&self, mut visit: impl FnMut(u64, usize, &[u8]) -> Result<(), E>) -> Result<(), E> {
+        let mut number = 0;
+        let Some(file) = &self.file else {
+            let mut at = 0;
+            while at < self.memory.len() {
+                let (len, subxid) = header(&self.memory[at..]);
+                let body = &self.memory[at + HEADER..at + HEADER + len];
+                if self.lasts(subxid, body) {
+                    visit(number, at + HEADER, body)?;
+                }
+                number += 1;
+                at += HEADER + len;
+            }
+            return Ok(());
+        };
+        assert!(self.memory.is_empty(), "a spilled transaction that has ended is in its file");
+        let (mut buffer, mut start, mut read) = (Vec::new(), 0, 0_u64);
+        while read < self.file_len || start < buffer.len() {
+            let whole = buffer.len() - start >= HEADER && {
+                let (len, subxid) = header(&buffer[start..]);
+                let whole = buffer.len() - start >= HEADER + len;
+                if whole {
+                    let body = &buffer[start + HEADER..start + HEADER + len];
+                    if self.lasts(subxid, body) {
+                        visit(number, 0, body)?;
+                    }
+                    number += 1;
+                    start += HEADER + len;
+                }
+                whole
+            };
+            if !whole {
+                buffer.drain(..start);
+                start = 0;
+                let more = (self.file_len - read).min(READ_AHEAD as u64) as usize;
+                if more == 0 {
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+                }
+                let end = buffer.len();
+                buffer.resize(end + more, 0);
+                file.read_at(&mut buffer[end..], read)?;
+                read += more as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same without its rows: what it says of relations stays known.
+    pub fn without_rows(&self) -> Changes {
+        let mut left = Changes::default();
+        // What cannot be read back is of no use for what is left out, and will be described again after the next connection.
+        let _ = self.each(|_, _, body| -> io::Result<()> {
+            if body[0] == b'R' {
+                left.push(0, [body, &[]]);
+            }
+            Ok(())
+        });
+        left
+    }
+
+    fn lasts(&self, subxid: u32, body: &[u8]) -> bool {
+        !self.aborted.contains(&subxid) || body[0] == b'R'
+    }
+
+    fn push(&mut self, subxid: u32, parts: [&[u8]; 2]) {
+        let len = parts[0].len() + parts[1].len();
+        self.memory.extend((len as u32).to_be_bytes());
+        self.memory.extend(subxid.to_be_bytes());
+        self.memory.extend(parts[0]);
+        self.memory.extend(parts[1]);
+        self.count += 1;
+    }
+
+    /// Moves what is in memory to the file. Returns how many bytes.
+    fn spill(&mut self, spill: &dyn Spill) -> io::Result<u64> {
+        if self.file.is_none() {
+            self.file = Some(Arc::from(spill.create()?));
+        }
+        let file = self.file.as_mut().and_then(Arc::get_mut).expect("nobody reads a transaction that has not ended");
+        file.append(&self.memory)?;
+        let len = self.memory.len() as u64;
+        self.file_len += len;
+        self.memory = Vec::new();
+        Ok(len)
+    }
+}
+
+fn header(bytes: &[u8]) -> (usize, u32) {
+    let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    (word(0) as usize, word(4))
+}
+
+/// Why a stream cannot be understood.
+#[derive(Debug, thiserror::Error)]
+pub enum AssembleError {
+    /// A message that is none.
+    #[error("the publisher sent something that is no message of pgoutput: {0}")]
+    Wire(#[from] WireError),
+    /// Messages in an order that pgoutput never has.
+    #[error("the publisher sent \"{}\" where it cannot be ({what})", *tag as char)]
+    Order {
+        /// The message's type.
+        tag: u8,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The file for changes that do not fit into memory.
+    #[error("could not write changes to a temporary file: {0}; make room, or name another directory with --spill-dir")]
+    Spill(#[from] io::Error),
+}
+
+/// Collects transactions.
+pub struct Assembler {
+    decoder: Decoder,
+    spill: Box<dyn Spill>,
+    /// Bytes of changes in memory, at most, besides those of one message.
+    limit: usize,
+    memory: usize,
+    spilled_bytes: u64,
+    /// Between BEGIN and COMMIT.
+    current: Option<Changes>,
+    /// Transactions that are streamed, and the one whose chunk this is.
+    streamed: HashMap<u32, Changes>,
+    chunk: Option<u32>,
+}
+
+impl Assembler {
+    /// With so many bytes of memory.
+    pub fn new(protocol: Protocol, limit: usize, spill: Box<dyn Spill>) -> Assembler {
+        Assembler {
+            decoder: Decoder::new(protocol),
+            spill,
+            limit,
+            memory: 0,
+            spilled_bytes: 0,
+            current: None,
+            streamed: HashMap::new(),
+            chunk: None,
+        }
+    }
+
+    /// Bytes written to files so far.
+    pub fn spilled_bytes(&self) -> u64 {
+        self.spilled_bytes
+    }
+
+    /// Whether nothing has begun: every transaction of which something came was handed on.
+    pub fn is_empty(&self) -> bool {
+        self.current.is_none() && self.streamed.is_empty()
+    }
+
+    /// Takes a message; returns the transaction that it ends.
+    pub fn take(&mut self, body: &[u8]) -> Result<Option<Transaction>, AssembleError> {
+        let message = self.decoder.decode(body)?;
+        let order = |what| AssembleError::Order { tag: body[0], what };
+        let ended = match message {
+            Message::Begin { .. } | Message::BeginPrepare(_) => {
+                self.current = Some(Changes::default());
+                None
+            }
+            Message::Commit { commit_lsn, end_lsn, commit_time } => {
+                let changes = self.current.take().ok_or(order("no transaction is open"))?;
+                Some((End::Commit, 0, commit_lsn, end_lsn, commit_time, changes))
+            }
+            Message::Prepare(p) => {
+                let changes = self.current.take().ok_or(order("no transaction is open"))?;
+                Some((End::Prepare, p.xid, p.prepare_lsn, p.end_lsn, p.prepare_time, changes))
+            }
+            Message::CommitPrepared { commit_lsn, end_lsn, commit_time, xid, .. } => {
+                Some((End::CommitPrepared, xid, commit_lsn, end_lsn, commit_time, Changes::default()))
+            }
+            Message::RollbackPrepared { end_lsn, rollback_time, xid, .. } => {
+                Some((End::RollbackPrepared, xid, end_lsn, end_lsn, rollback_time, Changes::default()))
+            }
+            Message::Relation { xid, .. }
+            | Message::Insert { xid, .. }
+            | Message::Update { xid, .. }
+            | Message::Delete { xid, .. }
+            | Message::Truncate { xid, .. } => {
+                self.add(xid, body).ok_or(order("no transaction is open"))?;
+                None
+            }
+            Message::Origin { .. } | Message::Type { .. } | Message::Logical { .. } => None,
+            Message::StreamStart { xid, first } => {
+                if first == self.streamed.contains_key(&xid) {
+                    return Err(order("a chunk is missing"));
+                }
+                self.streamed.entry(xid).or_default();
+                self.chunk = Some(xid);
+                None
+            }
+            Message::StreamStop => {
+                self.chunk = None;
+                None
+            }
+            Message::StreamCommit { xid, commit_lsn, end_lsn, commit_time } => {
+                let changes = self.streamed.remove(&xid).ok_or(order("nothing of it was streamed"))?;
+                Some((End::Commit, xid, commit_lsn, end_lsn, commit_time, changes))
+            }
+            Message::StreamPrepare(p) => {
+                let changes = self.streamed.remove(&p.xid).ok_or(order("nothing of it was streamed"))?;
+                Some((End::Prepare, p.xid, p.prepare_lsn, p.end_lsn, p.prepare_time, changes))
+            }
+            Message::StreamAbort { xid, subxid, .. } => {
+                if xid == subxid {
+                    if let Some(changes) = self.streamed.remove(&xid) {
+                        self.memory -= changes.memory_bytes();
+                    }
+                } else if let Some(changes) = self.streamed.get_mut(&xid) {
+                    changes.aborted.insert(subxid);
+                }
+                None
+            }
+        };
+        self.make_room()?;
+        let Some((end, xid, commit_lsn, end_lsn, time, mut changes)) = ended else { return Ok(None) };
+        self.memory -= changes.memory_bytes();
+        if !changes.in_memory() {
+            self.spilled_bytes += changes.spill(&*self.spill)?;
+        }
+        Ok(Some(Transaction { end, xid, commit_lsn, end_lsn, time, changes }))
+    }
+
+    /// Keeps a message that is part of the open transaction.
+    fn add(&mut self, xid: Option<u32>, body: &[u8]) -> Option<()> {
+        let (changes, subxid, rest) = match (xid, self.chunk) {
+            (Some(subxid), Some(chunk)) => (self.streamed.get_mut(&chunk)?, subxid, &body[5..]),
+            (None, None) => (self.current.as_mut()?, 0, &body[1..]),
+            _ => return None,
+        };
+        let before = changes.memory_bytes();
+        changes.push(subxid, [&body[..1], rest]);
+        self.memory += changes.memory_bytes() - before;
+        Some(())
+    }
+
+    fn make_room(&mut self) -> Result<(), AssembleError> {
+        while self.memory > self.limit {
+            let all = self.streamed.values_mut().chain(self.current.as_mut());
+            let largest = all.max_by_key(|changes| changes.memory_bytes()).filter(|changes| changes.memory_bytes() > 0);
+            // What was just ended is on its way out, and was counted.
+            let Some(largest) = largest else { break };
+            let len = largest.spill(&*self.spill)?;
+            self.memory -= len as usize;
+            self.spilled_bytes += len;
+        }
+        Ok(())
+    }
+}
+
+/// Files in a directory, without a name: whatever becomes of this process, they go.
+pub struct Directory(pub std::path::PathBuf);
+
+struct Unnamed(std::fs::File);
+
+impl Spill for Directory {
+    fn create(&self) -> io::Result<Box<dyn SpillFile>> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let name = format!(".walrider-spill-{}-{:x}", std::process::id(), std::ptr::from_ref(self) as usize);
+        let path = self.0.join(name);
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        std::fs::remove_file(&path)?;
+        Ok(Box::new(Unnamed(file)))
+    }
+}
+
+impl SpillFile for Unnamed {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        io::Write::write_all(&mut self.0, bytes)
+    }
+
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.0, bytes, at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+        [&[tag], parts.concat().as_slice()].concat()
+    }
+
+    fn insert(xid: Option<u32>, value: &[u8]) -> Vec<u8> {
+        let xid = xid.map(u32::to_be_bytes);
+        let len = (value.len() as u32).to_be_bytes();
+        message(b'I', &[xid.as_ref().map_or(&[], |xid| xid), &7_u32.to_be_bytes(), b"N\0\x01t", &len, value])
+    }
+
+    fn values(transaction: &Transaction) -> Vec<String> {
+        let mut found = Vec::new();
+        let visit = |_, _, body: &[u8]| {
+            found.push(String::from_utf8(body[13..].to_vec()).unwrap());
+            Ok::<_, io::Error>(())
+        };
+        transaction.changes.each(visit).unwrap();
+        found
+    }
+
+    fn begin() -> Vec<u8> {
+        message(b'B', &[&[1; 20]])
+    }
+
+    fn commit(end: u64) -> Vec<u8> {
+        message(b'C', &[&[0], &end.to_be_bytes(), &end.to_be_bytes(), &[0; 8]])
+    }
+
+    #[test]
+    fn chunks_are_put_together_without_what_was_rolled_back() {
+        let dir = tempfile::tempdir().unwrap();
+        for limit in [0, 50, 1 << 20] {
+            let mut assembler = Assembler::new(Protocol::V4, limit, Box::new(Directory(dir.path().to_owned())));
+            let mut take = |body: Vec<u8>| assembler.take(&body).unwrap();
+            let start = |xid: u32, first| message(b'S', &[&xid.to_be_bytes(), &[first]]);
+            assert!(take(start(5, 1)).is_none());
+            take(insert(Some(5), b"a"));
+            take(insert(Some(6), b"gone"));
+            take(insert(Some(7), b"c"));
+            take(message(b'E', &[]));
+            take(begin());
+            take(insert(None, b"between"));
+            assert_eq!(values(&take(commit(9)).unwrap()), ["between"]);
+            take(start(5, 0));
+            take(insert(Some(5), b"d"));
+            take(message(b'E', &[]));
+            take(message(b'A', &[&5_u32.to_be_bytes(), &6_u32.to_be_bytes()]));
+            take(start(8, 1));
+            take(message(b'E', &[]));
+            take(message(b'A', &[&8_u32.to_be_bytes(), &8_u32.to_be_bytes()]));
+            let ended = take(message(b'c', &[&5_u32.to_be_bytes(), &[0], &[1; 24]])).unwrap();
+            assert_eq!((values(&ended), ended.xid), (["a", "c", "d"].map(str::to_owned).to_vec(), 5));
+            assert_eq!(ended.changes.in_memory(), limit > 100);
+            assert!(assembler.is_empty() && assembler.memory == 0, "{}", assembler.memory);
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_large_transaction_is_read_back_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut assembler = Assembler::new(Protocol::V4, 100_000, Box::new(Directory(dir.path().to_owned())));
+        assembler.take(&begin()).unwrap();
+        let rows: Vec<String> = (0..20_000).map(|n| format!("{n}:{}", "x".repeat(n % 700))).collect();
+        for row in &rows {
+            assembler.take(&insert(None, row.as_bytes())).unwrap();
+        }
+        let ended = assembler.take(&commit(1)).unwrap().unwrap();
+        assert!(!ended.changes.in_memory() && assembler.spilled_bytes() > 7_000_000);
+        assert_eq!(values(&ended), rows);
+    }
+
+    #[test]
+    fn an_impossible_order_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        for messages in [
+            vec![commit(1)],
+            vec![insert(None, b"x")],
+            vec![begin(), begin()],
+            vec![message(b'E', &[])],
+            vec![message(b'S', &[&[0, 0, 0, 5, 0]])],
+            vec![message(b'c', &[&[1; 4], &[0], &[1; 24]])],
+            vec![b"Z".to_vec()],
+            vec![b"".to_vec()],
+        ] {
+            let mut assembler = Assembler::new(Protocol::V4, 0, Box::new(Directory(dir.path().to_owned())));
+            assert!(messages.iter().any(|body| assembler.take(body).is_err()), "{messages:?}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Why applying ends.
+
+use std::io;
+
+use walrider_session::ConnectError;
+
+use crate::assemble::AssembleError;
+
+/// Why `apply` ended, or has to connect again. Texts say what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The connection to the publisher.
+    #[error("publisher: {0}")]
+    Source(#[source] ConnectError),
+    /// A connection to the target.
+    #[error("target: {0}")]
+    Target(#[from] ConnectError),
+    /// What the publisher sent.
+    #[error(transparent)]
+    Assemble(#[from] AssembleError),
+    /// A table of the target does not fit.
+    #[error("{0}")]
+    Schema(String),
+    /// A row that cannot be applied.
+    #[error("{0}")]
+    Conflict(String),
+    /// The set-up is wrong.
+    #[error("{0}")]
+    Refused(String),
+    /// A file or thread.
+    #[error("could not {0}: {1}")]
+    System(&'static str, #[source] io::Error),
+    /// It is to stop.
+    #[error("interrupted")]
+    Stopped,
+}
+
+/// Sessions or servers that end, and come again (`errcodes.txt`): 57P01 to 57P05, class 08, too many connections.
+const COMES_AGAIN: [&str; 7] = ["57P01", "57P02", "57P03", "57P05", "53300", "55006", "40001"];
+
+impl ApplyError {
+    /// Whether it is worth connecting again.
+    pub fn can_heal(&self) -> bool {
+        match self {
+            ApplyError::Source(error) | ApplyError::Target(error) => can_heal(error),
+            _ => false,
+        }
+    }
+}
+
+impl ApplyError {
+    /// Whether a slot or an origin is in use by somebody else (`object_in_use`).
+    pub fn is_in_use(&self) -> bool {
+        match self {
+            ApplyError::Source(error) | ApplyError::Target(error) => error.is_sqlstate("55006"),
+            _ => false,
+        }
+    }
+}
+
+impl From<io::Error> for ApplyError {
+    fn from(error: io::Error) -> ApplyError {
+        ApplyError::System("read changes back from a temporary file", error)
+    }
+}
+
+fn can_heal(error: &ConnectError) -> bool {
+    match error {
+        ConnectError::Io { .. } | ConnectError::Closed | ConnectError::Timeout | ConnectError::Target(_) => true,
+        ConnectError::Server(message) => {
+            message.code.starts_with("08")
+                || message.code.starts_with("53")
+                || COMES_AGAIN.contains(&message.code.as_str())
+        }
+        ConnectError::Open(attempts) => attempts.iter().any(|attempt| can_heal(&attempt.error)),
+        _ => false,
+    }
+}

@@ -1,0 +1,310 @@
+//! Batches as they grow: which transactions go together, and what they access.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use walrider_layout::Oid;
+
+use crate::assemble::{AssembleError, End, Transaction};
+use crate::batch::{Batch, Operation, Relations, Work};
+use crate::error::ApplyError;
+use crate::keys::{self, RowChange};
+use crate::message::{Decoder, Message, Relation};
+use crate::schedule::{Access, Schedule};
+use crate::statements::change_decoder;
+use crate::target::Table;
+
+/// Rows of one transaction whose keys are looked at; of a larger one its tables are accessed as a whole.
+const MAX_KEYS: usize = 200_000;
+
+/// Bounds of a batch. One transaction may be more.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Changes.
+    pub rows: u64,
+    /// Bytes of them.
+    pub bytes: usize,
+}
+
+/// Looks relations up on the target.
+pub type Find<'a> = &'a mut dyn FnMut(Relation) -> Result<Table, ApplyError>;
+
+#[derive(Default)]
+struct Open {
+    begins_after: u64,
+    transactions: Vec<Transaction>,
+    tables: Vec<Arc<Table>>,
+    numbers: HashMap<u64, u32>,
+    truncates: Vec<Vec<Arc<Table>>>,
+    operations: Vec<Operation>,
+    accesses: Vec<Access>,
+    rows: u64,
+    bytes: usize,
+}
+
+/// What a transaction does, as far as others have to know.
+#[derive(Default)]
+struct Looked {
+    accesses: Vec<Access>,
+    touched: HashSet<u64>,
+    rows: usize,
+    /// Of changes in memory: their tables, by relation.
+    operations: Vec<(Operation, Place)>,
+    /// Relations that were looked up, from which change on.
+    relations: Vec<(u64, Oid, Arc<Table>)>,
+}
+
+enum Place {
+    Row(Arc<Table>),
+    Truncate(Vec<Arc<Table>>),
+}
+
+/// Puts transactions into batches.
+pub struct Batches {
+    bounds: Bounds,
+    relations: Relations,
+    schedule: Schedule,
+    decoder: Decoder,
+    open: Open,
+    last: u64,
+}
+
+impl Batches {
+    /// Nothing is known of the publisher's relations.
+    pub fn new(bounds: Bounds) -> Batches {
+        let decoder = change_decoder();
+        let (relations, schedule) = (Relations::new(), Schedule::new());
+        Batches { bounds, relations, schedule, decoder, open: Open::default(), last: 0 }
+    }
+
+    /// All batches up to this one have committed.
+    pub fn committed(&mut self, batch: u64) {
+        self.schedule.committed(batch);
+    }
+
+    /// Number of the newest batch that was closed.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// Whether a transaction waits in a batch that is not closed.
+    pub fn is_open(&self) -> bool {
+        !self.open.transactions.is_empty()
+    }
+
+    /// What the open batch has to wait for; zero if it may begin.
+    pub fn open_begins_after(&self, committed: u64) -> u64 {
+        if self.open.begins_after > committed { self.open.begins_after } else { 0 }
+    }
+
+    /// Takes a transaction. Batches that are complete with it, or before it, go to `out`.
+    pub fn add(
+        &mut self,
+        transaction: Transaction,
+        committed: u64,
+        find: Find<'_>,
+        out: &mut Vec<Batch>,
+    ) -> Result<(), ApplyError> {
+        let mut looked = self.look(&transaction, find)?;
+        let single = transaction.end != End::Commit || !transaction.changes.in_memory();
+        if single {
+            self.close(out);
+            self.single(transaction, looked, out);
+            return Ok(());
+        }
+        let after = self.schedule.begins_after(&looked.accesses);
+        let bytes = transaction.changes.memory_bytes();
+        let full = self.open.rows + transaction.changes.count() > self.bounds.rows
+            || self.open.bytes + bytes > self.bounds.bytes;
+        // One that could begin now does not wait for what another has to wait for.
+        let ready = self.open_begins_after(committed) == 0;
+        if self.is_open() && (full || (ready && after > committed)) {
+            self.close(out);
+        }
+        let after = self.schedule.begins_after(&looked.accesses).max(after);
+        let open = &mut self.open;
+        open.begins_after = open.begins_after.max(after);
+        let number = open.transactions.len() as u32;
+        for (mut operation, place) in looked.operations.drain(..) {
+            operation.transaction = number;
+            operation.table = match place {
+                Place::Row(table) => open.table(&table),
+                Place::Truncate(tables) => {
+                    open.truncates.push(tables);
+                    open.truncates.len() as u32 - 1
+                }
+            };
+            open.operations.push(operation);
+        }
+        open.rows += transaction.changes.count();
+        open.bytes += bytes;
+        open.accesses.append(&mut looked.accesses);
+        open.transactions.push(transaction);
+        if open.rows >= self.bounds.rows || open.bytes >= self.bounds.bytes {
+            self.close(out);
+        }
+        Ok(())
+    }
+
+    /// Closes the open batch, if there is one.
+    pub fn close(&mut self, out: &mut Vec<Batch>) {
+        if !self.is_open() {
+            return;
+        }
+        let open = std::mem::take(&mut self.open);
+        self.last += 1;
+        self.schedule.add(self.last, &open.accesses);
+        out.push(Batch {
+            number: self.last,
+            begins_after: open.begins_after,
+            transactions: open.transactions,
+            tables: open.tables,
+            truncates: open.truncates,
+            work: Work::Operations(open.operations),
+        });
+    }
+
+    /// A batch of one transaction.
+    fn single(&mut self, transaction: Transaction, looked: Looked, out: &mut Vec<Batch>) {
+        let mut accesses = looked.accesses;
+        let (mut tables, mut truncates) = (Open::default(), Vec::new());
+        let work = match transaction.end {
+            End::CommitPrepared | End::RollbackPrepared => Work::Finish,
+            _ if !transaction.changes.in_memory() => Work::Spilled(looked.relations),
+            _ => Work::Operations(
+                looked
+                    .operations
+                    .into_iter()
+                    .map(|(mut operation, place)| {
+                        operation.table = match place {
+                            Place::Row(table) => tables.table(&table),
+                            Place::Truncate(list) => {
+                                truncates.push(list);
+                                truncates.len() as u32 - 1
+                            }
+                        };
+                        operation
+                    })
+                    .collect(),
+            ),
+        };
+        if transaction.end != End::Commit {
+            // What is prepared keeps its locks, and other sessions end it: in order, that is no question.
+            keys::alone(&mut accesses);
+        }
+        let begins_after = self.schedule.begins_after(&accesses);
+        self.last += 1;
+        self.schedule.add(self.last, &accesses);
+        out.push(Batch {
+            number: self.last,
+            begins_after,
+            transactions: vec![transaction],
+            tables: tables.tables,
+            truncates,
+            work,
+        });
+    }
+
+    /// Goes through a transaction's changes.
+    fn look(&mut self, transaction: &Transaction, find: Find<'_>) -> Result<Looked, ApplyError> {
+        let mut looked = Looked::default();
+        let in_memory = transaction.changes.in_memory();
+        if !in_memory {
+            looked.relations.extend(self.relations.iter().map(|(id, table)| (0, *id, table.clone())));
+        }
+        let Batches { relations, decoder, .. } = self;
+        transaction.changes.each(|number, at, body| -> Result<(), ApplyError> {
+            let message = decoder.decode(body).map_err(AssembleError::Wire)?;
+            let operation = Operation { table: 0, transaction: 0, at, len: body.len() };
+            match message {
+                Message::Relation { relation, .. } => looked.relation(number, relation, relations, find),
+                Message::Truncate { relations: ids, .. } => {
+                    let tables = ids.iter().map(|id| known(relations, id).cloned()).collect::<Result<Vec<_>, _>>()?;
+                    tables.iter().for_each(|table| table.keys.truncate(&mut looked.accesses));
+                    if in_memory {
+                        looked.operations.push((operation, Place::Truncate(tables)));
+                    }
+                    Ok(())
+                }
+                Message::Insert { relation, new, .. } => {
+                    let table = known(relations, relation)?;
+                    looked.row(table, RowChange::Insert(new), in_memory.then_some(operation));
+                    Ok(())
+                }
+                Message::Update { relation, old, new, .. } => {
+                    let table = known(relations, relation)?;
+                    needs_key(table)?;
+                    looked.row(table, RowChange::Update(old, new), in_memory.then_some(operation));
+                    Ok(())
+                }
+                Message::Delete { relation, old, .. } => {
+                    let table = known(relations, relation)?;
+                    needs_key(table)?;
+                    looked.row(table, RowChange::Delete(old), in_memory.then_some(operation));
+                    Ok(())
+                }
+                _ => Ok(()),
+            }
+        })?;
+        Ok(looked)
+    }
+}
+
+impl Open {
+    fn table(&mut self, table: &Arc<Table>) -> u32 {
+        *self.numbers.entry(table.generation).or_insert_with(|| {
+            self.tables.push(table.clone());
+            self.tables.len() as u32 - 1
+        })
+    }
+}
+
+impl Looked {
+    fn relation(
+        &mut self,
+        number: u64,
+        relation: Relation,
+        known: &mut Relations,
+        find: Find<'_>,
+    ) -> Result<(), ApplyError> {
+        let id = relation.id;
+        let before = known.get(&id);
+        if before.is_some_and(|table| table.relation == relation) {
+            return Ok(());
+        }
+        if before.is_some() {
+            // What its rows are known by may not be what it was.
+            keys::alone(&mut self.accesses);
+        }
+        let table = Arc::new(find(relation)?);
+        self.relations.push((number, id, table.clone()));
+        known.insert(id, table);
+        Ok(())
+    }
+
+    fn row(&mut self, table: &Arc<Table>, change: RowChange<'_>, operation: Option<Operation>) {
+        if self.touched.insert(table.keys.table) {
+            table.keys.touch(&mut self.accesses);
+        }
+        self.rows += 1;
+        if self.rows <= MAX_KEYS {
+            table.keys.row(change, &mut self.accesses);
+        } else if self.rows == MAX_KEYS + 1
+            || !self.accesses.iter().rev().take(8).any(|access| access.hash == table.keys.table)
+        {
+            table.keys.truncate(&mut self.accesses);
+        }
+        if let Some(operation) = operation {
+            self.operations.push((operation, Place::Row(table.clone())));
+        }
+    }
+}
+
+fn known(relations: &Relations, id: Oid) -> Result<&Arc<Table>, ApplyError> {
+    let unknown = AssembleError::Order { tag: b'R', what: "a relation was changed that was not described" };
+    relations.get(&id).ok_or(ApplyError::Assemble(unknown))
+}
+
+fn needs_key(table: &Table) -> Result<(), ApplyError> {
+    table.no_key().map_or(Ok(()), |why| Err(ApplyError::Schema(why.to_owned())))
+}

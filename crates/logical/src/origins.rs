@@ -1,0 +1,222 @@
+//! The target's side of `apply`: sessions, replication origins, what is durable there, and who waits for whom.
+
+use std::collections::VecDeque;
+
+use walrider_layout::Lsn;
+use walrider_session::{ConnectOptions, Connection};
+
+use crate::apply::Settings;
+use crate::error::ApplyError;
+use crate::target::quote_literal;
+
+/// Longest name of an origin, in bytes (`RepOriginId` names, `MAX_RONAME_LEN`, PostgreSQL 18); without it the limit is that of gids.
+const MAX_ORIGIN: usize = 100;
+
+fn name(settings: &Settings, number: usize) -> String {
+    format!("{}{number}", prefix(settings))
+}
+
+fn prefix(settings: &Settings) -> String {
+    format!("walrider_{}_", settings.origin)
+}
+
+/// As native apply has it (`InitializeLogRepWorker`, worker.c; `libpqrcv_connect`), and nothing ends a session that waits.
+pub fn set_up_session(connection: &mut Connection, synchronous_commit: bool) -> Result<(), ApplyError> {
+    let synchronous = if synchronous_commit { "on" } else { "off" };
+    let replica = connection.simple_query("SET session_replication_role = 'replica'");
+    if replica.as_ref().is_err_and(|error| error.is_sqlstate("42501")) {
+        return Err(ApplyError::Refused(
+            "the target's role may not set session_replication_role; as a superuser there, \
+             GRANT SET ON PARAMETER session_replication_role TO it"
+                .into(),
+        ));
+    }
+    replica?;
+    connection.simple_query(&format!(
+        "SET client_encoding = 'UTF8'; SET search_path = ''; SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; \
+         SET extra_float_digits = 3; SET row_security = off; SET statement_timeout = 0; SET lock_timeout = 0; \
+         SET transaction_timeout = 0; SET idle_in_transaction_session_timeout = 0; SET idle_session_timeout = 0; \
+         SET plan_cache_mode = force_generic_plan; SET standard_conforming_strings = on; \
+         SET default_transaction_read_only = off; SET synchronous_commit = {synchronous}"
+    ))?;
+    Ok(())
+}
+
+/// A session for each worker, which holds its origin; and its backend's process id.
+pub fn open_sessions(
+    control: &mut Connection,
+    target: &ConnectOptions,
+    settings: &Settings,
+) -> Result<Vec<(Connection, i32)>, ApplyError> {
+    if settings.origin.len() > MAX_ORIGIN {
+        return Err(ApplyError::Refused(format!("the name \"{}\" is too long for an origin", settings.origin)));
+    }
+    let standby = control.simple_query("SELECT pg_catalog.pg_is_in_recovery()")?;
+    if standby[0][0].as_deref() == Some(b"t") {
+        return Err(ApplyError::Refused(
+            "the target is a standby, which nothing can be applied to; name its primary".into(),
+        ));
+    }
+    let mut sessions = Vec::new();
+    for number in 0..settings.jobs {
+        let origin = quote_literal(&name(settings, number));
+        let make = format!(
+            "SELECT pg_catalog.pg_replication_origin_create({origin}) \
+             WHERE pg_catalog.pg_replication_origin_oid({origin}) IS NULL"
+        );
+        control.simple_query(&make).map_err(explain)?;
+        let mut connection = Connection::open(target)?;
+        set_up_session(&mut connection, settings.synchronous_commit)?;
+        connection
+            .simple_query(&format!("SELECT pg_catalog.pg_replication_origin_session_setup({origin})"))
+            .map_err(explain)?;
+        let pid = connection.simple_query("SELECT pg_catalog.pg_backend_pid()")?;
+        let pid = pid[0][0].as_deref().and_then(|text| std::str::from_utf8(text).ok()?.parse().ok()).unwrap_or(0);
+        sessions.push((connection, pid));
+    }
+    Ok(sessions)
+}
+
+fn explain(error: walrider_session::ConnectError) -> ApplyError {
+    if error.is_sqlstate("42501") {
+        return ApplyError::Refused(format!(
+            "target: {error}; as a superuser there, GRANT EXECUTE ON FUNCTION pg_replication_origin_create(text), \
+             pg_replication_origin_oid(text), pg_replication_origin_session_setup(text), pg_replication_origin_session_reset(), \
+             pg_replication_origin_xact_setup(pg_lsn, timestamptz), pg_replication_origin_progress(text, boolean), \
+             pg_show_replication_origin_status() TO the role, and SELECT ON pg_replication_origin, pg_replication_origin_status"
+        ));
+    }
+    // configuration_limit_exceeded, or no free origin
+    if error.is_sqlstate("53400") || error.is_sqlstate("53000") {
+        return ApplyError::Refused(format!(
+            "target: {error}; each of --jobs needs a replication origin: raise max_active_replication_origins there \
+             (max_replication_slots before PostgreSQL 18), or use fewer"
+        ));
+    }
+    error.into()
+}
+
+/// Where to go on: the greatest position of all origins, those of earlier runs with more workers among them. Nobody must hold one.
+pub fn start(control: &mut Connection, settings: &Settings) -> Result<Lsn, ApplyError> {
+    let prefix = quote_literal(&prefix(settings));
+    let rows = control
+        .simple_query(&format!(
+            "SELECT roname, pg_catalog.pg_replication_origin_progress(roname, true) FROM pg_catalog.pg_replication_origin \
+             WHERE pg_catalog.starts_with(roname, {prefix})"
+        ))
+        .map_err(explain)?;
+    let ours: Vec<String> = (0..settings.jobs).map(|number| name(settings, number)).collect();
+    let (mut start, mut others) = (Lsn(0), Vec::new());
+    for row in &rows {
+        let text = |at: usize| row[at].as_deref().and_then(|text| std::str::from_utf8(text).ok());
+        let Some(name) = text(0) else { continue };
+        // "a_1" begins with "a_", and so does the first origin of "a_1".
+        if !name[prefix.len() - 2..].bytes().all(|byte| byte.is_ascii_digit()) {
+            continue;
+        }
+        if !ours.iter().any(|ours| ours == name) {
+            others.push(name.to_owned());
+        }
+        start = start.max(text(1).and_then(|lsn| lsn.parse().ok()).unwrap_or(Lsn(0)));
+    }
+    for name in others {
+        let name = quote_literal(&name);
+        let hold = format!(
+            "SELECT pg_catalog.pg_replication_origin_session_setup({name}); \
+             SELECT pg_catalog.pg_replication_origin_session_reset()"
+        );
+        control.simple_query(&hold).map_err(explain)?;
+        let progress = format!("SELECT pg_catalog.pg_replication_origin_progress({name}, true)");
+        let rows = control.simple_query(&progress)?;
+        let lsn = rows[0][0].as_deref().and_then(|lsn| std::str::from_utf8(lsn).ok()?.parse().ok());
+        start = start.max(lsn.unwrap_or(Lsn(0)));
+    }
+    Ok(start)
+}
+
+/// A slot with two phases needs a target that can prepare.
+pub fn check_prepared(control: &mut Connection) -> Result<(), ApplyError> {
+    let rows = control.simple_query("SHOW max_prepared_transactions")?;
+    if rows[0][0].as_deref() == Some(b"0") {
+        return Err(ApplyError::Refused(
+            "the slot sends prepared transactions, and the target has max_prepared_transactions = 0; raise it there"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Makes durable all that was committed with our origins.
+pub fn flush(control: &mut Connection, settings: &Settings) -> Result<(), ApplyError> {
+    let names: Vec<String> = (0..settings.jobs).map(|number| quote_literal(&name(settings, number))).collect();
+    control.simple_query(&format!(
+        "SELECT pg_catalog.pg_replication_origin_progress(n, true) FROM pg_catalog.unnest(ARRAY[{}]) n",
+        names.join(", ")
+    ))?;
+    Ok(())
+}
+
+/// Who a backend waits for.
+pub fn blocking_pids(control: &mut Connection, pid: i32) -> Result<Vec<i32>, ApplyError> {
+    let rows = control.simple_query(&format!("SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids({pid}))"))?;
+    Ok(rows.iter().filter_map(|row| std::str::from_utf8(row[0].as_deref()?).ok()?.parse().ok()).collect())
+}
+
+/// Cancels what a backend executes.
+pub fn cancel(control: &mut Connection, pid: i32) -> Result<(), ApplyError> {
+    control.simple_query(&format!("SELECT pg_catalog.pg_cancel_backend({pid})"))?;
+    Ok(())
+}
+
+/// What of our commits is durable on the target.
+#[derive(Debug)]
+pub struct Durable {
+    synchronous: bool,
+    position: Lsn,
+    /// WAL of the target up to here holds all up to there on the publisher; both grow.
+    waiting: VecDeque<(Lsn, Lsn)>,
+}
+
+impl Durable {
+    /// Everything up to `start` is.
+    pub fn new(synchronous: bool, start: Lsn) -> Durable {
+        Durable { synchronous, position: start, waiting: VecDeque::new() }
+    }
+
+    /// Up to where on the publisher.
+    pub fn position(&self) -> Lsn {
+        self.position
+    }
+
+    /// Whether something is applied and not durable.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Asks the target, if there is anything to ask. `applied`: all up to there has committed.
+    pub fn look(&mut self, control: &mut Connection, settings: &Settings, applied: Lsn) -> Result<(), ApplyError> {
+        if self.synchronous {
+            self.position = applied;
+            return Ok(());
+        }
+        let known = self.waiting.back().map_or(self.position, |last| last.1);
+        if applied <= known && self.waiting.is_empty() {
+            return Ok(());
+        }
+        let prefix = quote_literal(&prefix(settings));
+        let rows = control.simple_query(&format!(
+            "SELECT max(local_lsn), pg_catalog.pg_current_wal_flush_lsn() FROM pg_catalog.pg_replication_origin_status \
+             WHERE pg_catalog.starts_with(external_id, {prefix})"
+        ))?;
+        let lsn = |at: usize| -> Option<Lsn> { std::str::from_utf8(rows[0][at].as_deref()?).ok()?.parse().ok() };
+        if applied > known {
+            // None of ours has written anything: then nothing has to be durable.
+            self.waiting.push_back((lsn(0).unwrap_or(Lsn(0)), applied));
+        }
+        let flushed = lsn(1).unwrap_or(Lsn(0));
+        while self.waiting.front().is_some_and(|(local, _)| *local <= flushed) {
+            self.position = self.waiting.pop_front().expect("there is one").1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,421 @@
+//! The statements that apply changes, and their order in a pipeline.
+
+use std::collections::{HashMap, HashSet};
+
+use walrider_session::{Connection, Outcome, Pipeline};
+
+use crate::batch::{Batch, Operation, Relations, Work};
+use crate::error::ApplyError;
+use crate::message::Tuple;
+use crate::message::{Decoder, Message, OldTuple, Protocol, Value};
+use crate::target::{EQUAL, IS_NULL, Kind, SET, Table, truncate_sql};
+use crate::worker::Mode;
+
+/// Prepared statements of a session; with more all are dropped, and those in use prepared again.
+const MAX_STATEMENTS: usize = 500;
+/// So many new rows of a table, one after the other, go into a COPY.
+const COPY_FROM: usize = 4;
+/// Bytes of rows in one message of a COPY.
+const COPY_CHUNK: usize = 32 << 10;
+/// Changes that cannot be applied and are skipped in one batch.
+const MAX_SKIPPED: usize = 1000;
+/// No change: what belongs to the transaction as a whole.
+const NO_CHANGE: u64 = u64::MAX;
+
+/// What a session has prepared.
+pub struct Statements {
+    /// By the table's generation, kind and pattern, as bytes.
+    names: HashMap<Vec<u8>, String>,
+    next: u64,
+    /// Changes of the batch that are left out.
+    pub skipped: HashSet<u64>,
+}
+
+/// Reads the changes of a transaction, which are kept as they are in one that is not streamed.
+pub fn change_decoder() -> Decoder {
+    let mut decoder = Decoder::new(Protocol::V1);
+    // A BEGIN with an LSN and an xid.
+    let begin = [&b"B"[..], &[1; 20]].concat();
+    decoder.decode(&begin).expect("a BEGIN can always be first");
+    decoder
+}
+
+impl Statements {
+    /// Prepared COMMIT.
+    pub const COMMIT: &str = "wc";
+    const BEGIN: &str = "wb";
+    const ORIGIN: &str = "wo";
+
+    /// Prepares what every batch needs.
+    pub fn new(connection: &mut Connection) -> Result<Statements, ApplyError> {
+        let mut pipeline = connection.pipeline()?;
+        pipeline.prepare(0, Statements::BEGIN, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")?;
+        pipeline.prepare(0, Statements::COMMIT, "COMMIT")?;
+        let origin = "SELECT pg_catalog.pg_replication_origin_xact_setup($1::pg_catalog.pg_lsn, \
+            pg_catalog.timestamptz '2000-01-01 00:00:00+00' + $2::pg_catalog.int8 * interval '1 microsecond')";
+        pipeline.prepare(0, Statements::ORIGIN, origin)?;
+        if let Some((_, error)) = pipeline.finish()?.failure {
+            return Err(walrider_session::ConnectError::Server(error).into());
+        }
+        Ok(Statements { names: HashMap::new(), next: 0, skipped: HashSet::new() })
+    }
+
+    /// Leaves a change out when the batch is executed again.
+    pub fn skip(&mut self, number: u64) -> Result<(), ApplyError> {
+        if self.skipped.len() == MAX_SKIPPED || !self.skipped.insert(number) {
+            let text = format!("more than {MAX_SKIPPED} rows of one transaction conflict; is this the right target?");
+            return Err(ApplyError::Conflict(text));
+        }
+        Ok(())
+    }
+
+    /// Drops all when there are too many.
+    pub fn make_room(&mut self, connection: &mut Connection) -> Result<(), ApplyError> {
+        if self.names.len() >= MAX_STATEMENTS || self.next - self.names.len() as u64 > MAX_STATEMENTS as u64 {
+            connection.simple_query("DEALLOCATE ALL")?;
+            let skipped = std::mem::take(&mut self.skipped);
+            *self = Statements { skipped, ..Statements::new(connection)? };
+        }
+        Ok(())
+    }
+}
+
+/// A run of new rows.
+#[derive(Default)]
+struct Run<'a> {
+    /// Not sent yet: their numbers and messages.
+    waiting: Vec<(u64, Vec<u8>)>,
+    table: Option<&'a Table>,
+    /// A COPY is open, and has so many rows.
+    copied: Option<u64>,
+    chunk: Vec<u8>,
+}
+
+/// Writes a batch into a pipeline.
+pub struct Writer<'a> {
+    pipeline: Pipeline<'a>,
+    statements: &'a mut Statements,
+    /// Prepared in this pipeline, in their order.
+    fresh: Vec<Vec<u8>>,
+    mode: Mode,
+    /// New rows that exist are left alone.
+    or_nothing: bool,
+    decoder: Decoder,
+    key: Vec<u8>,
+}
+
+impl<'a> Writer<'a> {
+    /// Into a pipeline that was just begun.
+    pub fn new(pipeline: Pipeline<'a>, statements: &'a mut Statements, mode: Mode, or_nothing: bool) -> Writer<'a> {
+        Writer { pipeline, statements, fresh: Vec::new(), mode, or_nothing, decoder: change_decoder(), key: Vec::new() }
+    }
+
+    /// BEGIN, and the batch's position.
+    pub fn begin(&mut self, batch: &Batch) -> Result<(), ApplyError> {
+        self.pipeline.execute(NO_CHANGE, Statements::BEGIN, [], None)?;
+        let (lsn, time) = (batch.end_lsn().to_string(), batch.time().to_string());
+        let values = [Some(lsn.as_bytes()), Some(time.as_bytes())];
+        Ok(self.pipeline.execute(NO_CHANGE, Statements::ORIGIN, values, None)?)
+    }
+
+    /// Ends the pipeline, and keeps what was prepared.
+    pub fn finish(mut self, commit: bool) -> Result<Outcome, ApplyError> {
+        if commit {
+            self.pipeline.execute(NO_CHANGE, Statements::COMMIT, [], None)?;
+        }
+        let outcome = self.pipeline.finish()?;
+        for key in &self.fresh[outcome.prepared..] {
+            self.statements.names.remove(key);
+        }
+        Ok(outcome)
+    }
+
+    /// The changes of a batch.
+    pub fn batch(&mut self, batch: &Batch) -> Result<(), ApplyError> {
+        match &batch.work {
+            Work::Finish => Ok(()),
+            Work::Spilled(relations) => self.spilled(batch, relations),
+            Work::Operations(operations) => {
+                let alone = batch.tables.iter().any(|table| table.keys.alone);
+                if self.mode == Mode::Careful || alone {
+                    return self.in_order(batch, operations);
+                }
+                self.by_table(batch, operations)
+            }
+        }
+    }
+
+    fn in_order(&mut self, batch: &Batch, operations: &[Operation]) -> Result<(), ApplyError> {
+        for (number, operation) in operations.iter().enumerate() {
+            let body = batch.body(operation);
+            if body[0] == b'T' {
+                self.truncate(number as u64, body, &batch.truncates[operation.table as usize])?;
+            } else {
+                self.change(number as u64, body, &batch.tables[operation.table as usize], &mut Run::default())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Table by table: nothing that one does is seen by another, and all is seen at once by others.
+    fn by_table(&mut self, batch: &Batch, operations: &[Operation]) -> Result<(), ApplyError> {
+        let mut tables: Vec<Vec<usize>> = vec![Vec::new(); batch.tables.len()];
+        for (number, operation) in operations.iter().enumerate() {
+            let body = batch.body(operation);
+            if body[0] == b'T' {
+                self.tables(batch, operations, &mut tables)?;
+                self.truncate(number as u64, body, &batch.truncates[operation.table as usize])?;
+            } else {
+                tables[operation.table as usize].push(number);
+            }
+        }
+        self.tables(batch, operations, &mut tables)
+    }
+
+    fn tables(&mut self, batch: &Batch, operations: &[Operation], tables: &mut [Vec<usize>]) -> Result<(), ApplyError> {
+        for (table, numbers) in batch.tables.iter().zip(tables) {
+            let mut run = Run { table: Some(table), ..Run::default() };
+            for number in numbers.drain(..) {
+                self.change(number as u64, batch.body(&operations[number]), table, &mut run)?;
+            }
+            self.end_run(&mut run)?;
+        }
+        Ok(())
+    }
+
+    fn spilled(&mut self, batch: &Batch, relations: &[(u64, u32, std::sync::Arc<Table>)]) -> Result<(), ApplyError> {
+        let mut known = Relations::new();
+        let mut next = relations.iter().peekable();
+        let mut run = Run::default();
+        batch.transactions[0].changes.each(|number, _, body| -> Result<(), ApplyError> {
+            while let Some((_, id, table)) = next.next_if(|(from, ..)| *from <= number) {
+                known.insert(*id, table.clone());
+            }
+            let table = |id: u32| relations.iter().rev().find(|(from, of, _)| *from <= number && *of == id);
+            match body[0] {
+                b'R' => Ok(()),
+                b'T' => {
+                    self.end_run(&mut run)?;
+                    let Ok(Message::Truncate { relations, .. }) = self.decoder.decode(body) else { return Ok(()) };
+                    let tables: Vec<_> = relations.iter().filter_map(|id| known.get(&id).cloned()).collect();
+                    self.truncate(number, body, &tables)
+                }
+                _ => {
+                    let id = u32::from_be_bytes(body[1..5].try_into().expect("four bytes"));
+                    // The reader has looked each of them up.
+                    let Some((.., table)) = table(id) else { return Ok(()) };
+                    if run.table.is_none_or(|of| of.generation != table.generation) {
+                        self.end_run(&mut run)?;
+                        run.table = Some(table);
+                    }
+                    self.change(number, body, table, &mut run)
+                }
+            }
+        })?;
+        self.end_run(&mut run)
+    }
+
+    fn truncate(&mut self, number: u64, body: &[u8], tables: &[std::sync::Arc<Table>]) -> Result<(), ApplyError> {
+        if tables.is_empty() || self.statements.skipped.contains(&number) {
+            return Ok(());
+        }
+        let Ok(Message::Truncate { restart_identity, .. }) = self.decoder.decode(body) else { return Ok(()) };
+        let sql = truncate_sql(tables, restart_identity);
+        // Prepared without being kept: the same tables seldom come again.
+        self.statements.next += 1;
+        let name = format!("w{}", self.statements.next);
+        self.fresh.push(Vec::new());
+        self.pipeline.prepare(number, &name, &sql)?;
+        Ok(self.pipeline.execute(number, &name, [], None)?)
+    }
+
+    fn change(&mut self, number: u64, body: &[u8], table: &Table, run: &mut Run<'_>) -> Result<(), ApplyError> {
+        if self.statements.skipped.contains(&number) {
+            return Ok(());
+        }
+        let columns = table.relation.columns.len();
+        let message = self.decoder.decode(body).map_err(crate::assemble::AssembleError::Wire)?;
+        let fits = |tuple: &Tuple<'_>| tuple.len() == columns;
+        match message {
+            Message::Insert { new, .. } if fits(&new) => self.insert(number, body, new, table, run),
+            Message::Update { old, new, .. } if fits(&new) && old.is_none_or(|old| fits(old.tuple())) => {
+                self.end_run(run)?;
+                self.update(number, old, new, table)
+            }
+            Message::Delete { old, .. } if fits(old.tuple()) => {
+                self.end_run(run)?;
+                self.delete(number, *old.tuple(), table)
+            }
+            _ => Err(ApplyError::Schema(format!("a row of \"{}\" does not have the columns of its table", table.name))),
+        }
+    }
+
+    fn insert(
+        &mut self,
+        number: u64,
+        body: &[u8],
+        new: Tuple<'_>,
+        table: &Table,
+        run: &mut Run<'_>,
+    ) -> Result<(), ApplyError> {
+        let copies = self.mode == Mode::Fast && run.table.is_some() && !table.keys.alone && !new.is_empty();
+        if !copies {
+            return self.insert_one(number, new, table);
+        }
+        if run.copied.is_none() {
+            run.waiting.push((number, body.to_vec()));
+            return if run.waiting.len() == COPY_FROM { self.begin_copy(run) } else { Ok(()) };
+        }
+        copy_row(&mut run.chunk, new);
+        run.copied = run.copied.map(|rows| rows + 1);
+        if run.chunk.len() >= COPY_CHUNK {
+            self.pipeline.copy_data(&run.chunk)?;
+            run.chunk.clear();
+        }
+        Ok(())
+    }
+
+    fn insert_one(&mut self, number: u64, new: Tuple<'_>, table: &Table) -> Result<(), ApplyError> {
+        let rows = if table.keys.alone { None } else { Some(1) };
+        let kind = Kind::Insert { or_nothing: self.or_nothing };
+        self.execute(number, table, kind, &[], new.values().map(bytes), rows)
+    }
+
+    fn begin_copy(&mut self, run: &mut Run<'_>) -> Result<(), ApplyError> {
+        let table = run.table.expect("a run has a table");
+        self.execute(run.waiting[0].0, table, Kind::Copy, &[], [].into_iter(), None)?;
+        run.copied = Some(run.waiting.len() as u64);
+        for (_, body) in run.waiting.drain(..) {
+            if let Ok(Message::Insert { new, .. }) = self.decoder.decode(&body) {
+                copy_row(&mut run.chunk, new);
+            }
+        }
+        Ok(())
+    }
+
+    /// What was collected of new rows is sent: those that are too few for a COPY one by one.
+    fn end_run(&mut self, run: &mut Run<'_>) -> Result<(), ApplyError> {
+        for (number, body) in run.waiting.drain(..) {
+            let table = run.table.expect("a run has a table");
+            if let Message::Insert { new, .. } =
+                self.decoder.decode(&body).map_err(crate::assemble::AssembleError::Wire)?
+            {
+                self.insert_one(number, new, table)?;
+            }
+        }
+        if run.copied.take().is_some() {
+            self.pipeline.copy_data(&run.chunk)?;
+            run.chunk.clear();
+            self.pipeline.copy_done()?;
+        }
+        Ok(())
+    }
+
+    fn update(
+        &mut self,
+        number: u64,
+        old: Option<OldTuple<'_>>,
+        new: Tuple<'_>,
+        table: &Table,
+    ) -> Result<(), ApplyError> {
+        let by = old.map_or(new, |old| *old.tuple());
+        let mut pattern = Vec::with_capacity(new.len());
+        for (at, (value, key)) in new.values().zip(by.values()).enumerate() {
+            let mut wanted = 0;
+            // Without an old row the key is what it was; to set it costs, and identity columns refuse it.
+            if value != Value::UnchangedToast && !(old.is_none() && table.is_key(at)) {
+                wanted |= SET;
+            }
+            if table.is_key(at) {
+                wanted |= if key == Value::Null { IS_NULL } else { EQUAL };
+            }
+            pattern.push(wanted);
+        }
+        if pattern.iter().all(|wanted| wanted & SET == 0) {
+            return Ok(());
+        }
+        let set = new.values().zip(&pattern).filter(|(_, wanted)| *wanted & SET != 0).map(|(value, _)| bytes(value));
+        let found = by.values().zip(&pattern).filter(|(_, wanted)| *wanted & EQUAL != 0).map(|(value, _)| bytes(value));
+        let rows = if table.keys.alone { None } else { Some(1) };
+        let values = set.chain(found);
+        self.execute(number, table, Kind::Update, &pattern, values, rows)
+    }
+
+    fn delete(&mut self, number: u64, old: Tuple<'_>, table: &Table) -> Result<(), ApplyError> {
+        let wanted = |(at, value): (usize, Value<'_>)| match value {
+            _ if !table.is_key(at) => 0,
+            Value::Null => IS_NULL,
+            _ => EQUAL,
+        };
+        let pattern: Vec<u8> = old.values().enumerate().map(wanted).collect();
+        let values =
+            old.values().zip(&pattern).filter(|(_, wanted)| **wanted & EQUAL != 0).map(|(value, _)| bytes(value));
+        let rows = if table.keys.alone { None } else { Some(1) };
+        self.execute(number, table, Kind::Delete, &pattern, values, rows)
+    }
+
+    fn execute<'v>(
+        &mut self,
+        number: u64,
+        table: &Table,
+        kind: Kind,
+        pattern: &[u8],
+        values: impl Iterator<Item = Option<&'v [u8]>>,
+        rows: Option<u64>,
+    ) -> Result<(), ApplyError> {
+        if self.pipeline.has_failed() {
+            return Ok(());
+        }
+        self.key.clear();
+        self.key.extend(table.generation.to_be_bytes());
+        self.key.push(match kind {
+            Kind::Insert { or_nothing } => u8::from(or_nothing),
+            Kind::Copy => 2,
+            Kind::Update => 3,
+            Kind::Delete => 4,
+        });
+        self.key.extend(pattern);
+        if !self.statements.names.contains_key(&self.key) {
+            self.statements.next += 1;
+            let name = format!("w{}", self.statements.next);
+            self.pipeline.prepare(number, &name, &table.sql(kind, pattern))?;
+            self.fresh.push(self.key.clone());
+            self.statements.names.insert(self.key.clone(), name);
+        }
+        let name = &self.statements.names[&self.key];
+        Ok(self.pipeline.execute(number, name, values, rows)?)
+    }
+}
+
+fn bytes(value: Value<'_>) -> Option<&[u8]> {
+    match value {
+        Value::Null | Value::UnchangedToast => None,
+        Value::Text(bytes) | Value::Binary(bytes) => Some(bytes),
+    }
+}
+
+/// A row in COPY's text format (`CopyAttributeOutText`, copyto.c).
+fn copy_row(out: &mut Vec<u8>, tuple: Tuple<'_>) {
+    for (at, value) in tuple.values().enumerate() {
+        if at > 0 {
+            out.push(b'\t');
+        }
+        let Some(mut bytes) = bytes(value) else {
+            out.extend(b"\\N");
+            continue;
+        };
+        while let Some(special) = bytes.iter().position(|byte| matches!(byte, b'\\' | b'\n' | b'\r' | b'\t')) {
+            out.extend(&bytes[..special]);
+            out.push(b'\\');
+            out.push(match bytes[special] {
+                b'\n' => b'n',
+                b'\r' => b'r',
+                b'\t' => b't',
+                other => other,
+            });
+            bytes = &bytes[special + 1..];
+        }
+        out.extend(bytes);
+    }
+    out.push(b'\n');
+}

@@ -1,0 +1,337 @@
+//! The target's tables: what its catalog says of them, and the statements that change them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use walrider_layout::Oid;
+use walrider_session::Connection;
+use walrider_wire::command::quote_identifier;
+
+use crate::error::ApplyError;
+use crate::keys::{Key, Keys};
+use crate::message::{Relation, ReplicaIdentity};
+
+/// A relation of the publisher, and the table of the target that it goes to.
+#[derive(Debug)]
+pub struct Table {
+    /// No other one has had it in this process: prepared statements are kept by it.
+    pub generation: u64,
+    /// As the publisher describes it.
+    pub relation: Relation,
+    /// Schema and name, for messages.
+    pub name: String,
+    /// What its changes depend on.
+    pub keys: Keys,
+    /// The same in SQL, and `ONLY` before it if it has no partitions.
+    sql: String,
+    only: String,
+    partitioned: bool,
+    columns: Vec<TableColumn>,
+    /// Why rows cannot be changed or deleted, if so.
+    no_key: Option<String>,
+}
+
+#[derive(Debug)]
+struct TableColumn {
+    quoted: String,
+    key: bool,
+    /// Has no `=` of its own: compared as text.
+    as_text: bool,
+}
+
+/// What a statement does to a row; its columns are in the pattern of [`Table::sql`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// INSERT, or with ON CONFLICT DO NOTHING.
+    Insert {
+        /// A row that exists is left alone.
+        or_nothing: bool,
+    },
+    /// COPY of many new rows.
+    Copy,
+    /// UPDATE.
+    Update,
+    /// DELETE.
+    Delete,
+}
+
+/// In a pattern: the column is set to a parameter.
+pub const SET: u8 = 1;
+/// The column must be equal to a parameter.
+pub const EQUAL: u8 = 2;
+/// The column must be null.
+pub const IS_NULL: u8 = 4;
+
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+/// The relation, its root, kind, and whether triggers run.
+const FIND: &str = "SELECT c.oid, c.relkind, coalesce(pg_catalog.pg_partition_root(c.oid)::pg_catalog.oid, c.oid), \
+    EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgenabled IN ('A', 'R') AND (t.tgrelid = c.oid OR t.tgrelid IN \
+        (SELECT p.relid FROM pg_catalog.pg_partition_tree(c.oid) p))) \
+      OR EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_enabled IN ('A', 'R') AND r.ev_type <> '1') \
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+    WHERE n.nspname = ";
+/// Its columns, and whether their types have an `=`.
+const COLUMNS: &str = "SELECT a.attname, a.attgenerated, a.attidentity, \
+    EXISTS (SELECT FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod \
+        WHERE o.opcdefault AND m.amname IN ('btree', 'hash') AND o.opcintype = CASE \
+            WHEN t.typtype = 'e' THEN 'pg_catalog.anyenum'::pg_catalog.regtype::pg_catalog.oid \
+            WHEN t.typtype = 'r' THEN 'pg_catalog.anyrange'::pg_catalog.regtype::pg_catalog.oid \
+            WHEN t.typtype = 'm' THEN 'pg_catalog.anymultirange'::pg_catalog.regtype::pg_catalog.oid \
+            WHEN t.typname = 'varchar' THEN 'pg_catalog.text'::pg_catalog.regtype::pg_catalog.oid \
+            ELSE t.oid END) \
+    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t0 ON t0.oid = a.atttypid \
+    JOIN pg_catalog.pg_type t ON t.oid = CASE WHEN t0.typtype = 'd' THEN t0.typbasetype ELSE t0.oid END \
+    WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid = ";
+/// Columns of its unique indexes, and of its partitions': the index, the column, nulls equal, identity or primary key.
+const UNIQUE: &str = "SELECT i.indexrelid, a.attname, i.indnullsnotdistinct, \
+      i.indrelid = w.oid AND (i.indisreplident OR i.indisprimary) \
+    FROM (SELECT $::pg_catalog.oid AS oid) w, pg_catalog.pg_index i \
+    CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY k (attnum, n) \
+    LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum AND a.attnum > 0 \
+    WHERE (i.indrelid = w.oid OR i.indrelid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(w.oid) p)) \
+      AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND k.n <= i.indnkeyatts ORDER BY i.indexrelid, k.n";
+
+/// A row of the catalog, as text.
+type Row = Vec<Option<Vec<u8>>>;
+
+fn text(row: &Row, at: usize) -> String {
+    row.get(at).and_then(Option::as_ref).map(|bytes| String::from_utf8_lossy(bytes).into_owned()).unwrap_or_default()
+}
+
+/// A text in quotes; `standard_conforming_strings` is on.
+pub fn quote_literal(text: &str) -> String {
+    format!("'{}'", text.replace('\0', "").replace('\'', "''"))
+}
+
+struct CatalogColumn {
+    name: String,
+    generated: bool,
+    always_identity: bool,
+    comparable: bool,
+}
+
+struct UniqueIndex {
+    oid: String,
+    /// `None`: something else than a column.
+    columns: Vec<Option<String>>,
+    nulls_equal: bool,
+    identity: bool,
+}
+
+impl Table {
+    /// Looks a relation up.
+    ///
+    /// # Errors
+    /// [`ApplyError::Schema`] if rows cannot go there.
+    pub fn find(catalog: &mut Connection, relation: Relation) -> Result<Table, ApplyError> {
+        let name = format!("{}.{}", relation.namespace, relation.name);
+        let schema = |what: String| ApplyError::Schema(what);
+        let (namespace, relname) = (quote_literal(&relation.namespace), quote_literal(&relation.name));
+        let found = catalog.simple_query(&format!("{FIND}{namespace} AND c.relname = {relname}"))?;
+        let Some(row) = found.first() else {
+            return Err(schema(format!(
+                "the target has no table \"{name}\"; create it there, or take it out of the publication"
+            )));
+        };
+        let (oid, kind, root, alone) = (text(row, 0), text(row, 1), text(row, 2), text(row, 3) == "t");
+        if !matches!(kind.as_str(), "r" | "p") {
+            return Err(schema(format!("\"{name}\" of the target is no table, and rows cannot be replicated into it")));
+        }
+        let columns: Vec<CatalogColumn> = catalog
+            .simple_query(&format!("{COLUMNS}{oid}"))?
+            .iter()
+            .map(|row| CatalogColumn {
+                name: text(row, 0),
+                generated: !text(row, 1).is_empty(),
+                always_identity: text(row, 2) == "a",
+                comparable: text(row, 3) == "t",
+            })
+            .collect();
+        let indexes = unique_indexes(&catalog.simple_query(&UNIQUE.replace('$', &oid))?);
+        let columns = match_columns(&relation, &name, &columns)?;
+        let root: Oid = root.parse().map_err(|_| schema(format!("the target's catalog has no OID for \"{name}\"")))?;
+        let no_key = no_key(&relation, &name, &indexes);
+        let partitioned = kind == "p";
+        let sql = format!("{}.{}", quote_identifier(&relation.namespace), quote_identifier(&relation.name));
+        Ok(Table {
+            generation: GENERATION.fetch_add(1, Ordering::Relaxed),
+            keys: keys(&relation, root, alone, &indexes),
+            only: if partitioned { sql.clone() } else { format!("ONLY {sql}") },
+            relation,
+            name,
+            sql,
+            partitioned,
+            columns,
+            no_key,
+        })
+    }
+
+    /// Why its rows cannot be changed or deleted, if so.
+    pub fn no_key(&self) -> Option<&str> {
+        self.no_key.as_deref()
+    }
+
+    /// Whether a column is part of what rows are found by.
+    pub fn is_key(&self, column: usize) -> bool {
+        self.columns[column].key
+    }
+
+    /// A statement; `pattern` has a byte for each column.
+    pub fn sql(&self, kind: Kind, pattern: &[u8]) -> String {
+        let mut parameter = 0;
+        let mut next = || {
+            parameter += 1;
+            parameter
+        };
+        let all: Vec<&str> = self.columns.iter().map(|column| column.quoted.as_str()).collect();
+        match kind {
+            Kind::Copy => format!("COPY {} ({}) FROM STDIN", self.sql, all.join(", ")),
+            Kind::Insert { or_nothing } => {
+                let conflict = if or_nothing { " ON CONFLICT DO NOTHING" } else { "" };
+                if all.is_empty() {
+                    return format!("INSERT INTO {} DEFAULT VALUES{conflict}", self.sql);
+                }
+                let values: Vec<String> = all.iter().map(|_| format!("${}", next())).collect();
+                let (columns, values) = (all.join(", "), values.join(", "));
+                format!("INSERT INTO {} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({values}){conflict}", self.sql)
+            }
+            Kind::Update => {
+                let mut set = Vec::new();
+                for (column, wanted) in self.columns.iter().zip(pattern) {
+                    if wanted & SET != 0 {
+                        set.push(format!("{} = ${}", column.quoted, next()));
+                    }
+                }
+                let found = self.found(pattern, &mut next);
+                format!("UPDATE {} SET {} WHERE {found}", self.only, set.join(", "))
+            }
+            Kind::Delete => format!("DELETE FROM {} WHERE {}", self.only, self.found(pattern, &mut next)),
+        }
+    }
+
+    /// The condition that finds a row; at most one where the columns are not unique.
+    fn found(&self, pattern: &[u8], next: &mut impl FnMut() -> usize) -> String {
+        let mut conditions = Vec::new();
+        for (column, wanted) in self.columns.iter().zip(pattern) {
+            let name = &column.quoted;
+            if wanted & IS_NULL != 0 {
+                conditions.push(format!("{name} IS NULL"));
+            } else if wanted & EQUAL != 0 {
+                let cast = if column.as_text { "::pg_catalog.text" } else { "" };
+                conditions.push(format!("{name}{cast} = ${}", next()));
+            }
+        }
+        if self.relation.identity != ReplicaIdentity::Full {
+            return conditions.join(" AND ");
+        }
+        if conditions.is_empty() {
+            conditions.push("true".to_owned());
+        }
+        let id = if self.partitioned { "(tableoid, ctid)" } else { "ctid" };
+        let plain = if self.partitioned { "tableoid, ctid" } else { "ctid" };
+        let conditions = conditions.join(" AND ");
+        // The conditions again: a row that was changed meanwhile is looked at once more (EvalPlanQual).
+        format!("{id} = (SELECT {plain} FROM {} WHERE {conditions} LIMIT 1) AND {conditions}", self.only)
+    }
+}
+
+/// TRUNCATE of several tables; never CASCADE, as in native apply: the publisher has listed the tables that it reached.
+pub fn truncate_sql(tables: &[Arc<Table>], restart_identity: bool) -> String {
+    let names: Vec<&str> = tables.iter().map(|table| table.only.as_str()).collect();
+    let identity = if restart_identity { " RESTART IDENTITY" } else { "" };
+    format!("TRUNCATE {}{identity}", names.join(", "))
+}
+
+fn unique_indexes(rows: &[Row]) -> Vec<UniqueIndex> {
+    let mut indexes: Vec<UniqueIndex> = Vec::new();
+    for row in rows {
+        let oid = text(row, 0);
+        if indexes.last().is_none_or(|last| last.oid != oid) {
+            let (nulls_equal, identity) = (text(row, 2) == "t", text(row, 3) == "t");
+            indexes.push(UniqueIndex { oid, columns: Vec::new(), nulls_equal, identity });
+        }
+        let column = row[1].as_ref().map(|_| text(row, 1));
+        indexes.last_mut().expect("just pushed").columns.push(column);
+    }
+    indexes
+}
+
+/// The publisher's columns as the target has them.
+fn match_columns(relation: &Relation, name: &str, columns: &[CatalogColumn]) -> Result<Vec<TableColumn>, ApplyError> {
+    let mut missing = Vec::new();
+    let mut matched = Vec::new();
+    for column in &relation.columns {
+        let Some(found) = columns.iter().find(|found| found.name == column.name) else {
+            missing.push(format!("\"{}\"", column.name));
+            continue;
+        };
+        if found.generated {
+            return Err(ApplyError::Schema(format!(
+                "column \"{}\" of the target's table \"{name}\" is generated, and the publisher sends values for it; \
+                 make it an ordinary column there, or take it out of the publication's column list",
+                column.name
+            )));
+        }
+        if found.always_identity && !column.key {
+            return Err(ApplyError::Schema(format!(
+                "column \"{0}\" of the target's table \"{name}\" is GENERATED ALWAYS AS IDENTITY and no part of the \
+                 replica identity, so it cannot be updated; ALTER TABLE {name} ALTER COLUMN \"{0}\" SET GENERATED BY DEFAULT there",
+                column.name
+            )));
+        }
+        let key = column.key || relation.identity == ReplicaIdentity::Full;
+        matched.push(TableColumn { quoted: quote_identifier(&column.name), key, as_text: !found.comparable });
+    }
+    if !missing.is_empty() {
+        return Err(ApplyError::Schema(format!(
+            "the target's table \"{name}\" has no column {}; add it there, then start again",
+            missing.join(", ")
+        )));
+    }
+    Ok(matched)
+}
+
+/// As `logicalrep_rel_mark_updatable` (relation.c, PostgreSQL 18) has it: the target needs a key, and the publisher has to send it.
+fn no_key(relation: &Relation, name: &str, indexes: &[UniqueIndex]) -> Option<String> {
+    if relation.identity == ReplicaIdentity::Full {
+        return None;
+    }
+    let sent = |column: &Option<String>| {
+        let named = |sent: &crate::message::Column| sent.key && Some(&sent.name) == column.as_ref();
+        relation.columns.iter().any(named)
+    };
+    if indexes.iter().any(|index| index.identity && index.columns.iter().all(sent)) {
+        return None;
+    }
+    Some(format!(
+        "rows of the target's table \"{name}\" cannot be found: it needs a primary key or a replica identity of columns that the \
+         publisher sends as its own; or set REPLICA IDENTITY FULL on the publisher's table"
+    ))
+}
+
+fn keys(relation: &Relation, root: Oid, alone: bool, indexes: &[UniqueIndex]) -> Keys {
+    let place = |name: &str| relation.columns.iter().position(|column| column.name == name);
+    let key = |names: Vec<&str>, nulls_equal: bool| -> Option<Key> {
+        let mut names = names;
+        names.sort_unstable();
+        let columns = names.iter().map(|name| place(name)).collect::<Option<Vec<usize>>>()?;
+        Some(Key { columns, space: Key::space(root, &names), nulls_equal })
+    };
+    let full = relation.identity == ReplicaIdentity::Full;
+    let names: Vec<&str> =
+        relation.columns.iter().filter(|column| full || column.key).map(|column| column.name.as_str()).collect();
+    let identity = if names.is_empty() { None } else { key(names, true) };
+    let mut unique: Vec<Key> = Vec::new();
+    for index in indexes {
+        // One with a column that is not replicated has values that we do not know: the server will say if two meet.
+        let names: Option<Vec<&str>> = index.columns.iter().map(|column| column.as_deref()).collect();
+        let Some(found) = names.and_then(|names| key(names, index.nulls_equal)) else { continue };
+        if identity.as_ref().is_none_or(|identity| identity.space != found.space)
+            && unique.iter().all(|other| other.space != found.space)
+        {
+            unique.push(found);
+        }
+    }
+    Keys { table: Key::space(root, &[]).max(1), identity, unique, alone }
+}

@@ -1,0 +1,250 @@
+//! A session with the target that executes batches.
+//!
+//! The keys of [`crate::keys`] do not see everything: values that are equal in two spellings, indexes over expressions. So a batch
+//! that is executed before another has committed is never trusted. If anything fails in it, or a row is not found, it is rolled
+//! back, and executed again when it is the oldest; and if the oldest waits for its locks, it gives way. Only what the oldest
+//! finds is a conflict. Since batches commit in order, each then does what it would have done alone.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+use walrider_session::{Connection, Outcome, Transaction};
+use walrider_wire::backend::ServerMessage;
+
+use crate::assemble::End;
+use crate::batch::{Batch, Work};
+use crate::conflict::{Conflicts, OnConflict};
+use crate::counters::Counters;
+use crate::error::ApplyError;
+use crate::statements::{Statements, Writer};
+use crate::turn::{Phase, Turn, Turns};
+use crate::wake::Wake;
+
+/// Errors that an attempt more may not meet: serialization, deadlock, cancelled, lock not available (`errcodes.txt`).
+const AGAIN: [&str; 4] = ["40001", "40P01", "57014", "55P03"];
+/// How often the oldest batch is executed again after such an error.
+const MAX_ATTEMPTS: u32 = 50;
+
+/// What a worker needs besides its session.
+#[derive(Clone)]
+pub struct Common {
+    /// Whose turn it is.
+    pub turns: Arc<Turns>,
+    /// What is counted.
+    pub counters: Arc<Counters>,
+    /// Told when a batch has committed.
+    pub wake: Arc<Wake>,
+    /// What to do with conflicts.
+    pub on_conflict: OnConflict,
+    /// Bounds what is logged of them.
+    pub conflicts: Arc<Conflicts>,
+    /// Names prepared transactions.
+    pub origin: String,
+}
+
+/// How a batch is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// As fast as it can be: rows of a table together, in COPY.
+    Fast,
+    /// Row by row, so that an error is that of a row.
+    Careful,
+}
+
+/// A worker: its number, its session, its batches.
+pub struct Worker {
+    number: usize,
+    connection: Connection,
+    statements: Statements,
+    common: Common,
+}
+
+impl Worker {
+    /// On a session that was set up.
+    pub fn new(number: usize, mut connection: Connection, common: Common) -> Result<Worker, ApplyError> {
+        let statements = Statements::new(&mut connection)?;
+        Ok(Worker { number, connection, statements, common })
+    }
+
+    /// Executes batches until there are no more.
+    pub fn run(mut self, batches: Receiver<Arc<Batch>>, failed: Sender<ApplyError>) {
+        let common = self.common.clone();
+        while let Ok(batch) = batches.recv() {
+            let result = self.batch(&batch);
+            match result {
+                Ok(()) => common.wake.wake(),
+                Err(error) => {
+                    common.turns.stop();
+                    // The receiver ends with the whole; then nobody wants to know.
+                    let _ = failed.send(error);
+                    common.wake.wake();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn batch(&mut self, batch: &Batch) -> Result<(), ApplyError> {
+        let turns = self.common.turns.clone();
+        turns.enter(self.number, Phase::Waiting, batch.number);
+        if !turns.wait_committed(batch.begins_after) {
+            return Err(ApplyError::Stopped);
+        }
+        turns.enter(self.number, Phase::Executing, batch.number);
+        if !turns.is_oldest(batch.number) {
+            if self.ahead(batch)? {
+                return self.committed(batch);
+            }
+            Counters::add(&self.common.counters.retries, 1);
+            turns.enter(self.number, Phase::Waiting, batch.number);
+            if !turns.wait_committed(batch.number - 1) {
+                return Err(ApplyError::Stopped);
+            }
+            turns.enter(self.number, Phase::Executing, batch.number);
+        }
+        self.oldest(batch)?;
+        self.committed(batch)
+    }
+
+    fn committed(&self, batch: &Batch) -> Result<(), ApplyError> {
+        let counters = &self.common.counters;
+        Counters::add(&counters.transactions, batch.transactions.len() as u64);
+        Counters::add(&counters.changes, batch.changes());
+        Counters::add(&counters.batches, 1);
+        counters.applied.store(batch.end_lsn().0, std::sync::atomic::Ordering::Relaxed);
+        counters.applied_time.store(batch.time(), std::sync::atomic::Ordering::Relaxed);
+        self.common.turns.commit(batch.number);
+        self.common.turns.enter(self.number, Phase::Idle, 0);
+        Ok(())
+    }
+
+    /// Executes a batch beside those before it, and commits it in its turn. `false`: it was rolled back, and is to be executed
+    /// again when it is the oldest.
+    fn ahead(&mut self, batch: &Batch) -> Result<bool, ApplyError> {
+        if matches!(batch.work, Work::Finish) || *batch.end() != End::Commit {
+            return Ok(false);
+        }
+        let outcome = self.execute(batch, Mode::Fast, false)?;
+        if outcome.failure.is_some() || outcome.unexpected_total > 0 {
+            if let Some((_, error)) = &outcome.failure {
+                tracing::debug!("batch {}, executed ahead: {error}", batch.number);
+            }
+            self.roll_back()?;
+            return Ok(false);
+        }
+        let give_way = |turns: &Turns, worker: usize| turns.seats()[worker].give_way;
+        if give_way(&self.common.turns, self.number) {
+            self.roll_back()?;
+            return Ok(false);
+        }
+        self.common.turns.enter(self.number, Phase::Executed, batch.number);
+        match self.common.turns.wait_turn(self.number, batch.number) {
+            Turn::Stop => Err(ApplyError::Stopped),
+            Turn::GiveWay => {
+                self.roll_back()?;
+                Ok(false)
+            }
+            Turn::Mine => {
+                self.common.turns.enter(self.number, Phase::Executing, batch.number);
+                let mut pipeline = self.connection.pipeline()?;
+                pipeline.execute(0, Statements::COMMIT, [], None)?;
+                let outcome = pipeline.finish()?;
+                // A deferred constraint, or one who cancelled.
+                if outcome.transaction != Transaction::None {
+                    self.roll_back()?;
+                }
+                Ok(outcome.failure.is_none())
+            }
+        }
+    }
+
+    /// Executes the oldest batch, whatever that takes, and commits it.
+    fn oldest(&mut self, batch: &Batch) -> Result<(), ApplyError> {
+        let mut mode = Mode::Fast;
+        let mut attempts = 0;
+        self.statements.skipped.clear();
+        loop {
+            let one_go = *batch.end() == End::Commit && !matches!(batch.work, Work::Finish);
+            let mut outcome = self.execute(batch, mode, one_go)?;
+            if outcome.failure.is_none() && !one_go {
+                outcome.failure = self.finish_prepared(batch)?.map(|error| (u64::MAX, error));
+            }
+            let Some((number, error)) = outcome.failure else {
+                return self.count_missing(batch, &outcome.unexpected, outcome.unexpected_total);
+            };
+            if outcome.transaction != Transaction::None {
+                self.roll_back()?;
+            }
+            attempts += 1;
+            if AGAIN.contains(&error.code.as_str()) && attempts < MAX_ATTEMPTS {
+                Counters::add(&self.common.counters.retries, 1);
+                std::thread::sleep(Duration::from_millis(u64::from(attempts.min(10)) * 5));
+            } else if mode == Mode::Fast && !matches!(batch.work, Work::Finish) {
+                mode = Mode::Careful;
+            } else {
+                self.failed(batch, number, &error)?;
+            }
+        }
+    }
+
+    /// A row that cannot be applied: skips it, or ends with it.
+    fn failed(&mut self, batch: &Batch, number: u64, error: &ServerMessage) -> Result<(), ApplyError> {
+        let found = self.common.conflicts.judge(batch, number, error, self.common.on_conflict)?;
+        Counters::add(&self.common.counters.conflicts[found as usize], 1);
+        self.statements.skip(number)
+    }
+
+    fn count_missing(&mut self, batch: &Batch, unexpected: &[(u64, u64)], total: u64) -> Result<(), ApplyError> {
+        if total > 0 {
+            self.common.conflicts.missing(batch, unexpected, total, &self.common.counters);
+        }
+        Ok(())
+    }
+
+    fn roll_back(&mut self) -> Result<(), ApplyError> {
+        self.connection.simple_query("ROLLBACK")?;
+        Ok(())
+    }
+
+    /// From BEGIN on; `commit`: to COMMIT.
+    fn execute(&mut self, batch: &Batch, mode: Mode, commit: bool) -> Result<Outcome, ApplyError> {
+        self.statements.make_room(&mut self.connection)?;
+        let or_nothing = mode == Mode::Careful && self.common.on_conflict == OnConflict::Skip;
+        let pipeline = self.connection.pipeline()?;
+        let mut writer = Writer::new(pipeline, &mut self.statements, mode, or_nothing);
+        writer.begin(batch)?;
+        if !matches!(batch.work, Work::Finish) {
+            writer.batch(batch)?;
+        }
+        writer.finish(commit)
+    }
+
+    /// PREPARE TRANSACTION after its changes, or the end of one that was prepared: an error of the server's is returned.
+    fn finish_prepared(&mut self, batch: &Batch) -> Result<Option<ServerMessage>, ApplyError> {
+        let gid = format!("walrider_{}_{}", self.common.origin, batch.xid());
+        let gid = crate::target::quote_literal(&gid);
+        let command = match batch.end() {
+            End::Prepare => format!("PREPARE TRANSACTION {gid}"),
+            End::CommitPrepared => {
+                self.connection.simple_query("COMMIT")?;
+                format!("COMMIT PREPARED {gid}")
+            }
+            End::RollbackPrepared => {
+                self.connection.simple_query("COMMIT")?;
+                let find = format!("SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {gid}");
+                // It may have been prepared before the slot was made: then it is not here, as native apply has it.
+                if self.connection.simple_query(&find)?.is_empty() {
+                    return Ok(None);
+                }
+                format!("ROLLBACK PREPARED {gid}")
+            }
+            End::Commit => unreachable!("it commits in one go"),
+        };
+        match self.connection.simple_query(&command) {
+            Ok(_) => Ok(None),
+            Err(walrider_session::ConnectError::Server(error)) if error.severity == "ERROR" => Ok(Some(error)),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
