@@ -19,10 +19,10 @@ QUICK = tests/test_lab.py tests/test_documents.py "tests/test_replay.py::test_re
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early bench-logical \
-        bench-logical-long test test-quick test-rust test-datadir test-e2e test-17 test-suites \
+        bench-logical-long bench-logical-apply test test-quick test-rust test-datadir test-e2e test-17 test-suites \
         test-subscription test-tools \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
-        soak-standby soak-early soak-power soak-sim planted packages clean
+        soak-standby soak-early soak-logical soak-power soak-sim planted packages clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -65,6 +65,10 @@ bench-logical: fetch-18 extension
 # A transaction of 10 million rows, not published, under a short wal_receiver_timeout; ten minutes, and 8 GB below TMPDIR.
 bench-logical-long: fetch-18 extension
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.logical_long --save bench/runs $(LOGICAL_ARGS)
+
+# How fast a backlog is applied, beside PostgreSQL's subscriber; about 15 minutes, less with APPLY_ARGS="--loads tpcb --rounds 1".
+bench-logical-apply: build fetch-18
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.logical_apply --save bench/runs $(APPLY_ARGS)
 
 test: test-rust fuzz-smoke test-datadir test-e2e
 
@@ -164,6 +168,10 @@ soak-standby: build fetch
 # A thousand times: the primary dies with WAL that the standby had from it early; promotion, and following it again.
 soak-early: build fetch extension
 	$(SOAK) WALRIDER_EARLY_ROUNDS=$${WALRIDER_EARLY_ROUNDS:-1000} $(E2E) tests/test_early_crash.py -s $(PYTEST_ARGS)
+
+# Two hundred times: publisher, target or Walrider die while it is applied; both sides compared row by row.
+soak-logical: build fetch
+	$(SOAK) WALRIDER_LOGICAL_ROUNDS=$${WALRIDER_LOGICAL_ROUNDS:-200} $(E2E) tests/test_logical_apply.py -k crashes -s $(PYTEST_ARGS)
 
 # The power goes two thousand times: at any moment of a replay, a promotion, a standby; both we and PostgreSQL go on.
 soak-power: build fetch extension

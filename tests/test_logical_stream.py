@@ -61,6 +61,21 @@ def publisher(origin):
     origin.psql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
 
 
+@pytest.fixture
+def begin():
+    """Starts the program; what still runs when the test ends is killed."""
+    begun = []
+
+    def begin(*args, **options):
+        begun.append(subprocess.Popen([binary(), *args], **options))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
 def make_slot(server, name, plugin="pgoutput", two_phase=False):
     """A slot that decodes what follows."""
     server.psql(f"SELECT pg_create_logical_replication_slot('{name}', '{plugin}', false, {str(two_phase).lower()})")
@@ -226,14 +241,14 @@ def check_values(lines):
 
 @pytest.mark.every_major
 @pytest.mark.parametrize("streaming", ["off", "on"])
-def test_kill_and_resume(publisher, work, rng, streaming):
+def test_kill_and_resume(publisher, begin, work, rng, streaming):
     """Killed again and again while three sessions write: in the file each committed row is there once, in commit order."""
     make_slot(publisher, "s", two_phase=True)
     file = work / "changes"
-    command = [binary(), *arguments(publisher, "s", "-P", "p", "--streaming", streaming, "-f", str(file), "--retry-interval", "50ms")]
+    command = arguments(publisher, "s", "-P", "p", "--streaming", streaming, "-f", str(file), "--retry-interval", "50ms")
     sessions, number, killed = [publisher.session() for _ in range(3)], 0, 0
     for _ in range(12):
-        running = subprocess.Popen(command, stderr=subprocess.PIPE)
+        running = begin(*command)
         deadline = time.monotonic() + rng.uniform(0.05, 0.5)
         while time.monotonic() < deadline:
             for session in sessions:
@@ -244,7 +259,7 @@ def test_kill_and_resume(publisher, work, rng, streaming):
             for session in sessions:
                 session.wait()
         running.kill()
-        running.communicate()
+        running.wait(30)
         killed += running.returncode == -signal.SIGKILL
     for session in sessions:
         session.close()
@@ -260,12 +275,12 @@ def test_kill_and_resume(publisher, work, rng, streaming):
     assert len(ends) == len(set(ends)) and ends == sorted(ends, key=lambda lsn: [int(part, 16) for part in lsn.split("/")])
 
 
-def test_a_restart_of_the_publisher_is_survived(publisher, work):
+def test_a_restart_of_the_publisher_is_survived(publisher, begin, work):
     """The connection is lost, and made again; nothing is lost or twice."""
     make_slot(publisher, "s")
     file = work / "changes"
-    running = subprocess.Popen([binary(), *arguments(publisher, "s", "-P", "p", "-f", str(file), "--retry-interval", "50ms")],
-                               stderr=subprocess.PIPE, text=True)
+    running = begin(*arguments(publisher, "s", "-P", "p", "-f", str(file), "--retry-interval", "50ms"),
+                    stderr=subprocess.PIPE, text=True)
     for mode in ("fast", "immediate"):
         wait_for(lambda: publisher.value("SELECT active FROM pg_replication_slots") == "t", "a stream")
         publisher.psql(f"INSERT INTO t SELECT coalesce(max(id), 0) + 1, '{mode}' FROM t")
@@ -301,10 +316,14 @@ def test_counts_are_those_of_the_slot(publisher, plugin):
         assert measured["final"] and measured["messages"] == expected, protocol
         assert measured["total"] == {"count": sum(kind["count"] for kind in expected.values()),
                                      "bytes": sum(kind["bytes"] for kind in expected.values())}
-        empty = {sort: counts["empty"] for sort, counts in measured["transactions"].items()}
+        empty = {sort: counts["empty"] for sort, counts in measured["transactions"].items() if sort != "streamed_aborted"}
         # pgoutput sends the transaction that has only rows of a table which is not published, if it is streamed.
-        assert empty == {"plain": 0, "prepared": 0, "streamed": int(protocol > 1 and plugin == "pgoutput"), "streamed_aborted": 0}
-        assert measured["transactions"]["streamed_aborted"]["count"] == int(protocol > 1)
+        assert empty == {"plain": 0, "prepared": 0, "streamed": int(protocol > 1 and plugin == "pgoutput")}
+        # A transaction that was rolled back before it is decoded may not be sent at all.
+        aborted = publisher.value("SELECT count(*) FROM pg_logical_slot_peek_binary_changes("
+                                  f"'s{protocol}', NULL, NULL, {options}) WHERE get_byte(data, 0) = ascii('A') "
+                                  "AND substr(data, 2, 4) = substr(data, 6, 4)")
+        assert measured["transactions"]["streamed_aborted"]["count"] == int(aborted)
         assert measured["transactions"]["prepared"]["count"] == (2 if protocol >= 3 else 0)
         assert measured["lag_bytes"] < 1000 and measured["delay_seconds"]["max"] > 0
     table = walrider(*arguments(publisher, "s1", "-P", "p", "--no-loop", "-E", here(publisher), "--measure", "--protocol", "1"))
@@ -312,11 +331,11 @@ def test_counts_are_those_of_the_slot(publisher, plugin):
     assert re.search(r"^INSERT +\d+ +\d+$", table.stdout, re.M) and re.search(r"\d+ messages \(\S+/s\)", table.stdout)
 
 
-def test_it_counts_at_intervals(publisher):
+def test_it_counts_at_intervals(publisher, begin):
     """Each interval has its own rates; the last line is the whole."""
     make_slot(publisher, "s")
-    running = subprocess.Popen([binary(), *arguments(publisher, "s", "-P", "p", "--measure", "--json", "--interval", "100ms")],
-                               stdout=subprocess.PIPE, text=True)
+    running = begin(*arguments(publisher, "s", "-P", "p", "--measure", "--json", "--interval", "100ms"),
+                    stdout=subprocess.PIPE, text=True)
     first = json.loads(running.stdout.readline())
     assert not first["final"] and first["total"] == {"count": 0, "bytes": 0}
     publisher.psql("INSERT INTO t VALUES (1, 'x')")
@@ -329,7 +348,7 @@ def test_it_counts_at_intervals(publisher):
 
 
 @pytest.mark.every_major
-def test_what_cannot_be_streamed_is_refused(publisher):
+def test_what_cannot_be_streamed_is_refused(publisher, begin):
     """Each with a message of its own, at once, and without a change of the slot."""
     make_slot(publisher, "logical")
     make_slot(publisher, "two_phases", two_phase=True)
@@ -351,14 +370,14 @@ def test_what_cannot_be_streamed_is_refused(publisher):
         # It would connect again, if that could help.
         refused = walrider(*arguments(publisher, slot, "-P", "p", *options), timeout=30)
         assert refused.code in (1, 2) and part in refused.stderr, (slot, refused.stderr)
-    before = publisher.psql("SELECT slot_name, restart_lsn, confirmed_flush_lsn, two_phase FROM pg_replication_slots ORDER BY 1")
-    user = subprocess.Popen([binary(), *arguments(publisher, "logical", "-P", "p", "--peek")])
+    before = publisher.psql("SELECT slot_name, confirmed_flush_lsn, two_phase FROM pg_replication_slots ORDER BY 1")
+    user = begin(*arguments(publisher, "logical", "-P", "p", "--peek"))
     pid = wait_for(lambda: publisher.value("SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'logical'"), "a user")
     refused = walrider(*arguments(publisher, "logical", "-P", "p", "--no-loop"), timeout=30)
     assert refused.code == 1 and f"in use by process {pid} of the publisher" in refused.stderr
     user.terminate()
     assert user.wait(30) == 0
-    assert before == publisher.psql("SELECT slot_name, restart_lsn, confirmed_flush_lsn, two_phase FROM pg_replication_slots ORDER BY 1")
+    assert before == publisher.psql("SELECT slot_name, confirmed_flush_lsn, two_phase FROM pg_replication_slots ORDER BY 1")
 
 
 def test_slots_are_made_and_dropped(publisher):
@@ -382,12 +401,11 @@ def test_slots_are_made_and_dropped(publisher):
         publisher.psql("SELECT pg_reload_conf()")
 
 
-def test_a_reader_that_goes_ends_it(publisher):
+def test_a_reader_that_goes_ends_it(publisher, begin):
     """Cleanly, whether something is written or not; and what it did not read comes again."""
     make_slot(publisher, "s")
     for _ in range(2):
-        running = subprocess.Popen([binary(), *arguments(publisher, "s", "-P", "p")], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True)
+        running = begin(*arguments(publisher, "s", "-P", "p"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         publisher.psql("INSERT INTO t SELECT coalesce(max(id), 0) + 1, 'x' FROM t")
         assert json.loads(running.stdout.readline())["kind"] == "begin"
         running.stdout.close()
@@ -395,14 +413,13 @@ def test_a_reader_that_goes_ends_it(publisher):
         running.stderr.close()
 
 
-def test_a_reader_that_is_stuck_keeps_nobody(publisher):
+def test_a_reader_that_is_stuck_keeps_nobody(publisher, begin):
     """While a pipe takes nothing, the publisher is answered, and SIGTERM ends it."""
     publisher.psql("ALTER SYSTEM SET wal_sender_timeout = '1s'")
     publisher.psql("SELECT pg_reload_conf()")
     make_slot(publisher, "s")
     publisher.psql("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) i")
-    running = subprocess.Popen([binary(), *arguments(publisher, "s", "-P", "p", "-s", "200ms")], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
+    running = begin(*arguments(publisher, "s", "-P", "p", "-s", "200ms"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         wait_for(lambda: publisher.value("SELECT active FROM pg_replication_slots") == "t", "a stream")
         time.sleep(2.5)
@@ -411,6 +428,7 @@ def test_a_reader_that_is_stuck_keeps_nobody(publisher):
         assert running.wait(30) == 0
         assert publisher.value("SELECT confirmed_flush_lsn < pg_current_wal_lsn() FROM pg_replication_slots") == "t"
     finally:
+        running.kill()
         running.communicate()
         publisher.psql("ALTER SYSTEM RESET wal_sender_timeout")
         publisher.psql("SELECT pg_reload_conf()")

@@ -22,9 +22,6 @@ use crate::wake::Wake;
 pub use crate::conflict::{Kind as ConflictKind, OnConflict};
 pub use crate::error::ApplyError;
 
-/// How long a slot or an origin may be in use by somebody else before that is an error: sessions of one that was killed take a
-/// while to end.
-const IN_USE: Duration = Duration::from_secs(20);
 /// Between attempts to connect, at least and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
@@ -41,8 +38,8 @@ pub struct Settings {
     pub publications: Vec<String>,
     /// Names the replication origins and prepared transactions on the target.
     pub origin: String,
-    /// Changes that came to the publisher by replication: `any`, or `none` to leave them out.
-    pub source_origin: String,
+    /// Also what came to the publisher by replication (`origin = any`).
+    pub any_origin: bool,
     /// How many sessions execute.
     pub jobs: usize,
     /// Changes in a batch.
@@ -63,6 +60,9 @@ pub struct Settings {
     pub synchronous_commit: bool,
     /// Whether the publisher sends large transactions while they run.
     pub streaming: bool,
+    /// How long the slot or an origin may be in use by somebody else before that is an error: sessions of one that was killed
+    /// take a while to end.
+    pub in_use: Duration,
 }
 
 /// Where it stands.
@@ -153,14 +153,18 @@ impl Apply {
             let before = Counters::get(&self.counters.transactions);
             let error = match self.session() {
                 Ok(ended) => break Ok(ended),
-                Err(ApplyError::Stopped) => break Ok(Ended::Stopped),
+                // What was under way is not lost: it is read again next time.
+                Err(error) if self.is_stopping() && (error.can_heal() || matches!(error, ApplyError::Stopped)) => {
+                    tracing::warn!("{error}");
+                    break Ok(Ended::Stopped);
+                }
                 Err(error) => error,
             };
             if !error.can_heal() {
                 break Err(error);
             }
             if error.is_in_use() {
-                if in_use.get_or_insert_with(Instant::now).elapsed() > IN_USE {
+                if in_use.get_or_insert_with(Instant::now).elapsed() > self.settings.in_use {
                     let text = format!(
                         "{error}; is another `walrider logical apply` running? if it is to go on, name another slot and --origin"
                     );
@@ -208,7 +212,7 @@ impl Apply {
             let result = reader.run();
             // What is still waiting for the target is not worth waiting for.
             let _ = rustix::io::write(&*quit, &1_u64.to_ne_bytes());
-            reader.end();
+            reader.end(result.is_ok());
             result
         })
     }

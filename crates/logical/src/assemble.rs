@@ -10,7 +10,7 @@ use std::sync::Arc;
 use walrider_layout::Lsn;
 use walrider_wire::WireError;
 
-use crate::message::{Decoder, Message, Protocol};
+use crate::message::Message;
 
 /// Where changes go that do not fit into memory.
 pub trait Spill: Send {
@@ -206,7 +206,6 @@ pub enum AssembleError {
 
 /// Collects transactions.
 pub struct Assembler {
-    decoder: Decoder,
     spill: Box<dyn Spill>,
     /// Bytes of changes in memory, at most, besides those of one message.
     limit: usize,
@@ -221,17 +220,8 @@ pub struct Assembler {
 
 impl Assembler {
     /// With so many bytes of memory.
-    pub fn new(protocol: Protocol, limit: usize, spill: Box<dyn Spill>) -> Assembler {
-        Assembler {
-            decoder: Decoder::new(protocol),
-            spill,
-            limit,
-            memory: 0,
-            spilled_bytes: 0,
-            current: None,
-            streamed: HashMap::new(),
-            chunk: None,
-        }
+    pub fn new(limit: usize, spill: Box<dyn Spill>) -> Assembler {
+        Assembler { spill, limit, memory: 0, spilled_bytes: 0, current: None, streamed: HashMap::new(), chunk: None }
     }
 
     /// Bytes written to files so far.
@@ -244,9 +234,8 @@ impl Assembler {
         self.current.is_none() && self.streamed.is_empty()
     }
 
-    /// Takes a message; returns the transaction that it ends.
-    pub fn take(&mut self, body: &[u8]) -> Result<Option<Transaction>, AssembleError> {
-        let message = self.decoder.decode(body)?;
+    /// Takes a message, and its bytes; returns the transaction that it ends.
+    pub fn take(&mut self, message: Message<'_>, body: &[u8]) -> Result<Option<Transaction>, AssembleError> {
         let order = |what| AssembleError::Order { tag: body[0], what };
         let ended = match message {
             Message::Begin { .. } | Message::BeginPrepare(_) => {
@@ -373,6 +362,15 @@ impl SpillFile for Unnamed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::{Decoder, Protocol};
+
+    fn read(
+        assembler: &mut Assembler,
+        decoder: &mut Decoder,
+        body: &[u8],
+    ) -> Result<Option<Transaction>, AssembleError> {
+        assembler.take(decoder.decode(body)?, body)
+    }
 
     fn message(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
         [&[tag], parts.concat().as_slice()].concat()
@@ -406,8 +404,9 @@ mod tests {
     fn chunks_are_put_together_without_what_was_rolled_back() {
         let dir = tempfile::tempdir().unwrap();
         for limit in [0, 50, 1 << 20] {
-            let mut assembler = Assembler::new(Protocol::V4, limit, Box::new(Directory(dir.path().to_owned())));
-            let mut take = |body: Vec<u8>| assembler.take(&body).unwrap();
+            let mut assembler = Assembler::new(limit, Box::new(Directory(dir.path().to_owned())));
+            let mut decoder = Decoder::new(Protocol::V4);
+            let mut take = |body: Vec<u8>| read(&mut assembler, &mut decoder, &body).unwrap();
             let start = |xid: u32, first| message(b'S', &[&xid.to_be_bytes(), &[first]]);
             assert!(take(start(5, 1)).is_none());
             take(insert(Some(5), b"a"));
@@ -435,13 +434,14 @@ mod tests {
     #[test]
     fn a_large_transaction_is_read_back_whole() {
         let dir = tempfile::tempdir().unwrap();
-        let mut assembler = Assembler::new(Protocol::V4, 100_000, Box::new(Directory(dir.path().to_owned())));
-        assembler.take(&begin()).unwrap();
+        let mut assembler = Assembler::new(100_000, Box::new(Directory(dir.path().to_owned())));
+        let mut decoder = Decoder::new(Protocol::V4);
+        read(&mut assembler, &mut decoder, &begin()).unwrap();
         let rows: Vec<String> = (0..20_000).map(|n| format!("{n}:{}", "x".repeat(n % 700))).collect();
         for row in &rows {
-            assembler.take(&insert(None, row.as_bytes())).unwrap();
+            read(&mut assembler, &mut decoder, &insert(None, row.as_bytes())).unwrap();
         }
-        let ended = assembler.take(&commit(1)).unwrap().unwrap();
+        let ended = read(&mut assembler, &mut decoder, &commit(1)).unwrap().unwrap();
         assert!(!ended.changes.in_memory() && assembler.spilled_bytes() > 7_000_000);
         assert_eq!(values(&ended), rows);
     }
@@ -459,8 +459,10 @@ mod tests {
             vec![b"Z".to_vec()],
             vec![b"".to_vec()],
         ] {
-            let mut assembler = Assembler::new(Protocol::V4, 0, Box::new(Directory(dir.path().to_owned())));
-            assert!(messages.iter().any(|body| assembler.take(body).is_err()), "{messages:?}");
+            let mut assembler = Assembler::new(0, Box::new(Directory(dir.path().to_owned())));
+            let mut decoder = Decoder::new(Protocol::V4);
+            let fails = messages.iter().any(|body| read(&mut assembler, &mut decoder, body).is_err());
+            assert!(fails, "{messages:?}");
         }
     }
 }

@@ -5,13 +5,14 @@ use std::io;
 use walrider_session::ConnectError;
 
 use crate::assemble::AssembleError;
+use crate::source::SourceError;
 
 /// Why `apply` ended, or has to connect again. Texts say what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The connection to the publisher.
     #[error("publisher: {0}")]
-    Source(#[source] ConnectError),
+    Source(#[from] SourceError),
     /// A connection to the target.
     #[error("target: {0}")]
     Target(#[from] ConnectError),
@@ -42,7 +43,8 @@ impl ApplyError {
     /// Whether it is worth connecting again.
     pub fn can_heal(&self) -> bool {
         match self {
-            ApplyError::Source(error) | ApplyError::Target(error) => can_heal(error),
+            ApplyError::Source(SourceError::Connect(error)) | ApplyError::Target(error) => can_heal(error),
+            ApplyError::Source(SourceError::Silent | SourceError::Closed | SourceError::InUse { .. }) => true,
             _ => false,
         }
     }
@@ -52,7 +54,8 @@ impl ApplyError {
     /// Whether a slot or an origin is in use by somebody else (`object_in_use`).
     pub fn is_in_use(&self) -> bool {
         match self {
-            ApplyError::Source(error) | ApplyError::Target(error) => error.is_sqlstate("55006"),
+            ApplyError::Source(SourceError::InUse { .. }) => true,
+            ApplyError::Source(SourceError::Connect(error)) | ApplyError::Target(error) => error.is_sqlstate("55006"),
             _ => false,
         }
     }

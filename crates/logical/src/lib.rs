@@ -1,4 +1,5 @@
-//! Logical replication: the messages of `pgoutput` and `walrider_pgoutput`, and the connection that they come from.
+//! Logical replication: the messages of `pgoutput` and `walrider_pgoutput`, and the connection that they come from; and what they
+//! tell, applied to another server.
 //!
 //! This crate never reads a command line, and prints nothing.
 
@@ -9,7 +10,6 @@ mod conflict;
 pub mod copy;
 mod counters;
 mod error;
-mod feed;
 pub mod journal;
 pub mod json;
 pub mod keys;

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use walrider_layout::Oid;
 
 use crate::assemble::{AssembleError, End, Transaction};
-use crate::batch::{Batch, Operation, Relations, Work};
+use crate::batch::{Batch, Operation, Work};
 use crate::error::ApplyError;
 use crate::keys::{self, RowChange};
 use crate::message::{Decoder, Message, Relation};
+use crate::origins::PROGRESS_NAMES;
 use crate::schedule::{Access, Schedule};
 use crate::statements::change_decoder;
 use crate::target::Table;
@@ -47,11 +48,20 @@ struct Open {
 struct Looked {
     accesses: Vec<Access>,
     touched: HashSet<u64>,
+    /// Tables that are accessed as a whole.
+    whole: HashSet<u64>,
     rows: usize,
     /// Of changes in memory: their tables, by relation.
     operations: Vec<(Operation, Place)>,
     /// Relations that were looked up, from which change on.
     relations: Vec<(u64, Oid, Arc<Table>)>,
+}
+
+/// A relation of the publisher. It is looked up when it is used: the partitions of a table that is published by its root are
+/// described too, and need not be on the target.
+struct Known {
+    relation: Relation,
+    table: Option<Arc<Table>>,
 }
 
 enum Place {
@@ -62,7 +72,7 @@ enum Place {
 /// Puts transactions into batches.
 pub struct Batches {
     bounds: Bounds,
-    relations: Relations,
+    relations: HashMap<Oid, Known>,
     schedule: Schedule,
     decoder: Decoder,
     open: Open,
@@ -73,7 +83,7 @@ impl Batches {
     /// Nothing is known of the publisher's relations.
     pub fn new(bounds: Bounds) -> Batches {
         let decoder = change_decoder();
-        let (relations, schedule) = (Relations::new(), Schedule::new());
+        let (relations, schedule) = (HashMap::new(), Schedule::new());
         Batches { bounds, relations, schedule, decoder, open: Open::default(), last: 0 }
     }
 
@@ -210,41 +220,43 @@ impl Batches {
         let mut looked = Looked::default();
         let in_memory = transaction.changes.in_memory();
         if !in_memory {
-            looked.relations.extend(self.relations.iter().map(|(id, table)| (0, *id, table.clone())));
+            let tables = self.relations.iter().filter_map(|(id, known)| Some((0, *id, known.table.clone()?)));
+            looked.relations.extend(tables);
         }
         let Batches { relations, decoder, .. } = self;
         transaction.changes.each(|number, at, body| -> Result<(), ApplyError> {
             let message = decoder.decode(body).map_err(AssembleError::Wire)?;
             let operation = Operation { table: 0, transaction: 0, at, len: body.len() };
-            match message {
-                Message::Relation { relation, .. } => looked.relation(number, relation, relations, find),
+            let (id, change) = match message {
+                Message::Relation { relation, .. } => {
+                    looked.relation(relation, relations);
+                    return Ok(());
+                }
                 Message::Truncate { relations: ids, .. } => {
-                    let tables = ids.iter().map(|id| known(relations, id).cloned()).collect::<Result<Vec<_>, _>>()?;
+                    let mut tables = Vec::new();
+                    for id in ids.iter() {
+                        tables.push(looked.table(number, id, relations, find)?);
+                    }
                     tables.iter().for_each(|table| table.keys.truncate(&mut looked.accesses));
                     if in_memory {
                         looked.operations.push((operation, Place::Truncate(tables)));
                     }
-                    Ok(())
+                    return Ok(());
                 }
-                Message::Insert { relation, new, .. } => {
-                    let table = known(relations, relation)?;
-                    looked.row(table, RowChange::Insert(new), in_memory.then_some(operation));
-                    Ok(())
-                }
-                Message::Update { relation, old, new, .. } => {
-                    let table = known(relations, relation)?;
-                    needs_key(table)?;
-                    looked.row(table, RowChange::Update(old, new), in_memory.then_some(operation));
-                    Ok(())
-                }
-                Message::Delete { relation, old, .. } => {
-                    let table = known(relations, relation)?;
-                    needs_key(table)?;
-                    looked.row(table, RowChange::Delete(old), in_memory.then_some(operation));
-                    Ok(())
-                }
-                _ => Ok(()),
+                Message::Insert { relation, new, .. } => (relation, RowChange::Insert(new)),
+                Message::Update { relation, old, new, .. } => (relation, RowChange::Update(old, new)),
+                Message::Delete { relation, old, .. } => (relation, RowChange::Delete(old)),
+                _ => return Ok(()),
+            };
+            if is_progress(relations, id) {
+                return Ok(());
             }
+            let table = looked.table(number, id, relations, find)?;
+            if !matches!(change, RowChange::Insert(_)) {
+                needs_key(&table)?;
+            }
+            looked.row(&table, change, in_memory.then_some(operation));
+            Ok(())
         })?;
         Ok(looked)
     }
@@ -260,26 +272,32 @@ impl Open {
 }
 
 impl Looked {
-    fn relation(
+    fn relation(&mut self, relation: Relation, known: &mut HashMap<Oid, Known>) {
+        match known.get(&relation.id) {
+            Some(before) if before.relation == relation => return,
+            // What its rows are known by may not be what it was.
+            Some(before) if before.table.is_some() => keys::alone(&mut self.accesses),
+            _ => (),
+        }
+        known.insert(relation.id, Known { relation, table: None });
+    }
+
+    fn table(
         &mut self,
         number: u64,
-        relation: Relation,
-        known: &mut Relations,
+        id: Oid,
+        known: &mut HashMap<Oid, Known>,
         find: Find<'_>,
-    ) -> Result<(), ApplyError> {
-        let id = relation.id;
-        let before = known.get(&id);
-        if before.is_some_and(|table| table.relation == relation) {
-            return Ok(());
+    ) -> Result<Arc<Table>, ApplyError> {
+        let unknown = AssembleError::Order { tag: b'R', what: "a relation was changed that was not described" };
+        let known = known.get_mut(&id).ok_or(ApplyError::Assemble(unknown))?;
+        if let Some(table) = &known.table {
+            return Ok(table.clone());
         }
-        if before.is_some() {
-            // What its rows are known by may not be what it was.
-            keys::alone(&mut self.accesses);
-        }
-        let table = Arc::new(find(relation)?);
+        let table = Arc::new(find(known.relation.clone())?);
         self.relations.push((number, id, table.clone()));
-        known.insert(id, table);
-        Ok(())
+        known.table = Some(table.clone());
+        Ok(table)
     }
 
     fn row(&mut self, table: &Arc<Table>, change: RowChange<'_>, operation: Option<Operation>) {
@@ -289,9 +307,7 @@ impl Looked {
         self.rows += 1;
         if self.rows <= MAX_KEYS {
             table.keys.row(change, &mut self.accesses);
-        } else if self.rows == MAX_KEYS + 1
-            || !self.accesses.iter().rev().take(8).any(|access| access.hash == table.keys.table)
-        {
+        } else if self.whole.insert(table.keys.table) {
             table.keys.truncate(&mut self.accesses);
         }
         if let Some(operation) = operation {
@@ -300,9 +316,10 @@ impl Looked {
     }
 }
 
-fn known(relations: &Relations, id: Oid) -> Result<&Arc<Table>, ApplyError> {
-    let unknown = AssembleError::Order { tag: b'R', what: "a relation was changed that was not described" };
-    relations.get(&id).ok_or(ApplyError::Assemble(unknown))
+/// The progress of another `apply`, into the publisher, which publishes all its tables.
+fn is_progress(known: &HashMap<Oid, Known>, id: Oid) -> bool {
+    let names = known.get(&id).map(|known| (known.relation.namespace.as_str(), known.relation.name.as_str()));
+    names == Some(PROGRESS_NAMES)
 }
 
 fn needs_key(table: &Table) -> Result<(), ApplyError> {

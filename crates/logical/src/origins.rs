@@ -12,6 +12,61 @@ use crate::target::quote_literal;
 /// Longest name of an origin, in bytes (`RepOriginId` names, `MAX_RONAME_LEN`, PostgreSQL 18); without it the limit is that of gids.
 const MAX_ORIGIN: usize = 100;
 
+/// Where the target's transactions say how far they are.
+///
+/// It cannot be told from the replication origins: a transaction that is aborted moves its session's origin too, to what
+/// `pg_replication_origin_xact_setup` was given (`RecordTransactionAbort`, xact.c; native apply resets its session's origin first, which
+/// SQL cannot when a session is terminated). A row is changed by what commits, and by nothing else.
+pub const PROGRESS: &str = "walrider_logical.progress";
+
+/// Name of its schema, and of itself.
+pub const PROGRESS_NAMES: (&str, &str) = ("walrider_logical", "progress");
+
+fn make_progress(control: &mut Connection) -> Result<(), ApplyError> {
+    let schema = PROGRESS_NAMES.0;
+    let find = format!(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         WHERE n.nspname = '{schema}' AND c.relname = '{}')",
+        PROGRESS_NAMES.1
+    );
+    let is_there = control.simple_query(&find)?[0][0].as_deref() == Some(b"t");
+    let use_it = format!("SELECT FROM {PROGRESS} LIMIT 0");
+    let make = format!(
+        "CREATE SCHEMA IF NOT EXISTS {schema}; CREATE TABLE IF NOT EXISTS {PROGRESS} (origin pg_catalog.text NOT NULL, \
+         part pg_catalog.text NOT NULL, lsn pg_catalog.pg_lsn NOT NULL, PRIMARY KEY (origin, part)) WITH (fillfactor = 20)"
+    );
+    match control.simple_query(if is_there { &use_it } else { &make }) {
+        Err(error) if error.is_sqlstate("42501") => Err(ApplyError::Refused(format!(
+            "target: {error}; the role keeps its progress there: {}",
+            if is_there {
+                "GRANT USAGE ON SCHEMA walrider_logical TO it, and SELECT, INSERT, UPDATE, DELETE ON walrider_logical.progress"
+            } else {
+                "GRANT CREATE ON DATABASE to it"
+            }
+        ))),
+        done => Ok(done.map(|_| ())?),
+    }
+}
+
+/// The row of a worker.
+pub fn part(number: usize) -> String {
+    number.to_string()
+}
+
+/// The row of a transaction that was prepared.
+pub fn prepared_part(xid: u32) -> String {
+    format!("prepared {xid}")
+}
+
+/// Says how far a part is.
+pub fn progress_sql(origin: &str, part: &str, lsn: &str) -> String {
+    let (origin, part) = (quote_literal(origin), quote_literal(part));
+    format!(
+        "INSERT INTO {PROGRESS} AS p (origin, part, lsn) VALUES ({origin}, {part}, {lsn}) \
+         ON CONFLICT (origin, part) DO UPDATE SET lsn = excluded.lsn"
+    )
+}
+
 fn name(settings: &Settings, number: usize) -> String {
     format!("{}{number}", prefix(settings))
 }
@@ -57,6 +112,7 @@ pub fn open_sessions(
             "the target is a standby, which nothing can be applied to; name its primary".into(),
         ));
     }
+    make_progress(control)?;
     let mut sessions = Vec::new();
     for number in 0..settings.jobs {
         let origin = quote_literal(&name(settings, number));
@@ -96,42 +152,36 @@ fn explain(error: walrider_session::ConnectError) -> ApplyError {
     error.into()
 }
 
-/// Where to go on: the greatest position of all origins, those of earlier runs with more workers among them. Nobody must hold one.
+/// Where to go on: what has committed. Nobody must hold one of our origins, those of an earlier run with more workers among them:
+/// a session that is left from it may commit yet.
 pub fn start(control: &mut Connection, settings: &Settings) -> Result<Lsn, ApplyError> {
-    let prefix = quote_literal(&prefix(settings));
+    let prefix = prefix(settings);
     let rows = control
         .simple_query(&format!(
-            "SELECT roname, pg_catalog.pg_replication_origin_progress(roname, true) FROM pg_catalog.pg_replication_origin \
-             WHERE pg_catalog.starts_with(roname, {prefix})"
+            "SELECT roname FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, {})",
+            quote_literal(&prefix)
         ))
         .map_err(explain)?;
     let ours: Vec<String> = (0..settings.jobs).map(|number| name(settings, number)).collect();
-    let (mut start, mut others) = (Lsn(0), Vec::new());
     for row in &rows {
-        let text = |at: usize| row[at].as_deref().and_then(|text| std::str::from_utf8(text).ok());
-        let Some(name) = text(0) else { continue };
+        let Some(name) = row[0].as_deref().and_then(|name| std::str::from_utf8(name).ok()) else { continue };
         // "a_1" begins with "a_", and so does the first origin of "a_1".
-        if !name[prefix.len() - 2..].bytes().all(|byte| byte.is_ascii_digit()) {
+        let is_ours = name.strip_prefix(&prefix).is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
+        if !is_ours || ours.iter().any(|ours| ours == name) {
             continue;
         }
-        if !ours.iter().any(|ours| ours == name) {
-            others.push(name.to_owned());
-        }
-        start = start.max(text(1).and_then(|lsn| lsn.parse().ok()).unwrap_or(Lsn(0)));
-    }
-    for name in others {
-        let name = quote_literal(&name);
+        let name = quote_literal(name);
         let hold = format!(
             "SELECT pg_catalog.pg_replication_origin_session_setup({name}); \
              SELECT pg_catalog.pg_replication_origin_session_reset()"
         );
         control.simple_query(&hold).map_err(explain)?;
-        let progress = format!("SELECT pg_catalog.pg_replication_origin_progress({name}, true)");
-        let rows = control.simple_query(&progress)?;
-        let lsn = rows[0][0].as_deref().and_then(|lsn| std::str::from_utf8(lsn).ok()?.parse().ok());
-        start = start.max(lsn.unwrap_or(Lsn(0)));
     }
-    Ok(start)
+    let origin = quote_literal(&settings.origin);
+    let rows = control.simple_query(&format!(
+        "SELECT max(lsn) FROM {PROGRESS} WHERE origin = {origin} AND NOT pg_catalog.starts_with(part, 'prepared ')"
+    ))?;
+    Ok(rows[0][0].as_deref().and_then(|lsn| std::str::from_utf8(lsn).ok()?.parse().ok()).unwrap_or(Lsn(0)))
 }
 
 /// A slot with two phases needs a target that can prepare.

@@ -1,7 +1,7 @@
 //! The thread that reads, and that decides.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{Scope, ScopedJoinHandle};
@@ -18,19 +18,22 @@ use crate::batch::Batch;
 use crate::conflict::Conflicts;
 use crate::counters::Counters;
 use crate::error::ApplyError;
-use crate::feed::{Event, Feed, Wanted};
+use crate::message::Protocol;
 use crate::open_batch::{Batches, Bounds};
 use crate::origins::{self, Durable};
+use crate::source::{Event, Progress, Source, SourceError, SourceOptions, StreamingMode, Timing, Woken};
 use crate::target::Table;
 use crate::turn::{Phase, Turns};
 use crate::worker::{Common, Worker};
 
 /// Between two looks at locks and at what is durable.
 const LOOK: Duration = Duration::from_millis(50);
-/// The publisher hears of us at least so often.
-const TELL: Duration = Duration::from_secs(1);
+/// The publisher hears of us at least so often, and is lost when it is silent for so long.
+const TIMING: Timing = Timing { status_interval: Duration::from_secs(1), timeout: Duration::from_secs(60) };
 /// What is under way may take so long when it is to stop.
 const DRAIN: Duration = Duration::from_secs(60);
+/// Messages that are read before others have their turn.
+const READ_AT_ONCE: usize = 1000;
 /// Batches that wait for a worker, for each worker.
 const QUEUED: usize = 2;
 
@@ -51,7 +54,9 @@ enum Ending {
 /// The state of a connection to both sides.
 pub struct Reader<'s> {
     apply: &'s Apply,
-    feed: Feed,
+    source: Source,
+    /// Up to where the publisher has sent, or has nothing for us.
+    received: Lsn,
     control: Connection,
     assembler: Assembler,
     batches: Batches,
@@ -63,8 +68,6 @@ pub struct Reader<'s> {
     durable: Durable,
     /// End of the last transaction that was applied, or where it began.
     applied: Lsn,
-    told: (Instant, Lsn),
-    tell_now: bool,
     looked: Instant,
     spilled: u64,
     ending: Option<Ending>,
@@ -78,27 +81,31 @@ impl<'s> Reader<'s> {
         let mut target = ConnectOptions::resolve_ordinary(&settings.target, "walrider logical apply")?;
         target.give_up_after(Duration::from_secs(60));
         target.interrupt_with(quit.clone());
-        let mut source = ConnectOptions::resolve_for_database(&settings.source, "walrider logical apply")
-            .map_err(ApplyError::Source)?;
-        source.give_up_after(Duration::from_secs(60));
-        source.interrupt_with(quit);
+        let name = "walrider logical apply";
+        let publisher = ConnectOptions::resolve_for_database(&settings.source, name).map_err(SourceError::Connect)?;
         let mut control = Connection::open(&target)?;
         origins::set_up_session(&mut control, settings.synchronous_commit)?;
         let sessions = origins::open_sessions(&mut control, &target, settings)?;
         let start = origins::start(&mut control, settings)?;
-        let wanted = Wanted {
+        let wanted = SourceOptions {
             slot: settings.slot.clone(),
+            start,
+            system_identifier: None,
+            protocol: Protocol::V4,
             publications: settings.publications.clone(),
-            origin: settings.source_origin.clone(),
-            streaming: settings.streaming,
+            streaming: if settings.streaming { StreamingMode::On } else { StreamingMode::Off },
+            binary: false,
+            messages: false,
+            any_origin: settings.any_origin,
+            timing: TIMING,
         };
-        let feed = Feed::start(&source, &wanted, start)?;
-        if feed.two_phase {
+        let source = Source::open(&publisher, &wanted, Some(quit))?;
+        if source.slot().two_phase {
             origins::check_prepared(&mut control)?;
         }
         tracing::info!(
             "applying from {} (slot \"{}\") to {} from {start} on, with {} sessions",
-            feed.peer(),
+            source.connection().peer(),
             settings.slot,
             control.peer(),
             settings.jobs
@@ -106,7 +113,7 @@ impl<'s> Reader<'s> {
         apply.note(|progress| {
             progress.state = ApplyState::Streaming;
             progress.connections += 1;
-            progress.peers = Some((feed.peer().to_owned(), control.peer().to_owned()));
+            progress.peers = Some((source.connection().peer().to_owned(), control.peer().to_owned()));
             progress.flushed = start;
         });
         let turns = Arc::new(Turns::new(settings.jobs));
@@ -133,8 +140,9 @@ impl<'s> Reader<'s> {
         let bounds = Bounds { rows: settings.batch_rows, bytes: settings.batch_bytes };
         Ok(Reader {
             apply,
-            assembler: Assembler::new(feed.protocol, settings.memory, spill),
-            feed,
+            assembler: Assembler::new(settings.memory, spill),
+            source,
+            received: start,
             control,
             batches: Batches::new(bounds),
             queue: VecDeque::new(),
@@ -144,21 +152,22 @@ impl<'s> Reader<'s> {
             failed,
             durable: Durable::new(settings.synchronous_commit, start),
             applied: start,
-            told: (Instant::now(), Lsn(0)),
-            tell_now: true,
             looked: Instant::now(),
             spilled: 0,
             ending: None,
         })
     }
 
-    /// Waits for the workers.
-    pub fn end(self) {
+    /// Waits for the workers; `clean`: and for the publisher, until it has taken in what it was told.
+    pub fn end(self, clean: bool) {
         self.turns.stop();
         for (give, thread) in self.workers {
             drop(give);
             // A panic there was printed.
             let _ = thread.join();
+        }
+        if let Err(error) = if clean { self.source.finish() } else { Ok(()) } {
+            tracing::warn!("could not end the stream: {error}");
         }
     }
 
@@ -166,7 +175,7 @@ impl<'s> Reader<'s> {
     pub fn run(&mut self) -> Result<Ended, ApplyError> {
         loop {
             if let Ok(error) = self.failed.try_recv() {
-                return Err(self.first_failure(error));
+                return Err(error);
             }
             if self.apply.is_stopping() && self.ending.is_none() {
                 self.ending = Some(Ending::Stop(Instant::now()));
@@ -183,16 +192,6 @@ impl<'s> Reader<'s> {
                 self.wait()?;
             }
         }
-    }
-
-    /// Workers that end because another one failed say so too: that one is who knows.
-    fn first_failure(&self, first: ApplyError) -> ApplyError {
-        let is_echo = |error: &ApplyError| matches!(error, ApplyError::Stopped);
-        if !is_echo(&first) {
-            return first;
-        }
-        let end = Duration::from_millis(500);
-        self.failed.recv_timeout(end).ok().filter(|error| !is_echo(error)).unwrap_or(first)
     }
 
     fn has_ended(&mut self) -> Option<Result<Ended, ApplyError>> {
@@ -220,10 +219,11 @@ impl<'s> Reader<'s> {
         origins::flush(&mut self.control, &self.apply.settings)?;
         let mut at = self.applied;
         if let (true, Some(until)) = (until, self.apply.settings.until) {
-            at = at.max(until.min(self.feed.wal_end));
+            at = at.max(until.min(self.received));
         }
         self.apply.note(|progress| progress.flushed = at);
-        self.feed.tell(at, at, at)
+        self.source.confirm(Progress { written: at.max(self.received), flushed: at, applied: at });
+        Ok(self.source.tend()?)
     }
 
     /// How many batches may be with workers.
@@ -231,24 +231,34 @@ impl<'s> Reader<'s> {
         number <= self.turns.committed() + self.workers.len() as u64
     }
 
-    /// Reads what is there, unless too much waits. Whether something was read.
+    /// Whether nothing more is to be read now.
+    fn is_full(&self) -> bool {
+        let bytes = |batch: &Batch| batch.transactions.iter().map(|one| one.changes.memory_bytes()).sum::<usize>();
+        self.ending.is_some()
+            || self.queue.len() > QUEUED * self.workers.len()
+            || self.queue.iter().map(bytes).sum::<usize>() > self.apply.settings.memory
+    }
+
+    /// Reads some of what is there, unless too much waits. Whether there may be more.
     fn read(&mut self) -> Result<bool, ApplyError> {
-        if self.ending.is_some() || self.queue.len() > QUEUED * self.workers.len() {
+        if self.is_full() {
             return Ok(false);
         }
-        if !self.feed.receive()? {
-            return Ok(false);
-        }
-        let mut out = Vec::new();
-        while self.ending.is_none() {
-            let transaction = match self.feed.next()? {
+        let (mut out, mut messages) = (Vec::new(), 0);
+        while self.ending.is_none() && messages < READ_AT_ONCE {
+            let transaction = match self.source.next_event()? {
                 None => break,
-                Some(Event::Keepalive { reply_requested, .. }) => {
-                    self.tell_now |= reply_requested;
-                    continue;
+                Some(Event::Done) => return Err(SourceError::Closed.into()),
+                Some(Event::Keepalive { wal_end, .. }) => {
+                    self.received = self.received.max(wal_end);
+                    None
                 }
-                Some(Event::Message(body)) => self.assembler.take(body)?,
+                Some(Event::Message { lsn, message, body, .. }) => {
+                    self.received = self.received.max(lsn);
+                    self.assembler.take(message, body)?
+                }
             };
+            messages += 1;
             if let Some(transaction) = transaction {
                 self.take(transaction, &mut out);
             }
@@ -257,7 +267,7 @@ impl<'s> Reader<'s> {
         let spilled = self.assembler.spilled_bytes();
         Counters::add(&self.apply.counters.spilled_bytes, spilled - self.spilled);
         self.spilled = spilled;
-        Ok(true)
+        Ok(messages == READ_AT_ONCE)
     }
 
     /// Puts a transaction into a batch. What cannot be applied ends it when all before is.
@@ -328,7 +338,7 @@ impl<'s> Reader<'s> {
         let count = |phases: &[Phase]| seats.iter().filter(|seat| phases.contains(&seat.phase)).count() as u64;
         let queued: u64 = self.under_way.iter().map(|batch| batch.transactions).sum();
         let queued = queued + self.queue.iter().map(|batch| batch.transactions.len() as u64).sum::<u64>();
-        let (received, flushed, idle) = (self.feed.wal_end, self.durable.position(), self.is_idle());
+        let (received, flushed, idle) = (self.received, self.durable.position(), self.is_idle());
         self.apply.note(|progress| {
             progress.received = received;
             progress.waiting = count(&[Phase::Waiting]);
@@ -338,7 +348,7 @@ impl<'s> Reader<'s> {
             progress.idle = idle;
         });
         let until = self.apply.settings.until;
-        if self.ending.is_none() && idle && until.is_some_and(|until| self.feed.wal_end >= until) {
+        if self.ending.is_none() && idle && until.is_some_and(|until| self.received >= until) {
             self.ending = Some(Ending::Until);
         }
         Ok(())
@@ -366,37 +376,34 @@ impl<'s> Reader<'s> {
         Ok(())
     }
 
+    /// Notes what the publisher is to be told, and when that is due tells it.
     fn tell(&mut self) -> Result<(), ApplyError> {
-        let mut flush = self.durable.position();
-        let (mut write, mut apply) = (self.feed.wal_end.max(self.applied), self.applied);
-        if self.is_idle() && flush >= self.applied && self.ending.is_none() {
+        let mut flushed = self.durable.position();
+        let (mut written, mut applied) = (self.received.max(self.applied), self.applied);
+        if self.is_idle() && flushed >= self.applied && self.ending.is_none() {
             // Nothing up to there was for us.
-            (flush, apply) = (self.feed.wal_end.max(flush), self.feed.wal_end.max(apply));
-            write = write.max(flush);
+            (flushed, applied) = (self.received.max(flushed), self.received.max(applied));
+            written = written.max(flushed);
         }
-        let moved = flush > self.told.1 && self.told.0.elapsed() >= LOOK;
-        if self.tell_now || moved || self.told.0.elapsed() >= TELL {
-            self.feed.tell(write, flush, apply)?;
-            self.told = (Instant::now(), flush);
-            self.tell_now = false;
-            self.apply.note(|progress| progress.flushed = progress.flushed.max(flush));
-        }
-        Ok(())
+        self.source.confirm(Progress { written, flushed, applied });
+        self.apply.note(|progress| progress.flushed = progress.flushed.max(flushed));
+        Ok(self.source.tend()?)
     }
 
     fn wait(&mut self) -> Result<(), ApplyError> {
         let busy = !self.under_way.is_empty() || self.durable.is_waiting();
-        let time = Timespec::try_from(if busy { LOOK } else { Duration::from_millis(200) }).ok();
-        let full = self.ending.is_some() || self.queue.len() > QUEUED * self.workers.len();
-        let mut events = PollFlags::empty();
-        events.set(PollFlags::IN, !full);
-        events.set(PollFlags::OUT, self.feed.wants_write());
-        let mut fds = [PollFd::new(&self.feed, events), PollFd::new(&*self.apply.wake, PollFlags::IN)];
-        match poll(&mut fds, time.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => (),
-            Err(error) => return Err(ApplyError::System("wait", error.into())),
+        let time = if busy { LOOK } else { Duration::from_millis(200) };
+        let wake = self.apply.wake.clone();
+        if self.is_full() {
+            let time = Timespec::try_from(time).ok();
+            match poll(&mut [PollFd::new(&*wake, PollFlags::IN)], time.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => (),
+                Err(error) => return Err(ApplyError::System("wait", error.into())),
+            }
+        } else if self.source.wait(&[wake.as_fd()], Some(time))? == Woken::Publisher {
+            return Ok(());
         }
-        self.apply.wake.clear();
-        self.feed.flush()
+        wake.clear();
+        Ok(())
     }
 }

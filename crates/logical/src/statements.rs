@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use walrider_session::{Connection, Outcome, Pipeline};
 
+use crate::assemble::End;
 use crate::batch::{Batch, Operation, Relations, Work};
 use crate::error::ApplyError;
 use crate::message::Tuple;
@@ -24,6 +25,8 @@ const NO_CHANGE: u64 = u64::MAX;
 
 /// What a session has prepared.
 pub struct Statements {
+    /// The statement that says how far the session is.
+    progress: String,
     /// By the table's generation, kind and pattern, as bytes.
     names: HashMap<Vec<u8>, String>,
     next: u64,
@@ -41,23 +44,24 @@ pub fn change_decoder() -> Decoder {
 }
 
 impl Statements {
-    /// Prepared COMMIT.
-    pub const COMMIT: &str = "wc";
+    const COMMIT: &str = "wc";
     const BEGIN: &str = "wb";
+    const PROGRESS: &str = "wp";
     const ORIGIN: &str = "wo";
 
     /// Prepares what every batch needs.
-    pub fn new(connection: &mut Connection) -> Result<Statements, ApplyError> {
+    pub fn new(connection: &mut Connection, progress: &str) -> Result<Statements, ApplyError> {
         let mut pipeline = connection.pipeline()?;
         pipeline.prepare(0, Statements::BEGIN, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")?;
         pipeline.prepare(0, Statements::COMMIT, "COMMIT")?;
+        pipeline.prepare(0, Statements::PROGRESS, progress)?;
         let origin = "SELECT pg_catalog.pg_replication_origin_xact_setup($1::pg_catalog.pg_lsn, \
             pg_catalog.timestamptz '2000-01-01 00:00:00+00' + $2::pg_catalog.int8 * interval '1 microsecond')";
         pipeline.prepare(0, Statements::ORIGIN, origin)?;
         if let Some((_, error)) = pipeline.finish()?.failure {
             return Err(walrider_session::ConnectError::Server(error).into());
         }
-        Ok(Statements { names: HashMap::new(), next: 0, skipped: HashSet::new() })
+        Ok(Statements { progress: progress.to_owned(), names: HashMap::new(), next: 0, skipped: HashSet::new() })
     }
 
     /// Leaves a change out when the batch is executed again.
@@ -74,10 +78,18 @@ impl Statements {
         if self.names.len() >= MAX_STATEMENTS || self.next - self.names.len() as u64 > MAX_STATEMENTS as u64 {
             connection.simple_query("DEALLOCATE ALL")?;
             let skipped = std::mem::take(&mut self.skipped);
-            *self = Statements { skipped, ..Statements::new(connection)? };
+            *self = Statements { skipped, ..Statements::new(connection, &self.progress)? };
         }
         Ok(())
     }
+}
+
+/// Queues COMMIT, and before it, as late as it can be, what the origin is told: an abort would tell it too.
+pub fn queue_commit(pipeline: &mut Pipeline<'_>, batch: &Batch) -> Result<(), ApplyError> {
+    let (lsn, time) = (batch.end_lsn().to_string(), batch.time().to_string());
+    let values = [Some(lsn.as_bytes()), Some(time.as_bytes())];
+    pipeline.execute(NO_CHANGE, Statements::ORIGIN, values, None)?;
+    Ok(pipeline.execute(NO_CHANGE, Statements::COMMIT, [], None)?)
 }
 
 /// A run of new rows.
@@ -110,18 +122,20 @@ impl<'a> Writer<'a> {
         Writer { pipeline, statements, fresh: Vec::new(), mode, or_nothing, decoder: change_decoder(), key: Vec::new() }
     }
 
-    /// BEGIN, and the batch's position.
+    /// BEGIN, and how far the session is with it; of what is prepared, that it was.
     pub fn begin(&mut self, batch: &Batch) -> Result<(), ApplyError> {
         self.pipeline.execute(NO_CHANGE, Statements::BEGIN, [], None)?;
-        let (lsn, time) = (batch.end_lsn().to_string(), batch.time().to_string());
-        let values = [Some(lsn.as_bytes()), Some(time.as_bytes())];
-        Ok(self.pipeline.execute(NO_CHANGE, Statements::ORIGIN, values, None)?)
+        if *batch.end() == End::Commit {
+            let lsn = batch.end_lsn().to_string();
+            self.pipeline.execute(NO_CHANGE, Statements::PROGRESS, [Some(lsn.as_bytes())], None)?;
+        }
+        Ok(())
     }
 
-    /// Ends the pipeline, and keeps what was prepared.
-    pub fn finish(mut self, commit: bool) -> Result<Outcome, ApplyError> {
-        if commit {
-            self.pipeline.execute(NO_CHANGE, Statements::COMMIT, [], None)?;
+    /// Ends the pipeline, and keeps what was prepared. `commit`: with COMMIT.
+    pub fn finish(mut self, commit: Option<&Batch>) -> Result<Outcome, ApplyError> {
+        if let Some(batch) = commit {
+            queue_commit(&mut self.pipeline, batch)?;
         }
         let outcome = self.pipeline.finish()?;
         for key in &self.fresh[outcome.prepared..] {
@@ -157,28 +171,56 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Table by table: nothing that one does is seen by another, and all is seen at once by others.
+    /// Table by table: nothing that one does is seen by another, and all is seen at once by others. What is stored in
+    /// partitions of one table stays together.
     fn by_table(&mut self, batch: &Batch, operations: &[Operation]) -> Result<(), ApplyError> {
-        let mut tables: Vec<Vec<usize>> = vec![Vec::new(); batch.tables.len()];
+        let mut roots: Vec<(u64, Vec<usize>)> = Vec::new();
+        let of: Vec<usize> = batch
+            .tables
+            .iter()
+            .map(|table| {
+                roots.iter().position(|(root, _)| *root == table.keys.table).unwrap_or_else(|| {
+                    roots.push((table.keys.table, Vec::new()));
+                    roots.len() - 1
+                })
+            })
+            .collect();
         for (number, operation) in operations.iter().enumerate() {
             let body = batch.body(operation);
             if body[0] == b'T' {
-                self.tables(batch, operations, &mut tables)?;
+                self.roots(batch, operations, &mut roots)?;
                 self.truncate(number as u64, body, &batch.truncates[operation.table as usize])?;
             } else {
-                tables[operation.table as usize].push(number);
+                roots[of[operation.table as usize]].1.push(number);
             }
         }
-        self.tables(batch, operations, &mut tables)
+        self.roots(batch, operations, &mut roots)
     }
 
-    fn tables(&mut self, batch: &Batch, operations: &[Operation], tables: &mut [Vec<usize>]) -> Result<(), ApplyError> {
-        for (table, numbers) in batch.tables.iter().zip(tables) {
-            let mut run = Run { table: Some(table), ..Run::default() };
+    fn roots(
+        &mut self,
+        batch: &Batch,
+        operations: &[Operation],
+        roots: &mut [(u64, Vec<usize>)],
+    ) -> Result<(), ApplyError> {
+        for (_, numbers) in roots {
+            let mut run = Run::default();
             for number in numbers.drain(..) {
-                self.change(number as u64, batch.body(&operations[number]), table, &mut run)?;
+                let operation = &operations[number];
+                let table = &batch.tables[operation.table as usize];
+                self.of_table(table, &mut run)?;
+                self.change(number as u64, batch.body(operation), table, &mut run)?;
             }
             self.end_run(&mut run)?;
+        }
+        Ok(())
+    }
+
+    /// The next change is one of this table.
+    fn of_table<'t>(&mut self, table: &'t Table, run: &mut Run<'t>) -> Result<(), ApplyError> {
+        if run.table.is_none_or(|of| of.generation != table.generation) {
+            self.end_run(run)?;
+            run.table = Some(table);
         }
         Ok(())
     }
@@ -204,10 +246,7 @@ impl<'a> Writer<'a> {
                     let id = u32::from_be_bytes(body[1..5].try_into().expect("four bytes"));
                     // The reader has looked each of them up.
                     let Some((.., table)) = table(id) else { return Ok(()) };
-                    if run.table.is_none_or(|of| of.generation != table.generation) {
-                        self.end_run(&mut run)?;
-                        run.table = Some(table);
-                    }
+                    self.of_table(table, &mut run)?;
                     self.change(number, body, table, &mut run)
                 }
             }

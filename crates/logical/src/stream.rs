@@ -218,9 +218,9 @@ impl Session<'_> {
                     return Err(SourceError::Closed.into());
                 }
                 None => {
-                    self.settle()?;
+                    let next = self.settle()?;
                     taken = 0;
-                    self.wait()?;
+                    self.wait(next)?;
                 }
             }
             if taken >= PASS_ON_BYTES {
@@ -238,8 +238,7 @@ impl Session<'_> {
         }
     }
 
-    fn wait(&mut self) -> Result<(), StreamError> {
-        let next = self.sink.tick(self.positions.seen);
+    fn wait(&mut self, next: Option<Duration>) -> Result<(), StreamError> {
         self.log_notices();
         let closes = self.sink.closes();
         match self.source.wait(closes.as_slice(), next)? {
@@ -276,10 +275,11 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Passes on what was taken, makes it durable, and has it confirmed.
-    fn settle(&mut self) -> Result<(), StreamError> {
+    /// Passes on what was taken, makes it durable, and has it confirmed. When the sink wants to be called again.
+    fn settle(&mut self) -> Result<Option<Duration>, StreamError> {
         self.pass_on()?;
-        self.sync()
+        self.sync()?;
+        Ok(self.sink.tick(self.positions.seen))
     }
 
     /// Ends it from our side.

@@ -17,7 +17,8 @@ use crate::batch::{Batch, Work};
 use crate::conflict::{Conflicts, OnConflict};
 use crate::counters::Counters;
 use crate::error::ApplyError;
-use crate::statements::{Statements, Writer};
+use crate::origins::{self, PROGRESS};
+use crate::statements::{Statements, Writer, queue_commit};
 use crate::turn::{Phase, Turn, Turns};
 use crate::wake::Wake;
 
@@ -52,6 +53,21 @@ pub enum Mode {
     Careful,
 }
 
+/// Tells that a thread panicked: nobody waits for it for ever.
+struct Told<'a>(&'a Sender<ApplyError>, &'a Common);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let error = std::io::Error::other("a thread that applies panicked");
+            // Nobody is left who could be told.
+            let _ = self.0.send(ApplyError::System("go on", error));
+            self.1.turns.stop();
+            self.1.wake.wake();
+        }
+    }
+}
+
 /// A worker: its number, its session, its batches.
 pub struct Worker {
     number: usize,
@@ -63,21 +79,23 @@ pub struct Worker {
 impl Worker {
     /// On a session that was set up.
     pub fn new(number: usize, mut connection: Connection, common: Common) -> Result<Worker, ApplyError> {
-        let statements = Statements::new(&mut connection)?;
+        let progress = origins::progress_sql(&common.origin, &origins::part(number), "$1");
+        let statements = Statements::new(&mut connection, &progress)?;
         Ok(Worker { number, connection, statements, common })
     }
 
     /// Executes batches until there are no more.
     pub fn run(mut self, batches: Receiver<Arc<Batch>>, failed: Sender<ApplyError>) {
         let common = self.common.clone();
+        let _told = Told(&failed, &common);
         while let Ok(batch) = batches.recv() {
             let result = self.batch(&batch);
             match result {
                 Ok(()) => common.wake.wake(),
                 Err(error) => {
-                    common.turns.stop();
-                    // The receiver ends with the whole; then nobody wants to know.
+                    // The receiver ends with the whole; then nobody wants to know. Those who stop because of this come after it.
                     let _ = failed.send(error);
+                    common.turns.stop();
                     common.wake.wake();
                     return;
                 }
@@ -85,6 +103,7 @@ impl Worker {
         }
     }
 
+    /// Waits until it may begin, and sees to it that it commits in its turn.
     fn batch(&mut self, batch: &Batch) -> Result<(), ApplyError> {
         let turns = self.common.turns.clone();
         turns.enter(self.number, Phase::Waiting, batch.number);
@@ -148,7 +167,7 @@ impl Worker {
             Turn::Mine => {
                 self.common.turns.enter(self.number, Phase::Executing, batch.number);
                 let mut pipeline = self.connection.pipeline()?;
-                pipeline.execute(0, Statements::COMMIT, [], None)?;
+                queue_commit(&mut pipeline, batch)?;
                 let outcome = pipeline.finish()?;
                 // A deferred constraint, or one who cancelled.
                 if outcome.transaction != Transaction::None {
@@ -166,10 +185,7 @@ impl Worker {
         self.statements.skipped.clear();
         loop {
             let one_go = *batch.end() == End::Commit && !matches!(batch.work, Work::Finish);
-            let mut outcome = self.execute(batch, mode, one_go)?;
-            if outcome.failure.is_none() && !one_go {
-                outcome.failure = self.finish_prepared(batch)?.map(|error| (u64::MAX, error));
-            }
+            let outcome = if one_go { self.execute(batch, mode, true)? } else { self.two_phase(batch, mode)? };
             let Some((number, error)) = outcome.failure else {
                 return self.count_missing(batch, &outcome.unexpected, outcome.unexpected_total);
             };
@@ -217,34 +233,58 @@ impl Worker {
         if !matches!(batch.work, Work::Finish) {
             writer.batch(batch)?;
         }
-        writer.finish(commit)
+        writer.finish(commit.then_some(batch))
     }
 
-    /// PREPARE TRANSACTION after its changes, or the end of one that was prepared: an error of the server's is returned.
-    fn finish_prepared(&mut self, batch: &Batch) -> Result<Option<ServerMessage>, ApplyError> {
-        let gid = format!("walrider_{}_{}", self.common.origin, batch.xid());
-        let gid = crate::target::quote_literal(&gid);
+    /// PREPARE TRANSACTION with its changes, or the end of one that was prepared. Neither can say in the same transaction how far
+    /// it is: what is prepared keeps the row, and COMMIT PREPARED changes none. So each can be done twice. What is prepared
+    /// already is not prepared again, and it has a row of its own, which shows when it has committed.
+    fn two_phase(&mut self, batch: &Batch, mode: Mode) -> Result<Outcome, ApplyError> {
+        let gid = crate::target::quote_literal(&format!("walrider_{}_{}", self.common.origin, batch.xid()));
+        let part = origins::prepared_part(batch.xid());
+        let (origin, quoted) = (crate::target::quote_literal(&self.common.origin), crate::target::quote_literal(&part));
+        let marker = format!("FROM {PROGRESS} WHERE origin = {origin} AND part = {quoted}");
+        let is_prepared = format!("SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {gid}");
+        let is_prepared = !self.connection.simple_query(&is_prepared)?.is_empty();
+        let has_committed = !self.connection.simple_query(&format!("SELECT {marker}"))?.is_empty();
+        let mut outcome = Outcome {
+            failure: None,
+            unexpected: Vec::new(),
+            unexpected_total: 0,
+            prepared: 0,
+            transaction: Transaction::None,
+        };
         let command = match batch.end() {
-            End::Prepare => format!("PREPARE TRANSACTION {gid}"),
-            End::CommitPrepared => {
-                self.connection.simple_query("COMMIT")?;
-                format!("COMMIT PREPARED {gid}")
-            }
-            End::RollbackPrepared => {
-                self.connection.simple_query("COMMIT")?;
-                let find = format!("SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {gid}");
-                // It may have been prepared before the slot was made: then it is not here, as native apply has it.
-                if self.connection.simple_query(&find)?.is_empty() {
-                    return Ok(None);
+            End::Prepare if is_prepared || has_committed => None,
+            End::Prepare => {
+                outcome = self.execute(batch, mode, false)?;
+                if outcome.failure.is_some() {
+                    return Ok(outcome);
                 }
-                format!("ROLLBACK PREPARED {gid}")
+                let lsn = crate::target::quote_literal(&batch.end_lsn().to_string());
+                self.connection.simple_query(&origins::progress_sql(&self.common.origin, &part, &lsn))?;
+                Some(format!("PREPARE TRANSACTION {gid}"))
             }
+            End::CommitPrepared if has_committed && !is_prepared => None,
+            End::CommitPrepared => Some(format!("COMMIT PREPARED {gid}")),
+            // It may have been prepared before the slot was made: then it is not here, as native apply has it.
+            End::RollbackPrepared => is_prepared.then(|| format!("ROLLBACK PREPARED {gid}")),
             End::Commit => unreachable!("it commits in one go"),
         };
-        match self.connection.simple_query(&command) {
-            Ok(_) => Ok(None),
-            Err(walrider_session::ConnectError::Server(error)) if error.severity == "ERROR" => Ok(Some(error)),
-            Err(error) => Err(error.into()),
+        if let Some(command) = command {
+            match self.connection.simple_query(&command) {
+                Ok(_) => outcome.transaction = Transaction::None,
+                Err(walrider_session::ConnectError::Server(error)) if error.severity == "ERROR" => {
+                    outcome.failure = Some((u64::MAX, error));
+                    return Ok(outcome);
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
+        let lsn = crate::target::quote_literal(&batch.end_lsn().to_string());
+        let progress = origins::progress_sql(&self.common.origin, &origins::part(self.number), &lsn);
+        let forget = if *batch.end() == End::Prepare { String::new() } else { format!("; DELETE {marker}") };
+        self.connection.simple_query(&format!("BEGIN; {progress}{forget}; COMMIT"))?;
+        Ok(outcome)
     }
 }

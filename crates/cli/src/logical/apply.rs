@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use tracing_subscriber::filter::LevelFilter;
@@ -12,7 +13,7 @@ use walrider_observe::status::Time;
 
 use crate::logging::{self, LogFormat, parse_level};
 use crate::service::{self, ServiceError, Wish};
-use crate::values::{parse_size, parse_slot};
+use crate::values::{parse_duration, parse_size, parse_slot};
 
 /// Apply what a logical slot sends to another server, many transactions at a time
 ///
@@ -71,6 +72,9 @@ pub struct ApplyArgs {
     /// Whether the publisher sends large transactions while they run
     #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
     streaming: Switch,
+    /// How long the slot or an origin may be in use by somebody else: sessions of one that was killed take a while to end
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_duration)]
+    in_use_timeout: Duration,
     /// Serve /metrics, /health and /status there, as in 127.0.0.1:9187
     #[arg(long, value_name = "ADDR:PORT")]
     http: Option<String>,
@@ -142,7 +146,7 @@ fn apply(args: ApplyArgs) -> Result<Ended, RunError> {
         origin: args.origin.unwrap_or_else(|| args.slot.clone()),
         slot: args.slot,
         publications: args.publications,
-        source_origin: if args.source_origin == SourceOrigin::Any { "any" } else { "none" }.to_owned(),
+        any_origin: args.source_origin == SourceOrigin::Any,
         jobs: args.jobs.into(),
         batch_rows: args.batch.into(),
         batch_bytes: BATCH_BYTES,
@@ -156,6 +160,7 @@ fn apply(args: ApplyArgs) -> Result<Ended, RunError> {
         skip: args.skip,
         synchronous_commit: args.synchronous_commit == Switch::On,
         streaming: args.streaming == Switch::On,
+        in_use: args.in_use_timeout,
     })?;
     let (told, observed) = (apply.clone(), apply.clone());
     let status = Arc::new(move || observed.status(env!("CARGO_PKG_VERSION"), started));

@@ -16,7 +16,7 @@ use walrider_logical::stream::{Sink, StreamError};
 /// What a pipe takes at once when it is writable (`PIPE_BUF`, `pipe`(7)).
 const PIPE_BUF: usize = 4096;
 /// How often the publisher is seen to while a pipe takes nothing.
-const TEND_INTERVAL: Duration = Duration::from_secs(1);
+const TEND_INTERVAL: Duration = Duration::from_millis(100);
 
 enum Target {
     Stdout {
@@ -116,7 +116,7 @@ impl Sink for Printer {
                 if let Some(xid) = open {
                     self.buffer.extend(format!("{{\"kind\":\"interrupted\",\"xid\":{xid}}}\n").into_bytes());
                 }
-                // Nobody can stop us any more: a reader that is stuck is given a second.
+                // Nobody can stop us any more: a reader that is stuck is given a moment.
                 match self.pass_on(&mut || Err(StreamError::OutputClosed)) {
                     Ok(()) => self.sync(),
                     Err(StreamError::OutputClosed) => Ok(()),

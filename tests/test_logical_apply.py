@@ -1,0 +1,342 @@
+"""`walrider logical apply`: what it applies is what the publisher has, whatever happens in between."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from tests.lab.logical import load
+from tests.lab.logical.apply import Apply, assert_equal, make_publisher, make_target, publish
+from tests.lab.server.cluster import PgCluster, copy_tree
+from tests.lab.standby.standby import wait_for
+from tests.lab.walrider import walrider
+
+
+@pytest.fixture(scope="module")
+def templates(scratch):
+    """A publisher with a slot and a target, stopped, both with the tables of the load."""
+    publisher, target = make_publisher(scratch / "publisher"), make_target(scratch / "target")
+    with publisher.start(), target.start():
+        publisher.psql(load.PUBLISHER)
+        target.psql(load.TARGET)
+        publish(publisher)
+        publisher.stop()
+        target.stop()
+    return publisher.data_dir, target.data_dir
+
+
+@pytest.fixture
+def pair(templates, work):
+    """Both, running; they end with the test."""
+    made = [PgCluster(copy_tree(data_dir, work / data_dir.name)) for data_dir in templates]
+    with made[0].start(), made[1].start():
+        yield made
+
+
+@pytest.mark.every_major
+@pytest.mark.parametrize("how", ["beside it", "behind it"])
+def test_random_load(pair, work, rng, how):
+    """All kinds of changes, of sessions side by side; both sides have the same rows in the end.
+
+    Behind it, everything has been committed before: small batches of large backlogs are executed side by side, and large transactions
+    go to files.
+    """
+    publisher, target = pair
+    options = [] if how == "beside it" else ["--batch", "5", "--jobs", "6", "--memory", "16kB", "--spill-dir", work]
+    with Apply(work, publisher, target, *options) as apply:
+        if how == "beside it":
+            apply.start()
+        pgbench = load.run(publisher, work, rng, transactions=500)
+        out = pgbench.communicate(timeout=120)
+        assert pgbench.returncode == 0, out
+        if how == "behind it":
+            apply.start()
+        apply.wait_caught_up()
+        status = apply.status()
+        apply.stop()
+    assert_equal(publisher, target, load.TABLES)
+    assert status["transactions"] > 1000 and not any(status["conflicts"].values()), status
+    assert (status["spilled_bytes"] > 0) == (how == "behind it"), status
+    assert not list(work.glob(".walrider-spill*"))
+
+
+ROUNDS = int(os.environ.get("WALRIDER_LOGICAL_ROUNDS", "4"))
+
+
+def settle(publisher, rng):
+    """End what a crash has left prepared, one way or the other."""
+    for gid, in publisher.psql("SELECT gid FROM pg_prepared_xacts"):
+        publisher.psql(f"{rng.choice(('COMMIT', 'ROLLBACK'))} PREPARED '{gid}'")
+
+
+def test_crashes(pair, work, rng):
+    """Each side dies at random under load, Walrider too; nothing is applied twice, nothing is lost.
+
+    The target commits asynchronously, so its immediate stops lose what was committed last. It does not try a power cut.
+    """
+    publisher, target = pair
+    options = ["--batch", "20", "--jobs", "3", "--memory", "16kB", "--spill-dir", work]
+    with Apply(work, publisher, target, *options).start() as apply:
+        for number in range(ROUNDS):
+            victims = rng.choice((["walrider"], ["publisher"], ["target"], ["walrider", "target"], ["target", "publisher"]))
+            print(f"round {number}: {victims}")
+            pgbench = load.run(publisher, work, rng, seconds=60)
+            time.sleep(rng.uniform(0.3, 2.0))
+            for victim in victims:
+                if victim == "walrider":
+                    apply.kill()
+                else:
+                    (publisher if victim == "publisher" else target).stop("immediate")
+            time.sleep(rng.uniform(0, 0.5))
+            for server in (publisher, target):
+                if server.process is None:
+                    server.start()
+            if apply.process is None:
+                apply.start()
+            pgbench.terminate()
+            pgbench.communicate(timeout=60)
+            wait_for(lambda: publisher.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'") == "0",
+                     "the load has ended")
+            settle(publisher, rng)
+            apply.wait_caught_up()
+            assert_equal(publisher, target, load.TABLES)
+            assert target.value("SELECT count(*) FROM pg_prepared_xacts") == "0"
+        status = apply.status()
+        apply.stop()
+    assert not any(status["conflicts"].values()), status
+
+
+def test_killed_with_work_under_way(pair, work):
+    """The oldest batch waits for a lock of somebody else's, later ones are executed and wait for it; then Walrider, its sessions, or the
+    target go. Nothing is taken for applied: an abort moves a replication origin, which was relied upon once.
+    """
+    publisher, target = pair
+    publisher.psql("INSERT INTO plain SELECT i, i, 'x' FROM generate_series(1, 20) i")
+    with Apply(work, publisher, target, "--batch", "1").start() as apply:
+        apply.wait_caught_up()
+        for number, end in enumerate(("kill", "terminate", "fast", "immediate", "kill")):
+            with target.session() as session:
+                session.run("BEGIN")
+                session.run("UPDATE plain SET v = 'theirs' WHERE id = 1")
+                publisher.psql("".join(f"UPDATE plain SET v = 'round {number}' WHERE id = {i};\n" for i in range(1, 21)))
+                waiting = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND application_name LIKE 'walrider%'"
+                wait_for(lambda: target.value(waiting) == "3", lambda: f"three are executed: {apply.status()}\n{apply.log_tail()}")
+                if end == "kill":
+                    apply.kill()
+                elif end == "terminate":
+                    target.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'walrider%'")
+                else:
+                    target.stop(end)
+            if target.process is None:
+                target.start()
+            if apply.process is None:
+                apply.start()
+            apply.wait_caught_up()
+            assert_equal(publisher, target, ["plain"])
+        apply.stop()
+
+
+# Where it stops, and goes on
+
+def test_until_and_stop(pair, work):
+    """--until ends with exactly what was committed up to there; the same command without it goes on; SIGTERM ends it cleanly."""
+    publisher, target = pair
+    apply = Apply(work, publisher, target)
+    publisher.psql("INSERT INTO plain VALUES (1, 1, 'before')")
+    until = publisher.value("SELECT pg_current_wal_insert_lsn()")
+    publisher.psql("INSERT INTO plain VALUES (2, 2, 'after')")
+    code, log = apply.run("--until", until)
+    assert (code, target.psql("SELECT id FROM plain")) == (0, [["1"]]), log
+    # Nothing comes after this position: it is reached all the same.
+    code, log = apply.run("--until", publisher.value("SELECT pg_current_wal_insert_lsn()"))
+    assert (code, target.psql("SELECT id FROM plain ORDER BY id")) == (0, [["1"], ["2"]]), log
+    with apply.start():
+        publisher.psql("DELETE FROM plain WHERE id = 1")
+        apply.wait_caught_up()
+        apply.stop(signal.SIGTERM)
+    assert target.psql("SELECT id FROM plain") == [["2"]]
+
+
+def test_schema_change(pair, work):
+    """A column that the target lacks ends it with everything before applied, and it goes on when the column is there. Without a key
+    rows are only inserted."""
+    publisher, target = pair
+    apply = Apply(work, publisher, target)
+    publisher.psql("INSERT INTO plain VALUES (1, 1, 'a')")
+    publisher.psql("ALTER TABLE plain ADD more int")
+    publisher.psql("INSERT INTO plain VALUES (2, 2, 'b', 3)")
+    code, log = apply.run()
+    assert code == 1 and 'the target\'s table "public.plain" has no column "more"; add it there' in log, log
+    assert target.psql("SELECT id FROM plain") == [["1"]]
+    target.psql("ALTER TABLE plain ADD more int DEFAULT 9")
+    with apply.start():
+        apply.wait_caught_up()
+        assert target.psql("SELECT id, more FROM plain ORDER BY id") == [["1", "9"], ["2", "3"]]
+        # It runs while both sides change.
+        target.psql("ALTER TABLE plain ADD last text")
+        publisher.psql("ALTER TABLE plain ADD last text; UPDATE plain SET last = 'x'; ALTER TABLE plain DROP v")
+        publisher.psql("INSERT INTO plain VALUES (3, 3, 4, 'y')")
+        apply.wait_caught_up()
+        assert target.psql("SELECT id, last FROM plain ORDER BY id") == [["1", "x"], ["2", "x"], ["3", "y"]]
+        apply.stop()
+    target.psql("ALTER TABLE toasted DROP CONSTRAINT toasted_pkey")
+    publisher.psql("INSERT INTO toasted VALUES (1, 'x', 1)")
+    publisher.psql("DELETE FROM toasted")
+    code, log = apply.run()
+    assert code == 1 and "needs a primary key or a replica identity" in log, log
+    assert target.psql("SELECT id FROM toasted") == [["1"]]
+    target.psql("DROP TABLE toasted")
+    code, log = apply.run()
+    assert code == 1 and 'the target has no table "public.toasted"' in log, log
+
+
+@pytest.mark.parametrize("jobs", ["1", "4"])
+def test_conflicts(pair, work, jobs):
+    """Missing rows are skipped and counted; rows that exist end it, or are skipped where that is asked for, or with their
+    transaction; the rest of a batch is applied."""
+    publisher, target = pair
+    apply = Apply(work, publisher, target, "--jobs", jobs)
+    target.psql("INSERT INTO plain VALUES (5, 5, 'theirs')")
+    publisher.psql("INSERT INTO plain SELECT i, NULL, 'ours' FROM generate_series(1, 9) i")
+    code, log = apply.run()
+    assert code == 1 and 'conflict insert_exists: INSERT into "public.plain", row (id)=(5)' in log, log
+    assert "Key (id)=(5) already exists" in log and "--on-conflict skip" in log
+    assert target.value("SELECT count(*) FROM plain") == "1"
+    with apply.start("--on-conflict", "skip"):
+        apply.wait_caught_up()
+        assert target.psql("SELECT v, count(*) FROM plain GROUP BY v ORDER BY v") == [["ours", "8"], ["theirs", "1"]]
+        assert apply.status()["conflicts"]["insert_exists"] == 1
+        target.psql("DELETE FROM plain WHERE id IN (1, 2); UPDATE plain SET k = 77 WHERE id = 5")
+        publisher.psql("UPDATE plain SET v = 'new' WHERE id = 1; DELETE FROM plain WHERE id = 2; UPDATE plain SET k = 77 WHERE id = 3;"
+                       "UPDATE plain SET v = 'last' WHERE id = 9")
+        apply.wait_caught_up()
+        found = apply.status()["conflicts"]
+        assert found == dict(insert_exists=1, update_exists=1, update_missing=1, delete_missing=1), found
+        assert apply.metrics()['walrider_logical_conflicts_total{kind="update_exists"}'] == 1
+        assert target.psql("SELECT v FROM plain WHERE id = 9") == [["last"]]
+        apply.stop()
+    target.psql("INSERT INTO plain VALUES (20, 20, 'theirs')")
+    publisher.psql("INSERT INTO plain VALUES (20, 20, 'ours'), (21, 21, 'ours')")
+    publisher.psql("INSERT INTO plain VALUES (22, 22, 'ours')")
+    code, log = apply.run()
+    assert code == 1, log
+    lsn = re.search(r"--skip (\S+),", log).group(1)
+    with apply.start("--skip", lsn):
+        apply.wait_caught_up()
+        apply.stop()
+    assert target.psql("SELECT id, v FROM plain WHERE id >= 20 ORDER BY id") == [["20", "theirs"], ["22", "ours"]]
+
+
+def test_refusals(pair, work):
+    """What cannot work is said at once, with what to do."""
+    publisher, target = pair
+    publisher.psql("SELECT pg_create_physical_replication_slot('physical'); CREATE DATABASE other")
+    publisher.psql("SELECT pg_create_logical_replication_slot('decoded', 'test_decoding')")
+    target.psql("CREATE ROLE weak LOGIN; CREATE ROLE half LOGIN; CREATE ROLE more LOGIN; "
+                "GRANT SET ON PARAMETER session_replication_role TO half, more")
+    dsn = target.dsn()
+    cases = [
+        (dict(name="none"), 'replication slot "none" does not exist'),
+        (dict(name="physical"), "is a physical one"),
+        (dict(name="decoded"), 'has the output plugin "test_decoding"; Walrider reads pgoutput and walrider_pgoutput'),
+        (dict(source=publisher.dsn("other")), 'belongs to database "postgres"'),
+        (dict(publication="p,nope"), 'publication "nope" does not exist'),
+        (dict(sink=dsn.replace("user=postgres", "user=weak")), "GRANT SET ON PARAMETER session_replication_role"),
+        (dict(sink=dsn.replace("user=postgres", "user=half")), "GRANT USAGE ON SCHEMA walrider_logical"),
+        (dict(sink=dsn.replace("user=postgres", "user=more")), "GRANT EXECUTE ON FUNCTION pg_replication_origin_create"),
+    ]
+    for options, expected in cases:
+        if "user=more" in options.get("sink", ""):
+            target.psql("GRANT USAGE ON SCHEMA walrider_logical TO more; GRANT ALL ON walrider_logical.progress TO more")
+        code, log = Apply(work, publisher, target, **options).run()
+        assert code == 1 and expected in log, (options, log)
+    target.psql("ALTER SYSTEM SET max_prepared_transactions = 0")
+    target.restart()
+    code, log = Apply(work, publisher, target).run()
+    assert code == 1 and "max_prepared_transactions = 0" in log, log
+    assert walrider("logical", "apply", "--source", "x", "--target", "y", "-S", "UPPER", "-P", "p").code == 2
+
+
+def test_two_starters(pair, work):
+    """The second waits for a while, as one that was killed may still have sessions, and then says that another is there; neither
+    harms the other."""
+    publisher, target = pair
+    publisher.psql("SELECT pg_create_logical_replication_slot('second', 'pgoutput')")
+    with Apply(work, publisher, target).start() as first:
+        first.wait_caught_up()
+        code, log = Apply(work, publisher, target, "--origin", "apply", "--in-use-timeout", "1s", name="second").run()
+        assert code == 1 and "is another `walrider logical apply` running?" in log and "is already active" in log, log
+        publisher.psql("INSERT INTO plain VALUES (1, 1, 'x')")
+        first.wait_caught_up()
+        # One that was killed: the next one has to wait for its sessions, and needs no help.
+        first.kill()
+        first.start()
+        publisher.psql("INSERT INTO plain VALUES (2, 2, 'x')")
+        first.wait_caught_up()
+        first.stop()
+    assert target.value("SELECT count(*) FROM plain") == "2"
+
+
+# What the keys do not see
+
+HIDDEN = """
+CREATE TABLE spelled (k numeric PRIMARY KEY, v int);
+CREATE TABLE spans (k interval PRIMARY KEY, v int);
+CREATE TABLE lowered (id int PRIMARY KEY, v text);
+CREATE UNIQUE INDEX ON lowered (lower(v));
+CREATE TABLE second_key (id int PRIMARY KEY, v int UNIQUE);
+CREATE TABLE triggered (id int PRIMARY KEY, v int);
+CREATE TABLE summed (id int PRIMARY KEY, v bigint);
+"""
+
+
+def hidden_changes(rng, count):
+    """Transactions that depend on one another in ways that only the target's types, indexes and triggers know."""
+    for number in range(count):
+        key = rng.randrange(3)
+        yield rng.choice((
+            f"INSERT INTO spelled VALUES ({key}.{'0' * rng.randrange(4)}, {number}) ON CONFLICT (k) DO UPDATE SET k = excluded.k, v = excluded.v",
+            f"DELETE FROM spelled WHERE k = {key}",
+            f"INSERT INTO spans VALUES ('{rng.choice((f'{key} mons', f'{key * 30} days', f'{key * 720} hours'))}', {number}) "
+            "ON CONFLICT (k) DO UPDATE SET k = excluded.k, v = excluded.v",
+            f"DELETE FROM spans WHERE k = '{key} mons'",
+            f"UPDATE lowered SET v = 'free' || id WHERE lower(v) = 'x'; UPDATE lowered SET v = '{rng.choice('xX')}' WHERE id = {key}",
+            f"DELETE FROM lowered WHERE lower(v) = 'x'; INSERT INTO lowered VALUES ({number + 10}, '{rng.choice('xX')}')",
+            f"DELETE FROM second_key WHERE v = {key}; INSERT INTO second_key VALUES ({number + 10}, {key})",
+            f"UPDATE second_key SET v = -id WHERE v = {key}; UPDATE second_key SET v = {key} WHERE id = (SELECT max(id) FROM second_key)",
+            f"INSERT INTO triggered VALUES ({number}, {key})"))
+
+
+def test_hidden_dependencies(work, rng):
+    """Equal keys in other spellings, unique indexes over expressions or beside the identity, triggers
+    that always run: what is executed ahead in the wrong order is rolled back, and executed again.
+
+    One transaction in a batch, eight sessions. `walrider_logical_retries_total` says that it happened. Without executing again there
+    would be errors or differences: `make planted` has that.
+    """
+    with make_publisher(work / "publisher").start() as publisher, make_target(work / "target").start() as target:
+        for server in (publisher, target):
+            server.psql(HIDDEN)
+        target.psql("""
+            CREATE FUNCTION add() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                INSERT INTO public.summed VALUES (new.v, new.id) ON CONFLICT (id) DO UPDATE SET v = public.summed.v * 3 % 1000003 + new.id;
+                RETURN new; END $$;
+            CREATE TRIGGER add AFTER INSERT ON triggered FOR EACH ROW EXECUTE FUNCTION add();
+            ALTER TABLE triggered ENABLE ALWAYS TRIGGER add""")
+        publish(publisher, "spelled, spans, lowered, second_key, triggered")
+        publisher.psql("INSERT INTO lowered SELECT i, 'free' || i FROM generate_series(0, 2) i")
+        # Each in a transaction of its own.
+        publisher.psql("".join(f"BEGIN; {change}; COMMIT;\n" for change in hidden_changes(rng, 1500)))
+        with Apply(work, publisher, target, "--batch", "1", "--jobs", "8").start() as apply:
+            apply.wait_caught_up()
+            status = apply.status()
+            apply.stop()
+        print(status)
+        assert_equal(publisher, target, ("spelled", "spans", "lowered", "second_key", "triggered"))
+        sums = {}
+        for number, key in publisher.psql("SELECT id, v FROM triggered ORDER BY id"):
+            sums[key] = sums[key] * 3 % 1000003 + int(number) if key in sums else int(number)
+        assert {key: int(value) for key, value in target.psql("SELECT id, v FROM summed")} == sums
+        assert status["retries"] > 10 and not any(status["conflicts"].values()), status
