@@ -7,12 +7,12 @@ import re
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
 from tests.lab.install import program
-from tests.lab.server.cluster import PgCluster, copy_tree, run
+from tests.lab.server.cluster import PgCluster, ServerError, copy_tree, run
 from tests.lab.walrider import FAILED, start, walrider
 
 SETTINGS = """
@@ -107,7 +107,8 @@ def arguments(source, target, *more):
 
 @contextmanager
 def load(source, rng):
-    """Two sessions that change rows all the time; the balances' sum stays. Yields the number of transactions so far."""
+    """Two sessions that change rows all the time, until they are told or thrown out; the balances' sum stays. Yields the number of
+    transactions so far."""
     done, count, failures = threading.Event(), [0, 0], []
 
     def work(number, rng):
@@ -123,8 +124,10 @@ def load(source, rng):
                                  f"INSERT INTO child VALUES ({new}, {a})", f"INSERT INTO parted VALUES ({new}, {new % 2})",
                                  f"UPDATE parted SET k = 1 - k WHERE id = {row}", rng.choice(("COMMIT", "COMMIT", "ROLLBACK"))):
                         session.run(step)
-                except Exception as error:
-                    failures.append(error)
+                except (ServerError, OSError) as error:
+                    thrown_out = isinstance(error, BrokenPipeError) or re.search("terminating connection|read-only transaction", str(error))
+                    if not thrown_out:
+                        failures.append(error)
                     return
                 count[number] += 1
 
@@ -311,34 +314,73 @@ def test_fails_in_the_middle(pair, work):
 
 # docs/upgrade.md, step by step
 
-SEQUENCES = "SELECT format('SELECT setval(%L, %s)', format('%I.%I', schemaname, sequencename), last_value) FROM pg_sequences WHERE last_value IS NOT NULL"
+SEQUENCES = """SELECT format('SELECT setval(%L, %s)', format('%I.%I', schemaname, sequencename), last_value)
+FROM pg_sequences WHERE last_value IS NOT NULL"""
+
+
+def switch_over(source, target, until):
+    """Stop writing, wait, copy the sequences, write on the other side; when that was."""
+    source.psql("ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf()")
+    wait_for(lambda: source.value("SHOW default_transaction_read_only") == "on", "read-only")
+    source.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()")
+    wait_for(lambda: source.psql("SELECT 1 FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()") == [],
+             "nobody is connected")
+    if until:
+        until(source.value("SELECT pg_current_wal_flush_lsn()"))
+        source.psql("BEGIN READ WRITE; SELECT pg_drop_replication_slot('s'); COMMIT")
+    else:
+        caught_up(source)
+    target.psql("; ".join(row[0] for row in source.psql(SEQUENCES)))
+    if not until:
+        target.psql("DROP SUBSCRIPTION s")
+    wanted = int(source.value("SELECT last_value FROM big_id_seq")) + 1
+    assert target.value("INSERT INTO big (v) VALUES ('first') RETURNING id") == str(wanted)
+    return time.monotonic()
+
+
+@contextmanager
+def applying(source, target):
+    """`walrider logical apply` beside; yields what ends it, when it has everything up to a position."""
+    options = ("logical", "apply", "--source", source.dsn(), "--target", target.dsn(), "--publication", "p", "--slot", "s")
+    run = start(*options)
+
+    def until(lsn):
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
+        walrider(*options, "--until", lsn, timeout=60).expect()
+
+    try:
+        yield until
+    finally:
+        run.kill()
+        run.communicate()
 
 
 @pytest.mark.skipif("WALRIDER_TEST_MAJOR" in os.environ, reason="it needs both majors")
-def test_upgrade(work, rng, monkeypatch):
+@pytest.mark.parametrize("way", ["subscription", "apply"])
+def test_upgrade(work, rng, monkeypatch, way):
     """From 17 to 18 under load: the schema, the copy, the switch-over with sequences; how long nobody could write is measured."""
     source = make(work, "old", SOURCE, "17", monkeypatch)
     target = PgCluster.init(work / "new", conf=SETTINGS).start()
-    try:
+    with source, target:
         assert (source.value("SHOW server_version")[:3], target.value("SHOW server_version")[:3]) == ("17.", "18.")
         trust(target)
         source.psql(FILL.format(big=20_000))
         schema = run([program("pg_dump"), "--schema-only", "-d", source.dsn()]).stdout
         target.psql(re.sub(r"^\\(un)?restrict .*$", "", schema, flags=re.M))
+        receiver = ("--subscription", "s") if way == "subscription" else ("--apply",)
         with load(source, rng) as transactions:
             wait_for(lambda: transactions() > 20, "some transactions")
-            done = walrider(*arguments(source, target, "--all-tables", "--json")).expect().json
-            after = transactions()
-            wait_for(lambda: transactions() > after + 20, "some more")
-            caught_up(source)
-        # The switch-over: from the last write on the old server to the first on the new.
-        began = time.monotonic()
-        source.psql("ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf()")
-        caught_up(source)
-        target.psql("; ".join(row[0] for row in source.psql(SEQUENCES)))
-        target.psql("DROP SUBSCRIPTION s")
-        assert target.value("INSERT INTO big (v) VALUES ('first') RETURNING id") == str(int(source.value("SELECT last_value FROM big_id_seq")) + 1)
-        downtime = time.monotonic() - began
+            done = walrider("logical", "setup", "--source", source.dsn(), "--target", target.dsn(), "--publication", "p", "--slot", "s",
+                            "--all-tables", "--json", *receiver).expect().json
+            applied = applying(source, target) if way == "apply" else nullcontext()
+            with applied as until:
+                after = transactions()
+                wait_for(lambda: transactions() > after + 20, "some more")
+                caught_up(source)
+                # The switch-over: from the last write on the old server to the first on the new.
+                began = time.monotonic()
+                downtime = switch_over(source, target, until) - began
         print(f"{done['rows']} rows copied in {done['copy_seconds']:.1f} s; {downtime:.2f} s without writes")
         assert downtime < 10
         target.psql("DELETE FROM big WHERE v = 'first'")
@@ -346,6 +388,3 @@ def test_upgrade(work, rng, monkeypatch):
             ask = f"SELECT count(*), md5(string_agg(x::text, ',' ORDER BY x::text)) FROM {table} x"
             assert source.psql(ask) == target.psql(ask), table
         assert source.psql("SELECT slot_name FROM pg_replication_slots") == []
-    finally:
-        source.kill()
-        target.kill()

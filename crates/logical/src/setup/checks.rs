@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use walrider_session::Connection;
 
+use crate::origins::PROGRESS;
+
 use super::{Handover, PLUGIN, Settings, Setup, SetupError, Side, Tables};
 use crate::copy::{Storage, Table};
 use crate::sql::{identifier, literal};
@@ -121,17 +123,12 @@ fn check_source(source: &mut Connection, settings: &Settings) -> Result<Vec<Stri
 }
 
 fn check_target(target: &mut Connection, settings: &Settings) -> Result<Vec<String>, SetupError> {
-    let rows: Vec<[String; 5]> = Side::Target.rows(
+    let rows: Vec<[String; 4]> = Side::Target.rows(
         target,
-        &format!(
-            "SELECT pg_is_in_recovery(), has_parameter_privilege('session_replication_role', 'SET'), \
-             current_user, (SELECT count(*) FROM pg_replication_origin) >= \
-             current_setting(CASE WHEN current_setting('max_active_replication_origins', true) IS NULL \
-             THEN 'max_replication_slots' ELSE 'max_active_replication_origins' END)::int, \
-             (SELECT string_agg(roname, ', ') FROM pg_replication_origin \
-             WHERE starts_with(roname, {}))",
-            literal(&format!("walrider_{}_", settings.slot))
-        ),
+        "SELECT pg_is_in_recovery(), has_parameter_privilege('session_replication_role', 'SET'), \
+         current_user, (SELECT count(*) FROM pg_replication_origin) >= \
+         current_setting(CASE WHEN current_setting('max_active_replication_origins', true) IS NULL \
+         THEN 'max_replication_slots' ELSE 'max_active_replication_origins' END)::int",
     )?;
     let row = rows.first().ok_or_else(|| refused("the target gave no answer".into()))?;
     let mut problems = Vec::new();
@@ -151,14 +148,23 @@ fn check_target(target: &mut Connection, settings: &Settings) -> Result<Vec<Stri
                 .into(),
         );
     }
-    if settings.handover == Handover::Apply && !row[4].is_empty() {
-        problems.push(format!(
-            "target: there are positions of an earlier apply from a slot of this name: SELECT pg_replication_origin_drop(roname) \
-             for {}, or choose another name",
-            row[4]
-        ));
+    if settings.handover == Handover::Apply {
+        problems.extend(check_progress(target, settings)?);
     }
     Ok(problems)
+}
+
+/// An apply that finds an earlier one's position would leave out what comes before that.
+fn check_progress(target: &mut Connection, settings: &Settings) -> Result<Option<String>, SetupError> {
+    let find = format!("SELECT 1 WHERE to_regclass({}) IS NOT NULL", literal(PROGRESS));
+    if Side::Target.rows::<1>(target, &find)?.is_empty() {
+        return Ok(None);
+    }
+    let rows_of_it = format!("FROM {PROGRESS} WHERE origin = {}", literal(&settings.slot));
+    let known = !Side::Target.rows::<1>(target, &format!("SELECT 1 {rows_of_it} LIMIT 1"))?.is_empty();
+    Ok(known.then(|| {
+        format!("target: there are positions of an earlier apply from a slot of this name: DELETE {rows_of_it}, or choose another name")
+    }))
 }
 
 /// Makes the publication if there is none; whether it did.
