@@ -39,7 +39,7 @@ pub enum SetupError {
         /// What was not possible.
         what: String,
         /// Why.
-        error: ConnectError,
+        error: Box<ConnectError>,
     },
     /// The operating system.
     #[error("could not make an eventfd: {0}")]
@@ -66,7 +66,7 @@ impl SetupError {
     /// Whether somebody asked for the end.
     pub fn is_interrupt(&self) -> bool {
         match self {
-            SetupError::Server { error, .. } => matches!(error, ConnectError::Interrupted),
+            SetupError::Server { error, .. } => matches!(**error, ConnectError::Interrupted),
             SetupError::Undone { cause, .. } => cause.is_interrupt(),
             _ => false,
         }
@@ -89,7 +89,7 @@ impl fmt::Display for Told<'_> {
 
 impl Side {
     pub(crate) fn failed(self, what: &str, error: ConnectError) -> SetupError {
-        SetupError::Server { side: self, what: what.to_owned(), error }
+        SetupError::Server { side: self, what: what.to_owned(), error: error.into() }
     }
 
     /// A session without timeouts: some commands wait for others' transactions.
