@@ -171,6 +171,7 @@ def traces(source, target):
 NOTHING = ([], [], [], [], ["0"] * len(CONTENTS))
 
 
+@pytest.mark.every_major
 def test_under_load(pair, rng):
     """Copied while rows change, in several parts, with column lists, row filters and partition roots; a dry run changes nothing."""
     source, target = pair
@@ -267,7 +268,7 @@ def test_refused(pair):
 
 
 def test_fails_in_the_middle(pair, work):
-    """A row that the target does not take, an interrupt, a target that is gone: it takes back what it can, and says the rest."""
+    """A row that the target does not take, interrupts, a target that is gone, a kill: it takes back what it can, and says the rest."""
     source, target = pair
     source.psql(FILL.format(big=BIG))
     setup = arguments(source, target, "--schema", "public")
@@ -288,6 +289,18 @@ def test_fails_in_the_middle(pair, work):
     run.send_signal(signal.SIGINT)
     said = run.communicate(timeout=60)[1]
     assert run.returncode == FAILED and "interrupted" in said and "nothing is left, start again" in said, said
+    assert traces(source, target) == NOTHING
+
+    # It waits for a transaction, to make the slot.
+    with source.session() as session:
+        session.run("BEGIN; INSERT INTO account VALUES (1000, 'o', 0)")
+        run = start(*setup)
+        wait_for(lambda: source.psql("SELECT active_pid FROM pg_replication_slots WHERE active"), "it waits")
+        run.send_signal(signal.SIGINT)
+        said = run.communicate(timeout=60)[1]
+        assert run.returncode == FAILED and "nothing is left, start again" in said, said
+        assert traces(source, target) == NOTHING
+        session.run("ROLLBACK")
     assert traces(source, target) == NOTHING
 
     run = in_the_middle()

@@ -221,7 +221,7 @@ impl Setup {
 
         at(Stage::HandingOver);
         if let Handover::Subscription { name, connection } = &self.settings.handover {
-            self.subscribe(&mut target, name, connection, consistent_point, &looked.tables, made)?;
+            self.subscribe(&mut target, name, connection, &looked.tables, made)?;
         }
         Ok(report)
     }
@@ -271,7 +271,6 @@ impl Setup {
         target: &mut Connection,
         name: &str,
         connection: &str,
-        consistent_point: Lsn,
         tables: &[Table],
         made: &mut Made,
     ) -> Result<(), SetupError> {
@@ -295,15 +294,8 @@ impl Setup {
                 "the tables of the publication have changed since they were copied: start again".into(),
             ]));
         }
-        // The slot's own position is the same; the origin says it too, where we may write it.
-        let advance = format!(
-            "SELECT pg_replication_origin_advance('pg_' || s.oid, '{consistent_point}') \
-             FROM pg_subscription s WHERE s.subname = {} AND s.subdbid = (SELECT oid FROM pg_database \
-             WHERE datname = current_database()) AND has_function_privilege( \
-             'pg_replication_origin_advance(text, pg_lsn)', 'EXECUTE')",
-            literal(name)
-        );
-        Side::Target.run(target, &advance)?;
+        // Its origin says nothing yet, so that it starts where the slot does (CreateDecodingContext, logical.c). Advancing the origin
+        // here would not be undone with this transaction, and count for whoever gets its number next.
         Side::Target.run(target, &format!("ALTER SUBSCRIPTION {} ENABLE", identifier(name)))?;
         made.unknown = true;
         Side::Target.run(target, "COMMIT")

@@ -51,8 +51,10 @@ impl Setup {
         }
         if made.slot {
             let slot = &self.settings.slot;
+            // One that still waits for others' transactions would come to be later.
             let command = format!(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = {}",
+                "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = {0} AND active; \
+                 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = {0}",
                 literal(slot)
             );
             undone.remove(&mut source, &format!("replication slot {} of the source", identifier(slot)), &command);
