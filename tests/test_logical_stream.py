@@ -252,18 +252,19 @@ def test_kill_and_resume(publisher, begin, work, rng, streaming):
         deadline = time.monotonic() + rng.uniform(0.05, 0.5)
         while time.monotonic() < deadline:
             for session in sessions:
-                rows = rng.choice((1, 1, 2, 400))
+                rows = rng.choice((1, 1, 2, 250))
                 ends = rng.choice(("COMMIT", "COMMIT", "ROLLBACK", f"PREPARE TRANSACTION 'g{number}'; COMMIT PREPARED 'g{number}'"))
                 first, number = number, number + rows
                 session.send(f"BEGIN; INSERT INTO t SELECT i, repeat('x', 300) FROM generate_series({first}, {number - 1}) i; {ends}")
             for session in sessions:
                 session.wait()
+            time.sleep(0.02)
         running.kill()
         running.wait(30)
         killed += running.returncode == -signal.SIGKILL
     for session in sessions:
         session.close()
-    walrider(*arguments(publisher, "s", "-P", "p", "--streaming", streaming, "-f", str(file), "-E", here(publisher)), timeout=120).expect()
+    walrider(*command, "-E", here(publisher), timeout=120).expect()
     assert killed == 12
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines[0]["kind"] == "stream" and lines[0]["slot"] == "s"
@@ -273,6 +274,23 @@ def test_kill_and_resume(publisher, begin, work, rng, streaming):
     assert len(rows) == len(set(rows)) and sorted(rows) == in_table and len(rows) > 1000
     ends = [line["end_lsn"] for line in lines if line["kind"] in ENDS]
     assert len(ends) == len(set(ends)) and ends == sorted(ends, key=lambda lsn: [int(part, 16) for part in lsn.split("/")])
+
+
+def test_a_full_disk(publisher, work):
+    """It ends with what to look at; with space again, the file goes on, whole."""
+    make_slot(publisher, "s")
+    for number in range(100):
+        publisher.psql(f"INSERT INTO t VALUES ({number}, repeat('x', 1000))")
+    command = arguments(publisher, "s", "-P", "p", "-f", work / "changes", "-E", here(publisher))
+    refused = walrider(*command, file_size_limit=50_000, timeout=30).expect(1)
+    assert f'could not write file "{work}/changes"' in refused.stderr
+    walrider(*command, timeout=30).expect()
+    lines = [json.loads(line) for line in (work / "changes").read_text().splitlines()]
+    assert [line["new"]["id"] for line in lines if line["kind"] == "insert"] == list(range(100))
+    # And nobody writes into a file that is another slot's.
+    make_slot(publisher, "other")
+    refused = walrider(*arguments(publisher, "other", "-P", "p", "-f", work / "changes"), timeout=30).expect(1)
+    assert 'has the changes of slot "s" of database "postgres"' in refused.stderr
 
 
 def test_a_restart_of_the_publisher_is_survived(publisher, begin, work):

@@ -19,6 +19,7 @@ from tests.lab.server import cluster, early_primary
 from tests.lab.server.cluster import PgCluster, copy_tree
 from tests.lab.standby import standby
 from tests.lab.standby.standby import LOCALLY, Walrider, wait_for, wait_streaming
+from tests.lab.walrider import walrider
 
 pytestmark = pytest.mark.every_major
 
@@ -28,7 +29,7 @@ HBA = """
 local all,replication postgres trust
 hostssl postgres,replication trusted 127.0.0.1/32 trust
 hostssl replication certified 127.0.0.1/32 cert
-hostssl replication scram 127.0.0.1/32 scram-sha-256
+hostssl postgres,replication scram 127.0.0.1/32 scram-sha-256
 """
 
 
@@ -272,3 +273,24 @@ def test_a_password_for_this_server_alone(primary, work, files, monkeypatch):
         for word in (SECRET, escaped, "sesame", "wr0ng", "not-this-one"):
             assert word not in follower.said()
         follower.takes_over()
+
+
+def test_a_logical_slot(primary, files):
+    """`walrider logical stream` connects in the same way: the primary proves who it is, SCRAM is bound to the channel."""
+    primary.stop()
+    primary.configure("wal_level = logical")
+    standby.start_primary(primary)
+    primary.psql("CREATE PUBLICATION p FOR TABLE t", options=LOCALLY)
+    primary.psql("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    primary.psql("INSERT INTO t VALUES ('x')", options=LOCALLY)
+    end = primary.value("SELECT pg_current_wal_insert_lsn()")
+    primary.psql("SELECT pg_log_standby_snapshot()")
+
+    def stream(authority):
+        conninfo = (f"host={HOST} hostaddr=127.0.0.1 port={primary.port} dbname=postgres user=scram sslmode=verify-full "
+                    f"sslrootcert={files}/{authority}.crt channel_binding=require")
+        return walrider("logical", "stream", "-d", conninfo, "-S", "s", "-P", "p", "--no-loop", "-E", end,
+                        env={"PGPASSWORD": SECRET}, timeout=60)
+
+    assert '"new":{"v":"x"}' in stream("ours").expect().stdout
+    assert "certificate" in stream("theirs").expect(1).stderr

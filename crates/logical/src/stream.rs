@@ -20,6 +20,9 @@ const PASS_ON_BYTES: usize = 64 * 1024;
 /// While they do, what was passed on is made durable this often.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Where it comes little by little, not more often than this: an fsync may take longer than what it waits for.
+const SYNC_PAUSE: Duration = Duration::from_millis(50);
+
 /// Why streaming failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
@@ -218,8 +221,8 @@ impl Session<'_> {
                     return Err(SourceError::Closed.into());
                 }
                 None => {
-                    let next = self.settle()?;
                     taken = 0;
+                    let next = self.rest()?;
                     self.wait(next)?;
                 }
             }
@@ -275,11 +278,28 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Passes on what was taken, makes it durable, and has it confirmed. When the sink wants to be called again.
-    fn settle(&mut self) -> Result<Option<Duration>, StreamError> {
+    /// Nothing more is there now: passes on what was taken, and makes it durable if that was not done a moment ago. When to look
+    /// again.
+    fn rest(&mut self) -> Result<Option<Duration>, StreamError> {
+        self.pass_on()?;
+        let due = SYNC_PAUSE.saturating_sub(self.synced_at.elapsed());
+        let next = self.sink.tick(self.positions.seen);
+        if self.positions.flushed == self.positions.written {
+            return Ok(next);
+        }
+        if due.is_zero() {
+            self.sync()?;
+            return Ok(next);
+        }
+        Ok(Some(next.map_or(due, |next| next.min(due))))
+    }
+
+    /// Passes on what was taken, makes it durable, and has it confirmed.
+    fn settle(&mut self) -> Result<(), StreamError> {
         self.pass_on()?;
         self.sync()?;
-        Ok(self.sink.tick(self.positions.seen))
+        self.sink.tick(self.positions.seen);
+        Ok(())
     }
 
     /// Ends it from our side.
