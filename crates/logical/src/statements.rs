@@ -6,6 +6,7 @@ use walrider_session::{Connection, Outcome, Pipeline};
 
 use crate::assemble::End;
 use crate::batch::{Batch, Operation, Relations, Work};
+use crate::coalesce;
 use crate::error::ApplyError;
 use crate::message::Tuple;
 use crate::message::{Decoder, Message, OldTuple, Protocol, Value};
@@ -185,8 +186,12 @@ impl<'a> Writer<'a> {
                 })
             })
             .collect();
+        let superseded = coalesce::superseded(&mut self.decoder, batch, operations)?;
         for (number, operation) in operations.iter().enumerate() {
             let body = batch.body(operation);
+            if superseded[number] {
+                continue;
+            }
             if body[0] == b'T' {
                 self.roots(batch, operations, &mut roots)?;
                 self.truncate(number as u64, body, &batch.truncates[operation.table as usize])?;
