@@ -238,6 +238,19 @@ def test_conflicts(pair, work, jobs):
         assert apply.metrics()['walrider_logical_conflicts_total{kind="update_exists"}'] == 1
         assert target.psql("SELECT v FROM plain WHERE id = 9") == [["last"]]
         apply.stop()
+    # Of many rows that one statement changes two are missing, and named.
+    with apply.start():
+        publisher.psql("INSERT INTO plain SELECT i, i, 'x' FROM generate_series(100, 150) i")
+        apply.wait_caught_up()
+        target.psql("DELETE FROM plain WHERE id IN (120, 121)")
+        publisher.psql("UPDATE plain SET v = chr(34) || chr(92) || ',{}' || id, k = NULL WHERE id >= 100")
+        apply.wait_caught_up()
+        assert apply.status()["conflicts"]["update_missing"] == 2, apply.status()
+        assert 'conflict update_missing: skipped UPDATE of "public.plain", row (id)=(121)' in apply.log_text()
+        assert target.psql("SELECT v, k FROM plain WHERE id = 150") == [['"' + chr(92) + ",{}150", ""]]
+        assert target.value("SELECT count(*) FROM plain WHERE id >= 100 AND k IS NULL AND length(v) = 8") == "49"
+        apply.stop()
+    publisher.psql("DELETE FROM plain WHERE id IN (120, 121)")
     target.psql("INSERT INTO plain VALUES (20, 20, 'theirs')")
     publisher.psql("INSERT INTO plain VALUES (20, 20, 'ours'), (21, 21, 'ours')")
     publisher.psql("INSERT INTO plain VALUES (22, 22, 'ours')")
@@ -247,7 +260,7 @@ def test_conflicts(pair, work, jobs):
     with apply.start("--skip", lsn):
         apply.wait_caught_up()
         apply.stop()
-    assert target.psql("SELECT id, v FROM plain WHERE id >= 20 ORDER BY id") == [["20", "theirs"], ["22", "ours"]]
+    assert target.psql("SELECT id, v FROM plain WHERE id BETWEEN 20 AND 30 ORDER BY id") == [["20", "theirs"], ["22", "ours"]]
 
 
 def test_refusals(pair, work):
