@@ -6,6 +6,7 @@
 pub mod apply;
 pub mod assemble;
 mod batch;
+mod coalesce;
 mod conflict;
 pub mod copy;
 mod counters;
