@@ -29,7 +29,7 @@ impl fmt::Display for Side {
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
     /// Nothing was changed: this has to be set right first, each of it.
-    #[error("{}", .0.join("\nwalrider: error: "))]
+    #[error("{}", list(.0))]
     Refused(Vec<String>),
     /// A server, or the way to it.
     #[error("{side}: {what}: {error}")]
@@ -70,6 +70,14 @@ impl SetupError {
             SetupError::Undone { cause, .. } => cause.is_interrupt(),
             _ => false,
         }
+    }
+}
+
+/// One problem as it is, several below each other.
+fn list(problems: &[String]) -> String {
+    match problems {
+        [problem] => problem.clone(),
+        _ => format!("{} things have to be set right first\n- {}", problems.len(), problems.join("\n- ")),
     }
 }
 

@@ -42,6 +42,8 @@ impl Setup {
             }
             // It may come yet: nothing is removed blindly.
             (source, target) = (None, None);
+            let look = "first look for the subscription on the target: if it is there, all is done, and nothing is to be removed";
+            undone.left.push(look.to_owned());
         }
         if !made.copied.is_empty() {
             // They were empty when we began.
