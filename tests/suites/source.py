@@ -29,7 +29,7 @@ LEFT_OUT = {"17.10": (("src/test/regress/sql/sqljson.sql", r"^SELECT .*::sqljson
                       ("src/test/regress/sql/hash_part.sql", r"^SELECT .*VARIADIC NULL::.*\n"),
                       ("src/test/isolation/isolation_schedule", r"^test: ddl-dependency-locking\n"),
                       ("contrib/pg_surgery/sql/heap_surgery.sql", r"^select heap_force_kill\(\n\t'htab3'[^;]*;\n"))}
-FORMAT = "4"                                # of the unpacked tree: another one is unpacked again
+FORMAT = "3"                                # of the unpacked tree: another one is unpacked again
 
 
 def tree():
@@ -121,13 +121,15 @@ def stamp():
     return f"{FORMAT} {install.version()} {platform.machine()}"
 
 
-def fetch():
-    """Unpack the source of the server's major if it is not there; two callers at once take turns."""
+def fetch(needed=()):
+    """Unpack the source of the server's major if it is not there, or is older than `needed` parts of it; two callers at once take
+    turns."""
     install.PG_DIR.mkdir(exist_ok=True)
     with open(install.PG_DIR / ".lock-source", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         target = tree()
-        if not (target / ".stamp").exists() or (target / ".stamp").read_text() != stamp():
+        there = (target / ".stamp").exists() and (target / ".stamp").read_text() == stamp()
+        if not there or not all((target / part).exists() for part in needed):
             unpack(install.major(), target)
     return target
 

@@ -45,7 +45,7 @@ EXPECTED = (
 
 def fetch():
     """IPC::Run from Debian; it is Perl alone, so that any version of Perl takes it."""
-    source.fetch()
+    source.fetch(("src/test/subscription", "src/test/perl"))
     if PERL.exists() or subprocess.run(["perl", "-MIPC::Run", "-e", "1"], capture_output=True).returncode == 0:
         return
     with tempfile.TemporaryDirectory(dir=install.PG_DIR, prefix="fetch-") as scratch:
