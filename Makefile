@@ -18,7 +18,9 @@ QUICK = tests/test_lab.py tests/test_documents.py "tests/test_replay.py::test_re
         tests/test_early.py::test_without_the_extension "tests/test_early_sender.py::test_bytes[loaded-default]"
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early bench-logical-apply test test-quick test-rust test-datadir test-e2e test-17 test-suites test-tools \
+.PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early bench-logical \
+        bench-logical-long bench-logical-apply test test-quick test-rust test-datadir test-e2e test-17 test-suites \
+        test-subscription test-tools \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
         soak-standby soak-early soak-logical soak-power soak-plugin soak-sim planted packages clean
 
@@ -55,6 +57,14 @@ bench-sync: build fetch-18
 # What WAL sent before the primary's flush is worth; about 80 minutes, 7 of them with EARLY_ARGS="--conditions 10/3".
 bench-early: build fetch-18 extension
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.early --save bench/runs $(EARLY_ARGS)
+
+# What the output plugin spares subscribers, and what a commit waits that they are told of; two minutes.
+bench-logical: fetch-18 extension
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.logical --save bench/runs $(LOGICAL_ARGS)
+
+# A transaction of 10 million rows, not published, under a short wal_receiver_timeout; ten minutes, and 8 GB below TMPDIR.
+bench-logical-long: fetch-18 extension
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.logical_long --save bench/runs $(LOGICAL_ARGS)
 
 # How fast a backlog is applied, beside PostgreSQL's subscriber; about 15 minutes, less with APPLY_ARGS="--loads tpcb --rounds 1".
 bench-logical-apply: build fetch-18
@@ -119,6 +129,11 @@ fuzz-long:
 # SUITES_ARGS="--save bench/runs/FILE" keeps the result.
 test-suites: build fetch fetch-suites
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m tests.suites $(SUITES) $(SUITES_ARGS)
+
+# PostgreSQL's tests of subscriptions, with our output plugin in the place of its own; Perl is needed. Files or all: SUBSCRIPTION="021 022".
+test-subscription: fetch-18 extension
+	$(PYTHON) -m tests.suites.subscription --fetch
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m tests.suites.subscription $(SUBSCRIPTION) $(SUBSCRIPTION_ARGS)
 
 fetch-suites: fetch
 	$(PYTHON) -m tests.suites.source

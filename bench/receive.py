@@ -24,10 +24,11 @@ def file_name(timeline, number):
 class Connection:
     """A replication connection: as much of the protocol as receiving WAL takes (its versions 3.0 and 3.2 agree there)."""
 
-    def __init__(self, server):
+    def __init__(self, server, **options):
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(f"{server.sockets}/.s.PGSQL.{server.port}")
-        options = b"user\0postgres\0replication\0true\0\0"
+        options = {"user": "postgres", "replication": "true", **options}
+        options = b"".join(f"{part}\0".encode() for option in options.items() for part in option) + b"\0"
         self.socket.sendall(struct.pack("!II", 8 + len(options), 3 << 16) + options)
         self.stream = self.socket.makefile("rb", 1 << 20)
         self.until(b"Z")

@@ -2,7 +2,7 @@
 
 import json
 
-from bench import early, replay, sync
+from bench import early, logical, replay, sync
 from tests.lab.loads.bank import LEVELS, PROMISING
 
 
@@ -46,3 +46,26 @@ def test_early_smoke(tmp_path, capsys):
         if run["load"] == "large":
             assert 34_000 < run["wal_bytes_per_commit"] < 38_000, run
     assert "early" in capsys.readouterr().out and next(tmp_path.glob("*.txt")).read_text().count("large") == 6
+
+
+def test_logical_smoke(tmp_path, capsys):
+    """Both plugins send the same where all is published; ours nothing where nothing is; the sizes are those of the protocol.
+
+    What a commit waits is looked at for being there alone."""
+    result = logical.main(["--smoke", "--save", str(tmp_path)])
+    assert json.loads(next(tmp_path.glob("*.json")).read_text())["sent"] == result["sent"]
+    assert len(result["sent"]) == 2 * len(logical.KINDS) * len(logical.SHARES)
+    for sent in result["sent"]:
+        stock, ours = sent["pgoutput"], sent["ours"]
+        assert stock["begin_and_commit_bytes"] == 97, sent
+        if sent["kind"] == "plain" or sent["share"] == 0:
+            assert (ours["messages"], ours["bytes"]) == (stock["messages"], stock["bytes"]), sent
+        else:
+            assert ours["bytes"] < stock["bytes"] and ours["messages"] < stock["messages"], sent
+        if sent["share"] == 100:
+            assert ours["messages"] == 0 and ours["keepalives"] >= (sent["transactions"] if sent["synchronous"] else 0), sent
+        if sent["kind"] == "plain":
+            assert sent["before_15_bytes"] - stock["bytes"] == 97 * sent["transactions"] * sent["share"] // 100, sent
+    assert {(run["kind"], run["plugin"]) for run in result["latency"]} == {(kind, name) for kind in logical.KINDS for name in logical.PLUGINS}
+    assert all(run["transactions"] > 0 for run in result["latency"])
+    assert "pgoutput" in capsys.readouterr().out

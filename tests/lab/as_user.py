@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The binary under test: in the checkout, or anywhere if the path is absolute.
 PROGRAM = os.environ.get("WALRIDER", "target/release/walrider")
 STAGED = ["tests", "bench", "docs", "extension", ".pg/17", ".pg/18", ".pg/headers-17", ".pg/source-17", ".pg/source-18",
-          ".pg/python", ".pg/driver", ".pg/tools", "packaging", "Cargo.toml", "CHANGELOG.md", "LICENSE", "README.md",
+          ".pg/python", ".pg/driver", ".pg/tools", ".pg/perl", "packaging", "Cargo.toml", "CHANGELOG.md", "LICENSE", "README.md",
           *([] if os.path.isabs(PROGRAM) else [PROGRAM])]
 USER = "walrider-test"
 

@@ -21,6 +21,7 @@ SUITES = {"17": "trixie", "18": "sid"}      # of Debian
 # sha256 of the files as they were when this was written. Debian keeps no older ones beside a newer, so that one which is not
 # named here is taken all the same, on the word of apt, which verifies the archive's signature, and said.
 KNOWN = {
+    "libipc-run-perl_20231003.0-2_all.deb": "5f12071d638763274feb77774aefbd2fa90b44427f5699578c1a485696273d75",
     "postgresql-18_18.6.orig.tar.bz2": "555610c24d53e4316da5b7d3fc25c279d96856d5e0e23ee308c328c5fa881d9f",
     "postgresql-server-dev-17_17.12-0+deb13u1_amd64.deb": "d524d6d8169ce6c5733ab6b91caacfcf1d750123628cc43122baf8a8459a0f61",
     "postgresql-server-dev-17_17.12-0+deb13u1_arm64.deb": "bbf515ea63f11c1b57a7ec26cb3027cdedfee7c8d3854921c933ea9686317ac8",

@@ -3,7 +3,7 @@
     python3 -m tests.suites.source          unpack what the suites need under .pg/source-MAJOR
 
 PG_SOURCE=/path names an unpacked source tree of the same major to take them from instead.  What is taken:
-the regression and isolation tests, contrib, and regress.c, compiled against the server's headers.
+the regression, isolation and subscription tests with their Perl modules, contrib, and regress.c, compiled against the server's headers.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from tests.lab import headers, install
 from tests.lab.as_user import run_fetched, scratch_directory
 from tests.lab.headers import Apt, MissingSource
 
-PARTS = ("src/test/regress", "src/test/isolation", "contrib", "configure")
+PARTS = ("src/test/regress", "src/test/isolation", "src/test/subscription", "src/test/perl", "contrib", "configure")
 LIBRARIES = ("refint", "autoinc")           # of contrib/spi; up to 17 the regression tests expect them beside regress.so
 # What a server of an earlier minor than the tests does not survive: statements that crash it or never end, a test that
 # leaves catalogs which cannot be dumped.  server: (file, pattern of what is left out)
@@ -121,13 +121,15 @@ def stamp():
     return f"{FORMAT} {install.version()} {platform.machine()}"
 
 
-def fetch():
-    """Unpack the source of the server's major if it is not there; two callers at once take turns."""
+def fetch(needed=()):
+    """Unpack the source of the server's major if it is not there, or is older than `needed` parts of it; two callers at once take
+    turns."""
     install.PG_DIR.mkdir(exist_ok=True)
     with open(install.PG_DIR / ".lock-source", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         target = tree()
-        if not (target / ".stamp").exists() or (target / ".stamp").read_text() != stamp():
+        there = (target / ".stamp").exists() and (target / ".stamp").read_text() == stamp()
+        if not there or not all((target / part).exists() for part in needed):
             unpack(install.major(), target)
     return target
 

@@ -1,13 +1,14 @@
 //! `walrider logical`.
 
 pub mod apply;
+pub mod setup;
 pub mod stream;
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-/// Logical replication: from a slot of the publisher, to another server
+/// Logical replication: set it up, read a slot, apply it to another server
 #[derive(Args)]
 pub struct LogicalArgs {
     #[command(subcommand)]
@@ -16,6 +17,7 @@ pub struct LogicalArgs {
 
 #[derive(Subcommand)]
 enum LogicalCommand {
+    Setup(setup::SetupArgs),
     Apply(apply::ApplyArgs),
     Stream(stream::StreamArgs),
 }
@@ -23,6 +25,7 @@ enum LogicalCommand {
 /// Runs the command.
 pub fn run(args: LogicalArgs) -> ExitCode {
     match args.command {
+        LogicalCommand::Setup(args) => setup::run(args),
         LogicalCommand::Apply(args) => apply::run(args),
         LogicalCommand::Stream(args) => stream::run(args),
     }

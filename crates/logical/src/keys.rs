@@ -90,6 +90,11 @@ impl Keys {
         }
     }
 
+    /// The hash of a row's replica identity; `None` if it has none.
+    pub fn identity_hash(&self, tuple: Tuple<'_>) -> Option<u64> {
+        self.identity.as_ref().and_then(|key| hash(key, tuple))
+    }
+
     fn rows(&self, tuple: Tuple<'_>, whole: bool, accesses: &mut Vec<Access>) {
         let unique = if whole { self.unique.as_slice() } else { &[] };
         let hashes = self.identity.iter().chain(unique).filter_map(|key| hash(key, tuple));

@@ -6,6 +6,7 @@ use walrider_session::{Connection, Outcome, Pipeline};
 
 use crate::assemble::End;
 use crate::batch::{Batch, Operation, Relations, Work};
+use crate::coalesce;
 use crate::error::ApplyError;
 use crate::message::Tuple;
 use crate::message::{Decoder, Message, OldTuple, Protocol, Value};
@@ -18,6 +19,10 @@ const MAX_STATEMENTS: usize = 500;
 const COPY_FROM: usize = 4;
 /// Bytes of rows in one message of a COPY.
 const COPY_CHUNK: usize = 32 << 10;
+/// Rows that are changed by one statement, at least and at most, and the bytes of their values.
+const UPDATE_MANY_FROM: usize = 4;
+const UPDATES: usize = 200;
+const UPDATE_BYTES: usize = 256 << 10;
 /// Changes that cannot be applied and are skipped in one batch.
 const MAX_SKIPPED: usize = 1000;
 /// No change: what belongs to the transaction as a whole.
@@ -101,6 +106,27 @@ struct Run<'a> {
     /// A COPY is open, and has so many rows.
     copied: Option<u64>,
     chunk: Vec<u8>,
+    updates: Updates,
+}
+
+/// Updates of different rows, of the same columns, that are not sent yet.
+#[derive(Default)]
+struct Updates {
+    pattern: Vec<u8>,
+    rows: Vec<(u64, Vec<Option<Vec<u8>>>)>,
+    keys: HashSet<u64>,
+    bytes: usize,
+}
+
+impl Updates {
+    /// Whether one more fits, of this pattern and with this key.
+    fn takes(&self, pattern: &[u8], key: u64) -> bool {
+        self.rows.is_empty()
+            || (self.pattern == pattern
+                && self.rows.len() < UPDATES
+                && self.bytes < UPDATE_BYTES
+                && !self.keys.contains(&key))
+    }
 }
 
 /// Writes a batch into a pipeline.
@@ -185,8 +211,12 @@ impl<'a> Writer<'a> {
                 })
             })
             .collect();
+        let superseded = coalesce::superseded(&mut self.decoder, batch, operations)?;
         for (number, operation) in operations.iter().enumerate() {
             let body = batch.body(operation);
+            if superseded[number] {
+                continue;
+            }
             if body[0] == b'T' {
                 self.roots(batch, operations, &mut roots)?;
                 self.truncate(number as u64, body, &batch.truncates[operation.table as usize])?;
@@ -278,8 +308,8 @@ impl<'a> Writer<'a> {
         match message {
             Message::Insert { new, .. } if fits(&new) => self.insert(number, body, new, table, run),
             Message::Update { old, new, .. } if fits(&new) && old.is_none_or(|old| fits(old.tuple())) => {
-                self.end_run(run)?;
-                self.update(number, old, new, table)
+                self.end_inserts(run)?;
+                self.update(number, old, new, table, run)
             }
             Message::Delete { old, .. } if fits(old.tuple()) => {
                 self.end_run(run)?;
@@ -301,6 +331,7 @@ impl<'a> Writer<'a> {
         if !copies {
             return self.insert_one(number, new, table);
         }
+        self.end_updates(run)?;
         if run.copied.is_none() {
             run.waiting.push((number, body.to_vec()));
             return if run.waiting.len() == COPY_FROM { self.begin_copy(run) } else { Ok(()) };
@@ -332,8 +363,39 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// What was collected of new rows is sent: those that are too few for a COPY one by one.
+    /// What was collected is sent.
     fn end_run(&mut self, run: &mut Run<'_>) -> Result<(), ApplyError> {
+        self.end_updates(run)?;
+        self.end_inserts(run)
+    }
+
+    /// Changed rows: those that are too few for arrays one by one.
+    fn end_updates(&mut self, run: &mut Run<'_>) -> Result<(), ApplyError> {
+        let Updates { pattern, rows, .. } = std::mem::take(&mut run.updates);
+        let Some(&(first, _)) = rows.first() else { return Ok(()) };
+        let table = run.table.expect("a run has a table");
+        if rows.len() < UPDATE_MANY_FROM {
+            for (number, row) in &rows {
+                let values = row.iter().map(Option::as_deref);
+                self.execute(*number, table, Kind::Update, &pattern, values, Some(1))?;
+            }
+            return Ok(());
+        }
+        let mut arrays = vec![vec![b'{']; rows[0].1.len()];
+        for (_, row) in &rows {
+            for (array, value) in arrays.iter_mut().zip(row) {
+                array_element(array, value.as_deref());
+            }
+        }
+        arrays.iter_mut().for_each(|array| array.push(b'}'));
+        let count = rows.len().to_string();
+        let values = arrays.iter().map(Vec::as_slice).chain([count.as_bytes()]).map(Some);
+        // It says itself if not all were found.
+        self.execute(first, table, Kind::UpdateMany, &pattern, values, None)
+    }
+
+    /// New rows: those that are too few for a COPY one by one.
+    fn end_inserts(&mut self, run: &mut Run<'_>) -> Result<(), ApplyError> {
         for (number, body) in run.waiting.drain(..) {
             let table = run.table.expect("a run has a table");
             if let Message::Insert { new, .. } =
@@ -356,6 +418,7 @@ impl<'a> Writer<'a> {
         old: Option<OldTuple<'_>>,
         new: Tuple<'_>,
         table: &Table,
+        run: &mut Run<'_>,
     ) -> Result<(), ApplyError> {
         let by = old.map_or(new, |old| *old.tuple());
         let mut pattern = Vec::with_capacity(new.len());
@@ -377,6 +440,20 @@ impl<'a> Writer<'a> {
         let found = by.values().zip(&pattern).filter(|(_, wanted)| *wanted & EQUAL != 0).map(|(value, _)| bytes(value));
         let rows = if table.keys.alone { None } else { Some(1) };
         let values = set.chain(found);
+        let key =
+            table.keys.identity_hash(by).filter(|_| old.is_none() && self.mode == Mode::Fast && run.table.is_some());
+        if let Some(key) = key.filter(|_| !table.keys.alone && table.takes_arrays(&pattern)) {
+            if !run.updates.takes(&pattern, key) {
+                self.end_updates(run)?;
+            }
+            let row: Vec<Option<Vec<u8>>> = values.map(|value| value.map(<[u8]>::to_vec)).collect();
+            run.updates.bytes += row.iter().flatten().map(Vec::len).sum::<usize>();
+            run.updates.rows.push((number, row));
+            run.updates.keys.insert(key);
+            run.updates.pattern = pattern;
+            return Ok(());
+        }
+        self.end_updates(run)?;
         self.execute(number, table, Kind::Update, &pattern, values, rows)
     }
 
@@ -412,6 +489,7 @@ impl<'a> Writer<'a> {
             Kind::Copy => 2,
             Kind::Update => 3,
             Kind::Delete => 4,
+            Kind::UpdateMany => 5,
         });
         self.key.extend(pattern);
         if !self.statements.names.contains_key(&self.key) {
@@ -431,6 +509,22 @@ fn bytes(value: Value<'_>) -> Option<&[u8]> {
         Value::Null | Value::UnchangedToast => None,
         Value::Text(bytes) | Value::Binary(bytes) => Some(bytes),
     }
+}
+
+/// An element of an array as text, after those before it (`array_out`, arrayfuncs.c); in quotes, which always is right.
+fn array_element(out: &mut Vec<u8>, value: Option<&[u8]>) {
+    if out.len() > 1 {
+        out.push(b',');
+    }
+    let Some(value) = value else { return out.extend(b"NULL") };
+    out.push(b'"');
+    for &byte in value {
+        if matches!(byte, b'"' | b'\\') {
+            out.push(b'\\');
+        }
+        out.push(byte);
+    }
+    out.push(b'"');
 }
 
 /// A row in COPY's text format (`CopyAttributeOutText`, copyto.c).

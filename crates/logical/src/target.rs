@@ -37,6 +37,8 @@ struct TableColumn {
     key: bool,
     /// Has no `=` of its own: compared as text.
     as_text: bool,
+    /// The type of arrays of it, where several values can be sent as one.
+    array: Option<String>,
 }
 
 /// What a statement does to a row; its columns are in the pattern of [`Table::sql`].
@@ -51,6 +53,8 @@ pub enum Kind {
     Copy,
     /// UPDATE.
     Update,
+    /// UPDATE of many rows, from an array for each column.
+    UpdateMany,
     /// DELETE.
     Delete,
 }
@@ -79,7 +83,10 @@ const COLUMNS: &str = "SELECT a.attname, a.attgenerated, a.attidentity, \
             WHEN t.typtype = 'r' THEN 'pg_catalog.anyrange'::pg_catalog.regtype::pg_catalog.oid \
             WHEN t.typtype = 'm' THEN 'pg_catalog.anymultirange'::pg_catalog.regtype::pg_catalog.oid \
             WHEN t.typname = 'varchar' THEN 'pg_catalog.text'::pg_catalog.regtype::pg_catalog.oid \
-            ELSE t.oid END) \
+            ELSE t.oid END), \
+    CASE WHEN t0.typarray <> 0 AND t0.typdelim = ',' AND t0.typcategory <> 'A' AND t.typcategory <> 'A' THEN ( \
+        SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(t0.typname) || '[]' \
+        FROM pg_catalog.pg_namespace n WHERE n.oid = t0.typnamespace) END \
     FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t0 ON t0.oid = a.atttypid \
     JOIN pg_catalog.pg_type t ON t.oid = CASE WHEN t0.typtype = 'd' THEN t0.typbasetype ELSE t0.oid END \
     WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid = ";
@@ -109,6 +116,7 @@ struct CatalogColumn {
     generated: bool,
     always_identity: bool,
     comparable: bool,
+    array: Option<String>,
 }
 
 struct UniqueIndex {
@@ -146,6 +154,7 @@ impl Table {
                 generated: !text(row, 1).is_empty(),
                 always_identity: text(row, 2) == "a",
                 comparable: text(row, 3) == "t",
+                array: Some(text(row, 4)).filter(|name| !name.is_empty()),
             })
             .collect();
         let indexes = unique_indexes(&catalog.simple_query(&UNIQUE.replace('$', &oid))?);
@@ -177,6 +186,41 @@ impl Table {
         self.columns[column].key
     }
 
+    /// Whether rows that are found by a key can be changed many at once: all columns of a pattern can be sent in arrays.
+    pub fn takes_arrays(&self, pattern: &[u8]) -> bool {
+        let fits = |(column, wanted): (&TableColumn, &u8)| {
+            *wanted == 0 || (wanted & IS_NULL == 0 && column.array.is_some() && !(column.key && column.as_text))
+        };
+        self.relation.identity != ReplicaIdentity::Full && self.columns.iter().zip(pattern).all(fits)
+    }
+
+    /// An UPDATE from arrays, one for each parameter of the same UPDATE of one row. Joined to what `unnest` is taken to return, a few
+    /// rows, a large table is looked up by its index. It fails if not all rows are found, so many as the last parameter says: which one
+    /// is missing, only an UPDATE of one row can tell.
+    fn update_many(&self, pattern: &[u8]) -> String {
+        let (mut set, mut found, mut arrays, mut names) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for wish in [SET, EQUAL] {
+            for (column, wanted) in self.columns.iter().zip(pattern).filter(|(_, wanted)| **wanted & wish != 0) {
+                debug_assert!(wanted & IS_NULL == 0);
+                let number = names.len() + 1;
+                names.push(format!("p{number}"));
+                arrays.push(format!("${number}::{}", column.array.as_deref().unwrap_or_default()));
+                let of = if wish == SET { &mut set } else { &mut found };
+                let target = if wish == SET { "" } else { "t." };
+                of.push(format!("{target}{} = d.p{number}", column.quoted));
+            }
+        }
+        let (set, found) = (set.join(", "), found.join(" AND "));
+        let names_count = names.len();
+        let (arrays, names) = (arrays.join(", "), names.join(", "));
+        format!(
+            "WITH u AS (UPDATE {} AS t SET {set} FROM pg_catalog.unnest({arrays}) AS d({names}) WHERE {found} RETURNING 1) \
+             SELECT 1 / (pg_catalog.count(*) = ${}::pg_catalog.int8)::pg_catalog.int4 FROM u",
+            self.only,
+            names_count + 1
+        )
+    }
+
     /// A statement; `pattern` has a byte for each column.
     pub fn sql(&self, kind: Kind, pattern: &[u8]) -> String {
         let mut parameter = 0;
@@ -206,6 +250,7 @@ impl Table {
                 let found = self.found(pattern, &mut next);
                 format!("UPDATE {} SET {} WHERE {found}", self.only, set.join(", "))
             }
+            Kind::UpdateMany => self.update_many(pattern),
             Kind::Delete => format!("DELETE FROM {} WHERE {}", self.only, self.found(pattern, &mut next)),
         }
     }
@@ -281,7 +326,8 @@ fn match_columns(relation: &Relation, name: &str, columns: &[CatalogColumn]) -> 
             )));
         }
         let key = column.key || relation.identity == ReplicaIdentity::Full;
-        matched.push(TableColumn { quoted: quote_identifier(&column.name), key, as_text: !found.comparable });
+        let quoted = quote_identifier(&column.name);
+        matched.push(TableColumn { quoted, key, as_text: !found.comparable, array: found.array.clone() });
     }
     if !missing.is_empty() {
         return Err(ApplyError::Schema(format!(

@@ -1,5 +1,6 @@
 //! A connection that is open: queries, and COPY both ways.
 
+mod copy;
 mod pipeline;
 mod replication;
 
@@ -66,6 +67,10 @@ enum State {
     Streaming,
     /// The server has ended the stream; what comes next is the result.
     Ended,
+    /// COPY TO STDOUT.
+    CopyOut,
+    /// COPY FROM STDIN.
+    CopyIn,
 }
 
 /// A session with a server. The socket never blocks: commands wait for it with a timeout, the methods for streaming
@@ -81,6 +86,8 @@ pub struct Connection {
     peer: String,
     patience: Patience,
     response_timeout: Option<Duration>,
+    /// The longest message that is accepted now, in bytes.
+    max_message: usize,
 }
 
 /// A message, its body still in the input buffer.
@@ -99,6 +106,7 @@ impl Connection {
             peer,
             patience,
             response_timeout: Some(Duration::from_secs(60)),
+            max_message: MAX_MESSAGE,
         }
     }
 
@@ -310,7 +318,7 @@ impl Connection {
 
     /// The next message that is whole, past those that may come at any time.
     fn take(&mut self) -> Result<Option<Message>> {
-        while let Some((tag, range)) = self.input.take(MAX_MESSAGE)? {
+        while let Some((tag, range)) = self.input.take(self.max_message)? {
             if !ANY_TIME.contains(&tag) {
                 return Ok(Some((tag, range)));
             }

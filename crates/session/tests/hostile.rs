@@ -499,3 +499,47 @@ fn what_a_server_does_not_read_is_bounded() {
     assert!(connection.wants_write());
     assert!(matches!(connection.flush(), Ok(false)));
 }
+
+/// A server that takes rows, or statements, and says nothing before the end.
+fn silent_until(last: u8, first_answer: Option<Vec<u8>>, answer: Vec<u8>) -> (u16, Receiver<Vec<u8>>) {
+    serve(move |stream| {
+        take_startup(stream);
+        stream.write_all(&ready()).unwrap();
+        if let Some(answer) = &first_answer {
+            take(stream);
+            stream.write_all(answer).unwrap();
+        }
+        while take(stream).0 != last {}
+        stream.write_all(&answer).unwrap();
+    })
+}
+
+/// More than fits into the sockets, in pieces of more than may wait. Once it was waited for an answer that was not due, after all
+/// had been sent: a copy stood still now and then.
+#[test]
+fn nobody_waits_for_an_answer_that_is_not_due() {
+    let piece = vec![b'x'; 300_000];
+    let done = [message(b'C', b"COPY 100\0"), message(b'Z', b"I")].concat();
+    let (port, _seen) = silent_until(b'c', Some(message(b'G', &[0; 3])), done);
+    let mut connection = Connection::open(&options(port, "")).unwrap();
+    connection.copy_in("COPY t FROM STDIN").unwrap();
+    for _ in 0..100 {
+        connection.write_copy(&piece).unwrap();
+    }
+    assert_eq!(connection.finish_copy().unwrap(), 100);
+    drop(connection);
+
+    let mut answers = Vec::new();
+    for _ in 0..100 {
+        answers.extend([message(b'2', b""), message(b'C', b"INSERT 0 1\0")].concat());
+    }
+    answers.extend(message(b'Z', b"I"));
+    let (port, _seen) = silent_until(b'S', None, answers);
+    let mut connection = Connection::open(&options(port, "")).unwrap();
+    let mut pipeline = connection.pipeline().unwrap();
+    for number in 0..100 {
+        pipeline.execute(number, "s", [Some(piece.as_slice())], Some(1)).unwrap();
+    }
+    let outcome = pipeline.finish().unwrap();
+    assert!(outcome.failure.is_none() && outcome.unexpected.is_empty());
+}

@@ -149,7 +149,7 @@ impl Pipeline<'_> {
     pub fn finish(mut self) -> Result<Outcome> {
         frontend::sync(&mut self.connection.output.0);
         while !self.take_answers()? {
-            self.wait()?;
+            self.wait(true)?;
         }
         debug_assert!(self.due.is_empty() || self.outcome.failure.is_some(), "every statement has its answer");
         Ok(self.outcome)
@@ -164,19 +164,23 @@ impl Pipeline<'_> {
         self.connection.flush()?;
         while waiting(self.connection) > MAX_WAITING {
             self.take_answers()?;
-            self.wait()?;
+            self.wait(false)?;
         }
         Ok(())
     }
 
-    /// Sends and receives; waits until one of both was possible.
-    fn wait(&mut self) -> Result<()> {
+    /// Sends and receives; waits until one of both was possible. Once all is sent it waits only `for_answers`: before a Sync, or
+    /// in the middle of a COPY, the server has none.
+    fn wait(&mut self, for_answers: bool) -> Result<()> {
         let connection = &mut *self.connection;
         let sent = connection.flush();
         match connection.read_some()? {
             Read::Bytes(_) => connection.patience.check(),
             Read::Closed => Err(sent.err().unwrap_or(ConnectError::Closed)),
-            Read::WouldBlock => connection.patience.wait(connection.transport.as_fd(), true, !sent?),
+            Read::WouldBlock => match sent? {
+                true if !for_answers => Ok(()),
+                sent => connection.patience.wait(connection.transport.as_fd(), true, !sent),
+            },
         }
     }
 
