@@ -83,7 +83,8 @@ def test_hot_rows(pair, work, rng):
         status = apply.status()
         apply.stop()
     assert_equal(publisher, target, load.TABLES)
-    assert status["batches"] < 30 and not any(status["conflicts"].values()), status
+    # Where unique values move, it may be done row by row.
+    assert status["batches"] < 30 and status["retries"] < 10 and not any(status["conflicts"].values()), status
 
 
 TYPES = """
@@ -111,7 +112,7 @@ def test_types(work):
         for server in (publisher, target):
             server.psql(TYPES)
         publish(publisher)
-        with Apply(work, publisher, target).start() as apply:
+        with Apply(work, publisher, target, "--log-level", "debug").start() as apply:
             publisher.psql(f"INSERT INTO typed {TYPED}")
             publisher.psql("INSERT INTO listed SELECT i, ARRAY[i, NULL], ARRAY['a,b', '\"', NULL], ARRAY[i], '(1,2),(3,4)' "
                            "FROM generate_series(1, 40) i")
@@ -126,6 +127,8 @@ def test_types(work):
             status = apply.status()
             apply.stop()
         assert not any(status["conflicts"].values()) and status["connections"] == 1, status
+        # What fails as one statement for many rows would be done row by row, and nobody would notice.
+        assert status["retries"] == 0, apply.log_text()
 
 
 def settle(publisher, rng):
