@@ -1,7 +1,7 @@
 //! What a change accesses, for [`crate::schedule`].
 //!
 //! A row is known by the values of its replica identity, and of every unique index of the target that is made of plain columns.
-//! What this does not see, as values that are equal in two spellings, is caught when it is executed: see [`crate::worker`].
+//! What this does not see, as values that are equal in two spellings, is caught when it is executed: see `worker.rs`.
 
 use crate::message::Tuple;
 use crate::message::{OldTuple, Value};

@@ -102,6 +102,12 @@ impl Batches {
         !self.open.transactions.is_empty()
     }
 
+    /// Whether the open batch is worth a session beside others. While one is busy, many small ones cost more than they gain: each has its
+    /// round trip, its commit, and sessions that are woken for it.
+    pub fn is_worth_a_session(&self) -> bool {
+        self.open.rows >= self.bounds.rows / 8 || self.open.bytes >= self.bounds.bytes / 8
+    }
+
     /// What the open batch has to wait for; zero if it may begin.
     pub fn open_begins_after(&self, committed: u64) -> u64 {
         if self.open.begins_after > committed { self.open.begins_after } else { 0 }

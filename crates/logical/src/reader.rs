@@ -294,7 +294,8 @@ impl<'s> Reader<'s> {
     fn dispatch(&mut self, more: bool) {
         let committed = self.turns.committed();
         if self.queue.is_empty() && self.batches.is_open() && (!more || self.ending.is_some()) {
-            let free = self.may_dispatch(self.batches.last() + 1);
+            let free = self.may_dispatch(self.batches.last() + 1)
+                && (self.under_way.is_empty() || self.batches.is_worth_a_session());
             if self.ending.is_some() || (free && self.batches.open_begins_after(committed) == 0) {
                 let mut out = Vec::new();
                 self.batches.close(&mut out);

@@ -75,7 +75,7 @@ const FIND: &str = "SELECT c.oid, c.relkind, coalesce(pg_catalog.pg_partition_ro
       OR EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_enabled IN ('A', 'R') AND r.ev_type <> '1') \
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
     WHERE n.nspname = ";
-/// Its columns, and whether their types have an `=`.
+/// Its columns, whether their types have an `=`, and the types of arrays of them. `unnest` makes several columns of a composite type.
 const COLUMNS: &str = "SELECT a.attname, a.attgenerated, a.attidentity, \
     EXISTS (SELECT FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod \
         WHERE o.opcdefault AND m.amname IN ('btree', 'hash') AND o.opcintype = CASE \
@@ -84,7 +84,7 @@ const COLUMNS: &str = "SELECT a.attname, a.attgenerated, a.attidentity, \
             WHEN t.typtype = 'm' THEN 'pg_catalog.anymultirange'::pg_catalog.regtype::pg_catalog.oid \
             WHEN t.typname = 'varchar' THEN 'pg_catalog.text'::pg_catalog.regtype::pg_catalog.oid \
             ELSE t.oid END), \
-    CASE WHEN t0.typarray <> 0 AND t0.typdelim = ',' AND t0.typcategory <> 'A' AND t.typcategory <> 'A' THEN ( \
+    CASE WHEN t0.typarray <> 0 AND t0.typdelim = ',' AND t0.typcategory <> 'A' AND t.typcategory <> 'A' AND t.typtype <> 'c' THEN ( \
         SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(t0.typname) || '[]' \
         FROM pg_catalog.pg_namespace n WHERE n.oid = t0.typnamespace) END \
     FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t0 ON t0.oid = a.atttypid \
@@ -212,9 +212,10 @@ impl Table {
         }
         let (set, found) = (set.join(", "), found.join(" AND "));
         let names_count = names.len();
+        // Without its schema: only so it takes several arrays (transformRangeFunction, parse_clause.c); search_path is empty.
         let (arrays, names) = (arrays.join(", "), names.join(", "));
         format!(
-            "WITH u AS (UPDATE {} AS t SET {set} FROM pg_catalog.unnest({arrays}) AS d({names}) WHERE {found} RETURNING 1) \
+            "WITH u AS (UPDATE {} AS t SET {set} FROM unnest({arrays}) AS d({names}) WHERE {found} RETURNING 1) \
              SELECT 1 / (pg_catalog.count(*) = ${}::pg_catalog.int8)::pg_catalog.int4 FROM u",
             self.only,
             names_count + 1

@@ -197,6 +197,8 @@ impl Worker {
                 Counters::add(&self.common.counters.retries, 1);
                 std::thread::sleep(Duration::from_millis(u64::from(attempts.min(10)) * 5));
             } else if mode == Mode::Fast && !matches!(batch.work, Work::Finish) {
+                tracing::debug!("batch {}, row by row because of: {error}", batch.number);
+                Counters::add(&self.common.counters.retries, 1);
                 mode = Mode::Careful;
             } else {
                 self.failed(batch, number, &error)?;

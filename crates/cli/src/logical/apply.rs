@@ -113,7 +113,13 @@ enum RunError {
     #[error(transparent)]
     Service(#[from] ServiceError),
     #[error(transparent)]
-    Apply(#[from] ApplyError),
+    Apply(Box<ApplyError>),
+}
+
+impl From<ApplyError> for RunError {
+    fn from(error: ApplyError) -> RunError {
+        RunError::Apply(Box::new(error))
+    }
 }
 
 /// Bytes in a batch: enough that a round trip does not count.
