@@ -392,8 +392,8 @@ def test_hidden_dependencies(work, rng):
     """Equal keys in other spellings, unique indexes over expressions or beside the identity, triggers
     that always run: what is executed ahead in the wrong order is rolled back, and executed again.
 
-    One transaction in a batch, eight sessions. `walrider_logical_retries_total` says that it happened. Without executing again there
-    would be errors or differences: `make planted` has that.
+    One transaction in a batch, eight sessions. `walrider_logical_retries_total` says that it happened. Where no batch gives
+    way to the oldest, it hangs. It does not reach the check that a row was found ahead: no load is known that needs it.
     """
     with make_publisher(work / "publisher").start() as publisher, make_target(work / "target").start() as target:
         for server in (publisher, target):
