@@ -185,6 +185,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::metrics;
+    use crate::status::StandbyStatus;
     use crate::status::State;
     use crate::status::tests::streaming;
 
