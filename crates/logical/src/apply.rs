@@ -1,9 +1,10 @@
 //! `walrider logical apply`: reads a slot, and applies its transactions to another server, many at a time.
 //!
 //! One thread reads, puts transactions into batches, decides when each may begin, and reports; workers execute them. Nothing is
-//! applied twice or lost: each worker has a replication origin of its own on the target, which each of its commits moves; the
-//! commits are in the publisher's order, and so is the target's WAL. So whatever of it survives a crash is a prefix, and the
-//! greatest position of all origins is where to go on.
+//! applied twice or lost: each batch moves its worker's row of `walrider_logical.progress` in the same transaction; the commits
+//! are in the publisher's order, and so is the target's WAL. So whatever of it survives a crash is a prefix, and the greatest
+//! position of these rows is where to go on. Replication origins only keep a second one out, and mark what was applied
+//! (`docs/decisions/0015-logical-apply.md` says why).
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use walrider_layout::Lsn;
 use walrider_session::{ConnectOptions, Connection};
+use walrider_wire::command::quote_literal;
 
 use crate::apply::Settings;
 use crate::error::ApplyError;
-use crate::target::quote_literal;
 
 /// Longest name of an origin, in bytes (`RepOriginId` names, `MAX_RONAME_LEN`, PostgreSQL 18); without it the limit is that of gids.
 const MAX_ORIGIN: usize = 100;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use walrider_layout::Oid;
 use walrider_session::Connection;
-use walrider_wire::command::quote_identifier;
+use walrider_wire::command::{quote_identifier, quote_literal};
 
 use crate::error::ApplyError;
 use crate::keys::{Key, Keys};
@@ -104,11 +104,6 @@ type Row = Vec<Option<Vec<u8>>>;
 
 fn text(row: &Row, at: usize) -> String {
     row.get(at).and_then(Option::as_ref).map(|bytes| String::from_utf8_lossy(bytes).into_owned()).unwrap_or_default()
-}
-
-/// A text in quotes; `standard_conforming_strings` is on.
-pub fn quote_literal(text: &str) -> String {
-    format!("'{}'", text.replace('\0', "").replace('\'', "''"))
 }
 
 struct CatalogColumn {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use walrider_session::{Connection, Outcome, Transaction};
 use walrider_wire::backend::ServerMessage;
+use walrider_wire::command::quote_literal;
 
 use crate::assemble::End;
 use crate::batch::{Batch, Work};
@@ -242,9 +243,9 @@ impl Worker {
     /// it is: what is prepared keeps the row, and COMMIT PREPARED changes none. So each can be done twice. What is prepared
     /// already is not prepared again, and it has a row of its own, which shows when it has committed.
     fn two_phase(&mut self, batch: &Batch, mode: Mode) -> Result<Outcome, ApplyError> {
-        let gid = crate::target::quote_literal(&format!("walrider_{}_{}", self.common.origin, batch.xid()));
+        let gid = quote_literal(&format!("walrider_{}_{}", self.common.origin, batch.xid()));
         let part = origins::prepared_part(batch.xid());
-        let (origin, quoted) = (crate::target::quote_literal(&self.common.origin), crate::target::quote_literal(&part));
+        let (origin, quoted) = (quote_literal(&self.common.origin), quote_literal(&part));
         let marker = format!("FROM {PROGRESS} WHERE origin = {origin} AND part = {quoted}");
         let is_prepared = format!("SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {gid}");
         let is_prepared = !self.connection.simple_query(&is_prepared)?.is_empty();
@@ -263,7 +264,7 @@ impl Worker {
                 if outcome.failure.is_some() {
                     return Ok(outcome);
                 }
-                let lsn = crate::target::quote_literal(&batch.end_lsn().to_string());
+                let lsn = quote_literal(&batch.end_lsn().to_string());
                 self.connection.simple_query(&origins::progress_sql(&self.common.origin, &part, &lsn))?;
                 Some(format!("PREPARE TRANSACTION {gid}"))
             }
@@ -283,7 +284,7 @@ impl Worker {
                 Err(error) => return Err(error.into()),
             }
         }
-        let lsn = crate::target::quote_literal(&batch.end_lsn().to_string());
+        let lsn = quote_literal(&batch.end_lsn().to_string());
         let progress = origins::progress_sql(&self.common.origin, &origins::part(self.number), &lsn);
         let forget = if *batch.end() == End::Prepare { String::new() } else { format!("; DELETE {marker}") };
         self.connection.simple_query(&format!("BEGIN; {progress}{forget}; COMMIT"))?;
