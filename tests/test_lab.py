@@ -3,6 +3,7 @@ another's library."""
 
 import ast
 import os
+import re
 import subprocess
 import sys
 
@@ -75,3 +76,12 @@ def test_no_test_imports_another():
     assert "tests.lab.as_user.ROOT" in found[ROOT / "tests/test_lab.py"]
     assert [(path.name, name) for path, names in found.items() for name in names
             if any(part.startswith("test_") or part == "conftest" for part in name.split("."))] == []
+
+
+def test_each_file_has_names_of_its_own_in_the_shared_directory():
+    """Two files had their `publisher` in `scratch`, which outlives a file: each passed alone, and the second one failed where one worker
+    ran both. Only names written out there are seen."""
+    found = [(name, path.name) for path in (ROOT / "tests").glob("*.py") if path.name != "test_lab.py"
+             for name in set(re.findall(r'\bscratch / "([^"]+)"', path.read_text()))]
+    assert ("stream_publisher", "test_logical_stream.py") in found
+    assert [file for file in found if [name for name, _ in found].count(file[0]) > 1] == []

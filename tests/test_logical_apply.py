@@ -17,7 +17,7 @@ from tests.lab.walrider import walrider
 @pytest.fixture(scope="module")
 def templates(scratch):
     """A publisher with a slot and a target, stopped, both with the tables of the load."""
-    publisher, target = make_publisher(scratch / "publisher"), make_target(scratch / "target")
+    publisher, target = make_publisher(scratch / "apply_publisher"), make_target(scratch / "apply_target")
     with publisher.start(), target.start():
         publisher.psql(load.PUBLISHER)
         target.psql(load.TARGET)

@@ -44,7 +44,7 @@ CREATE PUBLICATION p FOR TABLE t, kinds, whole;
 @pytest.fixture(scope="module")
 def origin(scratch):
     """A publisher with the tables."""
-    server = PgCluster.init(scratch / "publisher", conf=SETTINGS)
+    server = PgCluster.init(scratch / "stream_publisher", conf=SETTINGS)
     with server.start(**LISTEN):
         if server.value("SELECT count(*) FROM pg_settings WHERE name = 'output_plugin_libraries'") == "1":
             server.psql(f"ALTER SYSTEM SET output_plugin_libraries = 'pgoutput', 'test_decoding', '{PLUGINS[1]}'")
