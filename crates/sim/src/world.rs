@@ -553,14 +553,20 @@ impl World {
         if standby.is_promoted() {
             return;
         }
-        let mut control = self.control;
-        let done = match self.random.below(20) {
-            0 => standby.restartpoint(&mut control, self.random.below(30) as usize),
-            1..4 => standby.write_pages(&mut control),
+        let mut saved = None;
+        // A process that is gone writes nothing.
+        let mut save = |control| {
+            if self.fate.lock().expect("no panic while locked").left.is_none() {
+                saved = Some(control);
+            }
+        };
+        // Where the spool has failed, nothing is saved from there on.
+        let _ = match self.random.below(20) {
+            0 => standby.restartpoint(self.control, self.random.below(30) as usize, &mut save),
+            1..4 => standby.write_pages(&mut { self.control }, &mut save),
             _ => return,
         };
-        // A process that is gone writes nothing.
-        if done.is_ok() && self.fate.lock().expect("no panic while locked").left.is_none() {
+        if let Some(control) = saved {
             self.control = control;
             self.say(format!("{control:?}"));
         }
