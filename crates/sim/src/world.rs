@@ -37,6 +37,9 @@ struct Fate {
     full: bool,
     /// The next fsync fails.
     sync_fails: bool,
+    /// One has failed. What it was about is read as if it were there, and no later fsync makes it durable: only what a power cut
+    /// leaves may be begun with.
+    sync_failed: bool,
 }
 
 /// How often what happened.
@@ -312,6 +315,7 @@ impl World {
 
     /// The standby's process is killed, or its machine loses power.
     fn die(&mut self, power: bool) {
+        let power = power || self.fate.lock().expect("no panic while locked").sync_failed;
         let left = match power {
             true => self.disk.after_power_loss(&mut self.random),
             false => self.disk.after_kill(),
@@ -331,7 +335,8 @@ impl World {
             connection.to_standby.clear();
         }
         let mut fate = self.fate.lock().expect("no panic while locked");
-        (fate.dies_in, fate.left, fate.sync_fails) = (None, None, false);
+        (fate.dies_in, fate.left) = (None, None);
+        (fate.sync_fails, fate.sync_failed) = (false, false);
         drop(fate);
         self.say(if power { "the power goes" } else { "the standby is killed" });
         if self.promotes.is_none() && self.random.one_in(2) {
@@ -400,12 +405,14 @@ impl World {
             fate.dies_in = fate.dies_in.map(|calls| calls - 1);
             if fate.dies_in == Some(0) {
                 let random = &mut random.lock().expect("no panic while locked");
+                fate.power |= fate.sync_failed;
                 fate.left = Some(if fate.power { disk.after_power_loss(random) } else { disk.after_kill() });
                 return Err(io::Error::other("the process is gone"));
             }
             match call {
                 Call::Write | Call::Create if fate.full => Err(io::ErrorKind::StorageFull.into()),
                 Call::SyncData | Call::SyncAll if std::mem::take(&mut fate.sync_fails) => {
+                    fate.sync_failed = true;
                     Err(io::Error::from_raw_os_error(5))
                 }
                 _ => Ok(()),
@@ -421,13 +428,16 @@ impl World {
                 self.say(format!("the standby does not start: {error}"));
                 let (left, power) = {
                     let mut fate = self.fate.lock().expect("no panic while locked");
+                    fate.sync_failed = false;
+                    if fate.left.is_some() {
+                        fate.dies_in = None;
+                    }
                     (fate.left.take(), fate.power)
                 };
                 match left {
                     Some(left) => {
                         self.disk = left;
                         self.counts.power_cuts += u64::from(power);
-                        self.fate.lock().expect("no panic while locked").dies_in = None;
                     }
                     None => self.disk = self.disk.after_power_loss(&mut self.random),
                 }
