@@ -24,11 +24,12 @@ use walrider_store::read::{ReadWal, agrees};
 use walrider_store::source::{Incoming, Source};
 use walrider_stream::error::ReceiveError;
 use walrider_stream::intake::Intake;
-use walrider_stream::positions::{Link, Positions, Report, Timing};
+use walrider_stream::positions::{Positions, Report};
 use walrider_stream::timelines;
 use walrider_wal::decode::WalFormat;
 use walrider_wal::record::Record;
 use walrider_wal::testing::pages::WalBuilder;
+use walrider_wire::pulse::{Link, Timing};
 
 use crate::primary::{Answer, Known, Primary, segment_size};
 

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use walrider_layout::Lsn;
+use walrider_seed::Random;
 use walrider_spool::files::Directory;
-use walrider_spool::testing::{Call, Model, Random};
+use walrider_spool::testing::{Call, Model};
 use walrider_spool::{Step as SpoolStep, Worker};
 use walrider_standby::machine::Event;
 use walrider_wire::stream::Streamed;
@@ -317,7 +318,7 @@ impl World {
     fn die(&mut self, power: bool) {
         let power = power || self.fate.lock().expect("no panic while locked").sync_failed;
         let left = match power {
-            true => self.disk.after_power_loss(&mut self.random),
+            true => self.disk.after_power_loss(self.random.draws()),
             false => self.disk.after_kill(),
         };
         self.dead(left, power);
@@ -406,7 +407,7 @@ impl World {
             if fate.dies_in == Some(0) {
                 let random = &mut random.lock().expect("no panic while locked");
                 fate.power |= fate.sync_failed;
-                fate.left = Some(if fate.power { disk.after_power_loss(random) } else { disk.after_kill() });
+                fate.left = Some(if fate.power { disk.after_power_loss(random.draws()) } else { disk.after_kill() });
                 return Err(io::Error::other("the process is gone"));
             }
             match call {
@@ -439,7 +440,7 @@ impl World {
                         self.disk = left;
                         self.counts.power_cuts += u64::from(power);
                     }
-                    None => self.disk = self.disk.after_power_loss(&mut self.random),
+                    None => self.disk = self.disk.after_power_loss(self.random.draws()),
                 }
             }
         }
