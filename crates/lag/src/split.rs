@@ -9,6 +9,7 @@ use serde::Serialize;
 use walrider_layout::Lsn;
 
 use crate::sample::{Sample, Server, ServerSample, Walsender};
+use crate::slots::{self, SlotView};
 
 /// Moments that are remembered of a primary: at one a second an hour, then coarser.
 const MAX_POINTS: usize = 3600;
@@ -200,6 +201,8 @@ pub struct Standby {
     pub sync_state: Option<String>,
     /// `walrider standby`.
     pub walrider: bool,
+    /// It was itself asked, or tried.
+    pub asked: bool,
     /// Why it does not answer, if it was asked.
     pub error: Option<String>,
     /// Sent.
@@ -247,6 +250,10 @@ pub struct View {
     pub commit_rate: Option<f64>,
     /// Its standbys, by name.
     pub standbys: Vec<Standby>,
+    /// Its slots, the one that holds most first.
+    pub slots: Vec<SlotView>,
+    /// What is not seen, and what would show it.
+    pub notes: Vec<String>,
 }
 
 /// Looks at samples one after the other.
@@ -265,13 +272,14 @@ impl Observer {
                 sample.servers.iter().find_map(|at| at.error.clone()).or(Some("no primary among the servers".into()));
             let standbys = self.standbys(sample, None);
             self.before = Some(sample.clone());
-            return View { error, standbys, ..View::default() };
+            return View { error, notes: slots::notes(sample, &standbys), standbys, ..View::default() };
         };
         if let Some(flushed) = server.flush_lsn.filter(|_| at.error.is_none()) {
             self.history.note(at.answered_at, flushed);
         }
         let before = self.before.as_ref().and_then(|before| find(before, &at.name)).and_then(|at| at.server.as_ref());
         let rate = |of: &dyn Fn(&Server) -> Option<u64>| rate_between(before?, server, of);
+        let standbys = self.standbys(sample, Some((at, server)));
         let view = View {
             primary: at.name.clone(),
             error: at.error.clone(),
@@ -280,7 +288,9 @@ impl Observer {
             record_rate: rate(&|server| Some(server.wal?.records)),
             fpi_rate: rate(&|server| Some(server.wal?.fpi)),
             commit_rate: rate(&|server| server.commits),
-            standbys: self.standbys(sample, Some((at, server))),
+            slots: slots::slots(server),
+            notes: slots::notes(sample, &standbys),
+            standbys,
         };
         self.before = Some(sample.clone());
         view
@@ -337,6 +347,7 @@ impl Observer {
             state: sender.map_or(Some("not connected".to_owned()), |sender| sender.state.clone()).unwrap_or_default(),
             sync_state: sender.and_then(|sender| sender.sync_state.clone()),
             walrider: asked.is_some_and(|at| at.walrider.is_some()),
+            asked: asked.is_some(),
             error: asked.and_then(|at| at.error.clone()),
             sent: stage(sender.and_then(|sender| sender.sent_lsn), None),
             write: stage(sender.and_then(|sender| sender.write_lsn), own.write),

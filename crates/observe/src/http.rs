@@ -1,4 +1,4 @@
-//! `/metrics`, `/health` and `/status` over HTTP, in a thread of their own.
+//! `/metrics`, `/health` and `/status`, or other pages, over HTTP, in a thread of their own.
 //!
 //! Whoever reaches the port may ask; nothing can be changed through it. What a client can take is bounded: connections,
 //! the size of a request, and the time that one may last.
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -33,6 +33,9 @@ const MAX_TIME: Duration = Duration::from_secs(5);
 
 /// Makes the snapshot that a request is answered from. It is called in the thread that serves, so it must not wait.
 pub type Provider<S> = Arc<dyn Fn() -> S + Send + Sync>;
+
+/// Answers a request for a path, with the query behind it. It is called in the thread that serves, so it must not wait.
+pub type Pages = Arc<dyn Fn(&str, Option<&str>) -> Answer + Send + Sync>;
 
 /// The port could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +75,14 @@ impl Drop for Handle {
 /// # Errors
 /// If it cannot listen there.
 pub fn serve<S: Observed>(address: &str, provider: Provider<S>, connections: usize) -> Result<Handle, HttpError> {
+    serve_pages(address, Arc::new(move |path, query| answer(path, query, &*provider)), connections)
+}
+
+/// The same for other pages.
+///
+/// # Errors
+/// If it cannot listen there.
+pub fn serve_pages(address: &str, pages: Pages, connections: usize) -> Result<Handle, HttpError> {
     let failed = |source| HttpError { address: address.to_owned(), source };
     let listener = std::net::TcpListener::bind(address).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
@@ -83,7 +94,7 @@ pub fn serve<S: Observed>(address: &str, provider: Provider<S>, connections: usi
     };
     let (stop, stopped) = oneshot::channel::<Infallible>();
     let serve = move || {
-        runtime.spawn(accept(listener, provider, connections));
+        runtime.spawn(accept(listener, pages, connections));
         // It only ever ends by the sender's end; with the runtime go all connections.
         let _ = runtime.block_on(stopped);
     };
@@ -91,16 +102,16 @@ pub fn serve<S: Observed>(address: &str, provider: Provider<S>, connections: usi
     Ok(Handle { address: bound, stop: Some(stop), thread: Some(thread) })
 }
 
-async fn accept<S: Observed>(listener: TcpListener, provider: Provider<S>, connections: usize) {
+async fn accept(listener: TcpListener, pages: Pages, connections: usize) {
     let room = Arc::new(Semaphore::new(connections.min(MAX_CONNECTIONS)));
     loop {
         let place = room.clone().acquire_owned().await.expect("it is never closed");
         match listener.accept().await {
             Ok((stream, _)) => {
-                let provider = provider.clone();
+                let pages = pages.clone();
                 tokio::spawn(async move {
                     // Clients that are slow, send nonsense or go away: nobody needs to know.
-                    let _ = tokio::time::timeout(MAX_TIME, converse(stream, provider)).await;
+                    let _ = tokio::time::timeout(MAX_TIME, converse(stream, pages)).await;
                     drop(place);
                 });
             }
@@ -111,9 +122,12 @@ async fn accept<S: Observed>(listener: TcpListener, provider: Provider<S>, conne
 }
 
 /// One request, one answer.
-async fn converse<S: Observed>(stream: TcpStream, provider: Provider<S>) -> hyper::Result<()> {
+async fn converse(stream: TcpStream, pages: Pages) -> hyper::Result<()> {
     let service = service_fn(move |request: Request<Incoming>| {
-        let answer = answer(request.method(), request.uri().path(), request.uri().query(), &*provider);
+        let answer = match *request.method() {
+            Method::GET | Method::HEAD => pages(request.uri().path(), request.uri().query()),
+            _ => Answer::text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD"),
+        };
         std::future::ready(Ok::<_, Infallible>(answer.into_response()))
     });
     http1::Builder::new()
@@ -124,16 +138,33 @@ async fn converse<S: Observed>(stream: TcpStream, provider: Provider<S>) -> hype
         .await
 }
 
+/// What a request gets.
 #[derive(Debug)]
-struct Answer {
+pub struct Answer {
     status: StatusCode,
     content_type: &'static str,
+    policy: Option<&'static str>,
     body: String,
 }
 
 impl Answer {
     fn text(status: StatusCode, body: impl Into<String>) -> Answer {
-        Answer { status, content_type: "text/plain; charset=utf-8", body: body.into() + "\n" }
+        Answer { status, body: body.into() + "\n", ..Answer::ok("text/plain; charset=utf-8", String::new()) }
+    }
+
+    /// A page of this type.
+    pub fn ok(content_type: &'static str, body: String) -> Answer {
+        Answer { status: StatusCode::OK, content_type, policy: None, body }
+    }
+
+    /// An HTML page under a `Content-Security-Policy`.
+    pub fn html(policy: &'static str, body: String) -> Answer {
+        Answer { policy: Some(policy), ..Answer::ok("text/html; charset=utf-8", body) }
+    }
+
+    /// There is no such page; the words say what there is.
+    pub fn not_found(words: &str) -> Answer {
+        Answer::text(StatusCode::NOT_FOUND, words)
     }
 
     fn into_response(self) -> Response<Full<Bytes>> {
@@ -142,6 +173,10 @@ impl Answer {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(self.content_type));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(policy) = self.policy {
+            headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+            headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        }
         if self.status == StatusCode::METHOD_NOT_ALLOWED {
             headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         }
@@ -149,31 +184,18 @@ impl Answer {
     }
 }
 
-fn answer<S: Observed>(method: &Method, path: &str, query: Option<&str>, status: &dyn Fn() -> S) -> Answer {
-    if !["/metrics", "/health", "/status"].contains(&path) {
-        return Answer::text(StatusCode::NOT_FOUND, "there is /metrics, /health and /status");
-    }
-    if method != Method::GET && method != Method::HEAD {
-        return Answer::text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD");
-    }
+fn answer<S: Observed>(path: &str, query: Option<&str>, status: &dyn Fn() -> S) -> Answer {
     match path {
-        "/metrics" => Answer {
-            status: StatusCode::OK,
-            content_type: "text/plain; version=0.0.4; charset=utf-8",
-            body: status().metrics(),
-        },
-        "/status" => Answer {
-            status: StatusCode::OK,
-            content_type: "application/json",
-            body: format!("{:#}\n", status().to_json()),
-        },
-        _ => match Limits::parse(query.unwrap_or_default()) {
+        "/metrics" => Answer::ok("text/plain; version=0.0.4; charset=utf-8", status().metrics()),
+        "/status" => Answer::ok("application/json", format!("{:#}\n", status().to_json())),
+        "/health" => match Limits::parse(query.unwrap_or_default()) {
             Err(reason) => Answer::text(StatusCode::BAD_REQUEST, reason),
             Ok(limits) => match status().health(&limits) {
                 Ok(()) => Answer::text(StatusCode::OK, "ok"),
                 Err(reason) => Answer::text(StatusCode::SERVICE_UNAVAILABLE, reason),
             },
         },
+        _ => Answer::not_found("there is /metrics, /health and /status"),
     }
 }
 
