@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn a_line_of_stat_is_read_whatever_the_name_is() {
-        let rest = "R 1 1 1 0 -1 4194304 1 2 3 4 250 50 0 0 20 0 1 0 7 8 9 1 2 3 4 5 6 7 8 9 0 0 0 17 1 0 0 100 0 0";
+        let rest = "R 1 1 1 0 -1 4194304 1 2 3 4 250 50 0 0 20 0 1 0 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 17 1 0 0 100 0 0";
         let process = parse_stat(7, &format!("7 (a) b (c)) {rest}")).unwrap();
         let tick = clock_ticks_per_second() as f64;
         assert_eq!((process.pid, process.state), (7, 'R'));
