@@ -1,16 +1,23 @@
 //! `walrider top`, and `walrider explain-lag`, which says the same of a recording.
 
+mod screen;
+mod terminal;
 mod text;
+mod trend;
+mod web;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use walrider_lag::collect::{Collector, Target};
 use walrider_lag::sample::{SCHEMA_VERSION, Sample};
 use walrider_lag::split::{Observer, View};
@@ -18,9 +25,16 @@ use walrider_lag::split::{Observer, View};
 use crate::failure::{self, Exit, Failure};
 use crate::out;
 use crate::values::parse_duration;
+use terminal::Terminal;
+use trend::Trend;
+use web::Web;
 
 /// How long the first answers may take.
 const PATIENCE: Duration = Duration::from_secs(6);
+/// The same before a screen is shown, or a page served, that says so.
+const SHORT_PATIENCE: Duration = Duration::from_millis(300);
+/// How often to look whether a signal has come.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Show where the lag of standbys is: not sent, network, write, fsync, or replay and what that waits for
 ///
@@ -43,6 +57,9 @@ pub struct TopArgs {
     /// Print an object for each round
     #[arg(long, requires = "batch")]
     json: bool,
+    /// Serve the same as a web page; where there is no terminal, nothing but that
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
     /// Append what the servers say to a file, for walrider explain-lag
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -61,9 +78,47 @@ pub struct ExplainLagArgs {
 
 /// Runs `walrider top`.
 pub fn run(args: &TopArgs) -> ExitCode {
+    // A terminal is restored by then.
     match watch(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.tell(args.json),
+    }
+}
+
+/// Where a view goes, besides the page.
+enum Shows {
+    Lines { json: bool },
+    Screen(Box<Terminal>),
+    Nothing,
+}
+
+/// Whether a signal wants it to end.
+#[derive(Default)]
+struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    fn by_signals() -> io::Result<Stop> {
+        let stop = Stop::default();
+        for signal in [SIGHUP, SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, stop.0.clone())?;
+        }
+        Ok(stop)
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Waits; whether to go on.
+    fn sleep_until(&self, deadline: Instant) -> bool {
+        while !self.is_wanted() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            thread::sleep(left.min(LOOK_INTERVAL));
+        }
+        false
     }
 }
 
@@ -71,13 +126,48 @@ fn watch(args: &TopArgs) -> Result<(), Failure> {
     if args.interval < Duration::from_millis(100) {
         return Err(Failure::new(Exit::Usage, "--interval must be at least 100ms"));
     }
+    if !args.batch && args.listen.is_none() && !Terminal::is_there() {
+        let message = "the standard output is no terminal: --batch prints text, --listen HOST:PORT serves a page";
+        return Err(Failure::new(Exit::Usage, message));
+    }
     let servers = if args.servers.is_empty() { vec![String::new()] } else { args.servers.clone() };
     let targets = servers.iter().map(|server| Target::parse(server)).collect::<Result<Vec<_>, _>>();
     let targets = targets.map_err(|error| Failure::new(Exit::Usage, error))?;
-    let mut recording = args.record.as_ref().map(Recording::open).transpose()?;
-    let collector = Collector::start(&targets, args.interval);
-    let mut observer = Observer::default();
-    collector.wait_for(1, PATIENCE);
+    let recording = args.record.as_ref().map(Recording::open).transpose()?;
+    let web = args.listen.as_deref().map(Web::start).transpose();
+    let web = web.map_err(|error| Failure::new(Exit::Refused, error))?;
+    // Whoever reads lines may end this at any moment, as ever.
+    let stop = if args.batch { Ok(Stop::default()) } else { Stop::by_signals() };
+    let stop = stop.map_err(|error| Failure::new(Exit::Refused, format!("could not handle signals: {error}")))?;
+    let shows = if args.batch {
+        Shows::Lines { json: args.json }
+    } else if Terminal::is_there() {
+        Shows::Screen(Box::new(Terminal::take(args.interval).map_err(|error| no_terminal(&error))?))
+    } else {
+        Shows::Nothing
+    };
+    if let (Some(web), Shows::Lines { .. } | Shows::Nothing) = (&web, &shows) {
+        failure::note(format_args!("the page is at {}", web.url()));
+    }
+    rounds(args, &targets, shows, web.as_ref(), recording, &stop)
+}
+
+fn no_terminal(error: &io::Error) -> Failure {
+    Failure::new(Exit::Refused, format!("could not use the terminal: {error}; --batch prints text"))
+}
+
+/// Asks, shows, and waits for the next time.
+fn rounds(
+    args: &TopArgs,
+    targets: &[Target],
+    mut shows: Shows,
+    web: Option<&Web>,
+    mut recording: Option<Recording>,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let collector = Collector::start(targets, args.interval);
+    let (mut observer, mut trend) = (Observer::default(), Trend::default());
+    collector.wait_for(1, if args.batch { PATIENCE } else { SHORT_PATIENCE });
     let mut next = Instant::now();
     for round in 0.. {
         let sample = collector.sample();
@@ -85,15 +175,27 @@ fn watch(args: &TopArgs) -> Result<(), Failure> {
             recording.add(&sample)?;
         }
         let view = observer.look(&sample);
-        // The first says nothing of speed.
-        if round > 0 || args.count == Some(1) {
-            print(&view, args.json);
+        trend.note(&view);
+        if let Some(web) = web {
+            web.show(&view, &trend, sample.time, args.interval);
         }
-        if args.count.is_some_and(|count| round >= count.max(2) - 1) || out::is_closed() {
+        // One that was late does not make the others come all at once.
+        next = (next + args.interval).max(Instant::now());
+        let goes_on = match &mut shows {
+            Shows::Screen(terminal) => terminal.show(&view, &trend, next, stop).map_err(|error| no_terminal(&error))?,
+            Shows::Nothing => stop.sleep_until(next),
+            Shows::Lines { json } => {
+                // The first says nothing of speed.
+                if round > 0 || args.count == Some(1) {
+                    print(&view, *json);
+                }
+                let last = args.count.is_some_and(|count| round >= count.max(2) - 1) || out::is_closed();
+                !last && stop.sleep_until(next)
+            }
+        };
+        if !goes_on {
             break;
         }
-        next += args.interval;
-        thread::sleep(next.saturating_duration_since(Instant::now()));
     }
     Ok(())
 }

@@ -2,7 +2,14 @@
 
 use std::fmt::Write;
 
+use walrider_lag::slots::SlotView;
 use walrider_lag::split::{Stage, Standby, View};
+
+/// What [`row`] has.
+pub const COLUMNS: [&str; 11] =
+    ["standby", "state", "sync", "sent", "write", "flush", "replay", "lag", "replays", "could", "caught up in"];
+/// What [`slot`] has.
+pub const SLOT_COLUMNS: [&str; 6] = ["slot", "kind", "used by", "holds", "status", "may yet hold"];
 
 /// The whole of it, lines that end.
 pub fn render(view: &View) -> String {
@@ -13,19 +20,11 @@ pub fn render(view: &View) -> String {
     if let Some(error) = &view.error {
         line(format_args!("  {error}"));
     }
-    let columns =
-        ["standby", "state", "sync", "sent", "write", "flush", "replay", "lag", "replays", "could", "caught up in"];
     let rows: Vec<[String; 11]> = view.standbys.iter().map(row).collect();
-    let widths: Vec<usize> = (0..columns.len())
-        .map(|nth| rows.iter().map(|row| row[nth].chars().count()).chain([columns[nth].len()]).max().unwrap_or(0))
-        .collect();
-    let joined = |cells: &mut dyn Iterator<Item = &str>| {
-        let cells = cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    line(format_args!("{}", joined(&mut columns.into_iter())));
-    for (standby, row) in view.standbys.iter().zip(&rows) {
-        line(format_args!("{}", joined(&mut row.iter().map(String::as_str))));
+    let (head, lines) = table(COLUMNS, &rows);
+    line(format_args!("{head}"));
+    for (standby, row) in view.standbys.iter().zip(&lines) {
+        line(format_args!("{row}"));
         if !standby.parts.is_empty() {
             let parts: Vec<String> =
                 standby.parts.iter().map(|(part, seconds)| format!("{} {}", part.name(), duration(*seconds))).collect();
@@ -35,10 +34,31 @@ pub fn render(view: &View) -> String {
             line(format_args!("  {error}"));
         }
     }
+    if !view.slots.is_empty() {
+        let rows: Vec<[String; 6]> = view.slots.iter().map(slot).collect();
+        let (head, lines) = table(SLOT_COLUMNS, &rows);
+        line(format_args!("{head}"));
+        lines.iter().for_each(|row| line(format_args!("{row}")));
+    }
+    view.notes.iter().for_each(|note| line(format_args!("note: {note}")));
     text
 }
 
-fn rates(view: &View) -> String {
+/// The heading and the rows of a table, each column as wide as its longest word.
+fn table<const N: usize>(columns: [&str; N], rows: &[[String; N]]) -> (String, Vec<String>) {
+    let widths: Vec<usize> = (0..N)
+        .map(|nth| rows.iter().map(|row| row[nth].chars().count()).chain([columns[nth].len()]).max().unwrap_or(0))
+        .collect();
+    let joined = |cells: &mut dyn Iterator<Item = &str>| {
+        let cells = cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    let lines = rows.iter().map(|row| joined(&mut row.iter().map(String::as_str))).collect();
+    (joined(&mut columns.into_iter()), lines)
+}
+
+/// What is said of the primary's WAL, in one line.
+pub fn rates(view: &View) -> String {
     let mut words = Vec::new();
     words.extend(view.flushed.map(|lsn| format!("flushed {lsn}")));
     words.extend(view.wal_rate.map(|rate| format!("WAL {}/s", bytes(rate))));
@@ -48,7 +68,49 @@ fn rates(view: &View) -> String {
     words.join(", ")
 }
 
-fn row(standby: &Standby) -> [String; 11] {
+/// A line about how replay goes.
+pub fn speed(standby: &Standby) -> String {
+    let speed = &standby.speed;
+    let Some(rate) = speed.rate else {
+        return if standby.asked { "the speed of replay is not known yet" } else { "" }.to_owned();
+    };
+    let mut words = format!("replays {}/s", bytes(rate));
+    let mut add = |more: std::fmt::Arguments<'_>| words.write_fmt(more).expect("a string takes all");
+    if let Some(busy) = speed.utilisation {
+        add(format_args!(", busy {:.0} % of the time", busy * 100.0));
+    }
+    if let Some(cpu) = speed.cpu {
+        add(format_args!(", {:.0} % of a core", cpu * 100.0));
+    }
+    if let Some(capacity) = speed.capacity {
+        add(format_args!("; falls behind above {}/s", bytes(capacity)));
+    }
+    match speed.catch_up {
+        Some(0.0) | None => {}
+        Some(seconds) if seconds.is_finite() => add(format_args!("; caught up in {}", duration(seconds))),
+        Some(_) => add(format_args!("; never catches up at this rate of WAL")),
+    }
+    words
+}
+
+/// A slot in words.
+pub fn slot(slot: &SlotView) -> [String; 6] {
+    [
+        slot.name.clone(),
+        slot.kind.clone(),
+        slot.used_by.clone().unwrap_or(if slot.active { "?" } else { "nobody" }.into()),
+        slot.held.map_or("nothing".to_owned(), |held| bytes(held as f64)),
+        slot.wal_status.clone().unwrap_or_default(),
+        match (slot.safe_wal_size, slot.wal_status.as_deref()) {
+            (Some(size), _) => bytes(size.max(0) as f64),
+            (None, Some("lost")) | (None, None) => String::new(),
+            (None, Some(_)) => "any amount".to_owned(),
+        },
+    ]
+}
+
+/// A standby in words.
+pub fn row(standby: &Standby) -> [String; 11] {
     let gap = |stage: &Stage| stage.bytes.map_or("?".to_owned(), |behind| bytes(behind as f64));
     let speed = &standby.speed;
     let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!("{}/s", bytes(rate)));

@@ -1,0 +1,60 @@
+//! The same view as a web page, which asks for it again and again.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use walrider_lag::sample::SCHEMA_VERSION;
+use walrider_lag::split::View;
+use walrider_observe::http::{self, Answer, Handle, HttpError};
+
+use super::trend::Trend;
+
+/// Connections at a time; the page opens one for each round.
+const CONNECTIONS: usize = 16;
+/// The page has all that it needs: nothing is loaded, but from this port.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const PAGE: &str = include_str!("page.html");
+
+/// Serves until it is dropped.
+pub struct Web {
+    latest: Arc<Mutex<String>>,
+    handle: Handle,
+}
+
+impl Web {
+    /// Listens at HOST:PORT.
+    pub fn start(address: &str) -> Result<Web, HttpError> {
+        let latest = Arc::new(Mutex::new(object(&Value::Null, None)));
+        let served = latest.clone();
+        let pages = move |path: &str, _: Option<&str>| match path {
+            "/" => Answer::html(POLICY, PAGE.to_owned()),
+            "/view.json" => Answer::ok("application/json", served.lock().expect("no panic while locked").clone()),
+            _ => Answer::not_found("there is / and /view.json"),
+        };
+        Ok(Web { latest, handle: http::serve_pages(address, Arc::new(pages), CONNECTIONS)? })
+    }
+
+    /// Where the page is.
+    pub fn url(&self) -> String {
+        format!("http://{}/", self.handle.address())
+    }
+
+    /// From now on this is what the page shows.
+    pub fn show(&self, view: &View, trend: &Trend, time: f64, interval: Duration) {
+        let shown = object(&json!(view), Some((trend, time, interval)));
+        *self.latest.lock().expect("no panic while locked") = shown;
+    }
+}
+
+fn object(view: &Value, rest: Option<(&Trend, f64, Duration)>) -> String {
+    let (trend, time, interval) = match rest {
+        Some((trend, time, interval)) => (json!(trend), json!(time), json!(interval.as_secs_f64())),
+        None => (Value::Null, Value::Null, Value::Null),
+    };
+    let object = json!({
+        "schema_version": SCHEMA_VERSION, "time": time, "interval_seconds": interval, "view": view, "trend": trend,
+    });
+    format!("{object}\n")
+}
