@@ -29,6 +29,8 @@ SHARED_IN_FILE = ("origin", "clusters", "archived", "repository", "catalogue", "
 # What takes longest begins first, so that no worker waits long for the last.
 FIRST = ("test_suites.py", "test_early_crash.py", "test_standby_bank.py", "test_stress.py", "plain", "mixed", "mixed_small", "rest")
 TURNS = "WALRIDER_TURNS"
+# What a test cannot do without, where it is not fetched by us but the machine's own.
+PROGRAMS = {"test_top_screen.py": "tmux", "test_top_browser.py": "chromium"}
 
 
 @dataclass
@@ -72,13 +74,19 @@ def pytest_report_header(config):
     others = "".join(f"; {install.version(other)} in part" for other in MAJORS[1:])
     without_tls = f"; without TLS, {NEEDS_TLS} is left to PostgreSQL 17" if leaves_tls_out() else ""
     return [f"seed: {SEED} (WALRIDER_SEED={SEED} repeats the random choices)",
-            f"PostgreSQL: {install.version()}{others}{without_tls}", f"walrider: {binary()}", *tools_left_out()]
+            f"PostgreSQL: {install.version()}{others}{without_tls}", f"walrider: {binary()}", *tools_left_out(), *programs_left_out()]
 
 
 def tools_left_out():
     """A line for each file whose tool could not be fetched here."""
     return [f"LEFT OUT: {file}, there is no {tool} under .pg/tools: `make fetch-tools` says why"
             for file, tool in tools.TESTS.items() if not tools.has(tool)]
+
+
+def programs_left_out():
+    """A line for each file whose program this machine does not have."""
+    return [f"LEFT OUT: {file}, there is no {program} on this machine"
+            for file, program in PROGRAMS.items() if not shutil.which(program)]
 
 
 def leaves_tls_out():
@@ -122,6 +130,7 @@ def order(item):
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     files = {file for file, tool in tools.TESTS.items() if not tools.has(tool)}
+    files |= {file for file, program in PROGRAMS.items() if not shutil.which(program)}
     without_tls = leaves_tls_out()
     if left_out := [item for item in items if item.path.name in files
                     or without_tls and item.path.name == NEEDS_TLS and item.callspec.params["server_major"] == MAJORS[0]]:

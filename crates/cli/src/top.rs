@@ -51,8 +51,8 @@ pub struct TopArgs {
     /// Print plain text, or with --json an object a line, instead of a screen
     #[arg(short, long)]
     batch: bool,
-    /// End after so many rounds
-    #[arg(short = 'n', long, value_name = "N", requires = "batch")]
+    /// End when so many were printed
+    #[arg(short = 'n', long, value_name = "N", requires = "batch", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Print an object for each round
     #[arg(long, requires = "batch")]
@@ -186,10 +186,10 @@ fn rounds(
             Shows::Nothing => stop.sleep_until(next),
             Shows::Lines { json } => {
                 // The first says nothing of speed.
-                if round > 0 || args.count == Some(1) {
+                if round > 0 {
                     print(&view, *json);
                 }
-                let last = args.count.is_some_and(|count| round >= count.max(2) - 1) || out::is_closed();
+                let last = args.count.is_some_and(|count| round >= count) || out::is_closed();
                 !last && stop.sleep_until(next)
             }
         };

@@ -261,6 +261,8 @@ pub struct View {
 pub struct Observer {
     history: History,
     before: Option<Sample>,
+    /// What standbys called themselves when they were connected, by address.
+    names: BTreeMap<String, String>,
 }
 
 impl Observer {
@@ -270,7 +272,8 @@ impl Observer {
         let Some((at, server)) = primary.and_then(|at| at.server.as_ref().map(|server| (at, server))) else {
             let error =
                 sample.servers.iter().find_map(|at| at.error.clone()).or(Some("no primary among the servers".into()));
-            let standbys = self.standbys(sample, None);
+            let mut standbys = self.standbys(sample, None);
+            Observer::name_as_before(&mut self.names, &mut standbys);
             self.before = Some(sample.clone());
             return View { error, notes: slots::notes(sample, &standbys), standbys, ..View::default() };
         };
@@ -279,12 +282,16 @@ impl Observer {
         }
         let before = self.before.as_ref().and_then(|before| find(before, &at.name)).and_then(|at| at.server.as_ref());
         let rate = |of: &dyn Fn(&Server) -> Option<u64>| rate_between(before?, server, of);
-        let standbys = self.standbys(sample, Some((at, server)));
+        let mut standbys = self.standbys(sample, Some((at, server)));
+        Observer::name_as_before(&mut self.names, &mut standbys);
+        if at.error.is_some() {
+            standbys.iter_mut().for_each(forget_primary);
+        }
         let view = View {
             primary: at.name.clone(),
             error: at.error.clone(),
             flushed: server.flush_lsn,
-            wal_rate: self.history.rate(5.0),
+            wal_rate: self.history.rate(5.0).filter(|_| at.error.is_none()),
             record_rate: rate(&|server| Some(server.wal?.records)),
             fpi_rate: rate(&|server| Some(server.wal?.fpi)),
             commit_rate: rate(&|server| server.commits),
@@ -294,6 +301,18 @@ impl Observer {
         };
         self.before = Some(sample.clone());
         view
+    }
+
+    /// One that is not connected does not say what it calls itself when it is.
+    fn name_as_before(names: &mut BTreeMap<String, String>, standbys: &mut [Standby]) {
+        for standby in standbys.iter_mut().filter(|standby| standby.asked) {
+            if standby.connected {
+                names.insert(standby.address.clone(), standby.name.clone());
+            } else if let Some(name) = names.get(&standby.address) {
+                standby.name.clone_from(name);
+            }
+        }
+        standbys.sort_by(|a, b| a.name.cmp(&b.name));
     }
 
     fn standbys(&self, sample: &Sample, primary: Option<(&ServerSample, &Server)>) -> Vec<Standby> {
@@ -309,7 +328,6 @@ impl Observer {
             })
             .collect();
         standbys.extend(asked.into_iter().map(|at| self.standby(primary, None, Some(at))));
-        standbys.sort_by(|a, b| a.name.cmp(&b.name));
         standbys
     }
 
@@ -339,9 +357,9 @@ impl Observer {
         };
         let mut standby = Standby {
             name: name_of(sender, asked),
-            address: sender
-                .and_then(|sender| sender.client_addr.clone())
-                .or(asked.map(|at| at.name.clone()))
+            address: asked
+                .map(|at| at.name.clone())
+                .or(sender.and_then(|sender| sender.client_addr.clone()))
                 .unwrap_or_default(),
             connected: sender.is_some(),
             state: sender.map_or(Some("not connected".to_owned()), |sender| sender.state.clone()).unwrap_or_default(),
@@ -375,7 +393,8 @@ impl Observer {
         let utilisation = (looks > 0).then(|| {
             let parts = shares(&now.replaying, replay_part);
             let idle = |part: &Option<Part>| matches!(part, None | Some(Part::ApplyDelay | Part::Paused));
-            parts.iter().filter(|(part, _)| !idle(part)).map(|(_, share)| share).sum::<f64>()
+            // A sum of nothing would be -0.
+            parts.iter().filter(|(part, _)| !idle(part)).fold(0.0, |busy, (_, share)| busy + share)
         });
         let cpu =
             before.and_then(|before| before.process).zip(now.process).zip(elapsed).and_then(|((from, to), elapsed)| {
@@ -396,6 +415,17 @@ impl Observer {
             });
         Speed { rate, utilisation, capacity, catch_up, cpu }
     }
+}
+
+/// The primary does not answer: what it last said is no news, and nobody knows how far it has come since.
+fn forget_primary(standby: &mut Standby) {
+    (standby.connected, standby.state, standby.sync_state) = (false, "unknown".to_owned(), None);
+    standby.sent = Stage::default();
+    for stage in [&mut standby.write, &mut standby.flush, &mut standby.replay] {
+        *stage = Stage { lsn: stage.lsn, ..Stage::default() };
+    }
+    standby.parts.clear();
+    standby.speed.catch_up = None;
 }
 
 /// Changes a second of a counter; none if it was reset, or the server is another.
@@ -479,8 +509,10 @@ fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSamp
     let receiving = live.map(|at| shares(&at.receiving, receive_part)).unwrap_or_default();
     let (Some(replay), Some(flush)) = (standby.replay.seconds, standby.flush.seconds) else { return Vec::new() };
     // Up to where it is durable on the standby.
-    let (sent, write) =
-        (standby.sent.seconds.unwrap_or(0.0).min(flush), standby.write.seconds.unwrap_or(flush).min(flush));
+    let (sent, write) = (
+        standby.sent.seconds.unwrap_or(if sender.is_some() { 0.0 } else { flush }).min(flush),
+        standby.write.seconds.unwrap_or(flush).min(flush),
+    );
     let blocked = |part| receiving.get(&Some(part)).copied().unwrap_or(0.0);
     let (syncs, writes) = (blocked(Part::StandbyFsync), blocked(Part::StandbyWrite));
     if sender.is_some() && syncs.max(writes) >= TELLING {
@@ -533,4 +565,41 @@ fn is_paused(at: &ServerSample) -> bool {
 
 fn is_delayed(at: &ServerSample) -> bool {
     at.walrider.as_ref().is_some_and(|status| status.min_apply_delay_seconds > 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Standbys of a primary that died have no lag that anybody knows; they do not look as if they were fine.
+    #[test]
+    fn a_primary_that_does_not_answer() {
+        let sender = Walsender {
+            application_name: "s".into(),
+            state: Some("streaming".into()),
+            sent_lsn: Some(Lsn(1000)),
+            replay_lsn: Some(Lsn(1000)),
+            flush_lsn: Some(Lsn(1000)),
+            ..Walsender::default()
+        };
+        let server = Server { flush_lsn: Some(Lsn(1000)), replication: vec![sender], ..Server::default() };
+        let at = |time, error| ServerSample {
+            name: "p:1".into(),
+            answered_at: time,
+            error,
+            server: Some(server.clone()),
+            ..ServerSample::default()
+        };
+        let sample = |at| Sample { servers: vec![at], ..Sample::default() };
+        let mut observer = Observer::default();
+        let standby = observer.look(&sample(at(1.0, None))).standbys.remove(0);
+        assert_eq!((standby.connected, standby.replay.seconds, standby.replay.bytes), (true, Some(0.0), Some(0)));
+        let view = observer.look(&sample(at(1.0, Some("gone".into()))));
+        let standby = &view.standbys[0];
+        assert_eq!((standby.connected, standby.state.as_str(), view.wal_rate), (false, "unknown", None));
+        for stage in [standby.sent, standby.write, standby.flush, standby.replay] {
+            assert_eq!((stage.bytes, stage.seconds), (None, None));
+        }
+        assert_eq!(standby.replay.lsn, Some(Lsn(1000)));
+    }
 }

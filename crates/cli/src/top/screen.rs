@@ -7,7 +7,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Clear, Paragraph, Row, Sparkline, SparklineBar, Table, TableState, Wrap};
+use ratatui::widgets::{Block, Borders, Clear, Paragraph, Row, Sparkline, SparklineBar, Table, TableState, Wrap};
 use walrider_lag::split::{Part, Stage, Standby, View};
 
 use super::text::{self, bytes, duration};
@@ -15,6 +15,9 @@ use super::trend::{self, Trend};
 
 /// Width of words before a sparkline or a bar.
 const LABEL: u16 = 24;
+
+/// The widest column of a table; longer names are cut.
+const MAX_COLUMN: usize = 30;
 
 const HELP: &str = "\
 q, Ctrl-C   quit
@@ -113,7 +116,7 @@ impl Screen {
         };
         // In the order of importance; they stand in another.
         let footer = take(1);
-        let head = take(2 + usize::from(view.error.is_some()));
+        let head = take(2 + if view.error.is_some() { 2 } else { 0 });
         let table = take((1 + view.standbys.len()).clamp(2, usize::from(area.height / 3).max(2)));
         let detail = take(chosen.map_or(0, |standby| 8 + standby.parts.len().max(4)));
         let slots = take(if view.slots.is_empty() { 0 } else { 2 + view.slots.len().min(8) });
@@ -142,16 +145,15 @@ impl Screen {
         let view = shown.view;
         let primary = if view.primary.is_empty() { "no primary" } else { &view.primary };
         let bold = Style::new().add_modifier(Modifier::BOLD);
-        let mut lines = vec![
-            Line::from(vec![
-                Span::styled(format!("walrider top  {primary}"), bold),
-                Span::raw(format!("   every {}   {}", duration(shown.interval.as_secs_f64()), shown.time)),
-            ]),
-            Line::raw(text::rates(view)),
-        ];
-        let error = |error: &String| Line::styled(error.clone(), self.colour(Color::Red).add_modifier(Modifier::BOLD));
-        lines.extend(view.error.as_ref().map(error));
-        frame.render_widget(Paragraph::new(lines), area);
+        // Names may be long, and are cut.
+        let title = format!("walrider top  {}  every {}  ", shown.time, duration(shown.interval.as_secs_f64()));
+        let lines = vec![Line::from(vec![Span::raw(title), Span::styled(primary, bold)]), Line::raw(text::rates(view))];
+        let [top, below] = Layout::vertical([Constraint::Length(2), Constraint::Fill(1)]).areas(area);
+        frame.render_widget(Paragraph::new(lines), top);
+        if let Some(error) = &view.error {
+            let error = Paragraph::new(error.as_str()).style(self.colour(Color::Red).add_modifier(Modifier::BOLD));
+            frame.render_widget(error.wrap(Wrap { trim: false }), below);
+        }
     }
 
     /// A number as it went: its name, what it is and was at most, and the line.
@@ -188,7 +190,7 @@ impl Screen {
             cells.iter().map(|row| row[nth].chars().count()).chain([text::COLUMNS[nth].len()]).max().unwrap_or(0)
         };
         let widths: Vec<Constraint> =
-            (0..text::COLUMNS.len()).map(|nth| Constraint::Length(u16::try_from(width(nth)).unwrap_or(40))).collect();
+            (0..text::COLUMNS.len()).map(|nth| Constraint::Length(width(nth).min(MAX_COLUMN) as u16)).collect();
         let rows = view.standbys.iter().zip(cells).map(|(standby, cells)| {
             let style = match () {
                 () if !standby.connected || standby.error.is_some() => {
@@ -218,13 +220,13 @@ impl Screen {
         let title = match &standby.error {
             Some(error) => format!("─ {}: {error} ", standby.name),
             None if !standby.connected => {
-                format!("─ {}: not connected; lag {} ", standby.name, text::lag(&standby.replay))
+                format!("─ {}: {}; lag {} ", standby.name, standby.state, text::lag(&standby.replay))
             }
             None => format!("─ {}: lag {} ", standby.name, text::lag(&standby.replay)),
         };
         let heights = [1, 1, u16::try_from(standby.parts.len().max(4)).unwrap_or(14), 2, 1, 1].map(Constraint::Length);
         let [rule, stack, body, speed, lag, replay] = Layout::vertical(heights).areas(area);
-        frame.render_widget(Paragraph::new(title), rule);
+        frame.render_widget(Paragraph::new(format!("{title:─<width$}", width = usize::from(area.width))), rule);
         let all: f64 = standby.parts.iter().map(|(_, seconds)| seconds).sum();
         frame.render_widget(Paragraph::new(self.stacked(standby, all, usize::from(stack.width))), stack);
         let [parts, stages] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(36)]).areas(body);
@@ -268,7 +270,7 @@ impl Screen {
 
     fn part(&self, nth: usize, (part, seconds): &(Part, f64), all: f64, width: u16) -> Line<'static> {
         let share = seconds / all;
-        let room = usize::from(width.saturating_sub(LABEL + 6));
+        let room = usize::from(width.saturating_sub(LABEL + 8));
         let bar = self.fill(nth).repeat((share * room as f64).round() as usize);
         Line::from(vec![
             Span::raw(format!("{:<13}{:>10} {:>3.0} % ", part.name(), duration(*seconds), share * 100.0)),
@@ -297,7 +299,10 @@ impl Screen {
             Constraint::Length(14),
         ]);
         let header = Row::new(text::SLOT_COLUMNS).style(Style::new().add_modifier(Modifier::UNDERLINED));
-        let table = Table::new(rows, widths).header(header).column_spacing(1).block(Block::new().title_top("─ slots "));
+        let table = Table::new(rows, widths)
+            .header(header)
+            .column_spacing(1)
+            .block(Block::new().borders(Borders::TOP).title_top("─ slots "));
         frame.render_widget(table, area);
     }
 }

@@ -13,7 +13,7 @@ use super::trend::Trend;
 /// Connections at a time; the page opens one for each round.
 const CONNECTIONS: usize = 16;
 /// The page has all that it needs: nothing is loaded, but from this port.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+const POLICY: &str = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const PAGE: &str = include_str!("page.html");
 

@@ -75,7 +75,7 @@ fn press(screen: &mut Screen, code: KeyCode, view: &View) -> Wish {
 fn everything_is_on_a_screen_of_80_by_24() {
     let text = text_of(&Screen::default(), &view(vec![standby("walrider")]), (80, 24));
     for word in [
-        "walrider top  127.0.0.1:5432   every 1.0 s   12:00:00 UTC",
+        "walrider top  12:00:00 UTC  every 1.0 s  127.0.0.1:5432",
         "WAL 1465 kB/s",
         "at most 1953 kB/s",
         "caught up in",
