@@ -60,6 +60,9 @@ pub struct TopArgs {
     /// Serve the same as a web page; where there is no terminal, nothing but that
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
+    /// Ask the primary every 10 s what its WAL is made of, by pg_walinspect; that costs it more than the rest
+    #[arg(long)]
+    wal: bool,
     /// Append what the servers say to a file, for walrider explain-lag
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -165,7 +168,8 @@ fn rounds(
     mut recording: Option<Recording>,
     stop: &Stop,
 ) -> Result<(), Failure> {
-    let collector = Collector::start(targets, args.interval);
+    let start = if args.wal { Collector::start_with_wal } else { Collector::start };
+    let collector = start(targets, args.interval);
     let (mut observer, mut trend) = (Observer::default(), Trend::default());
     collector.wait_for(1, if args.batch { PATIENCE } else { SHORT_PATIENCE });
     let mut next = Instant::now();

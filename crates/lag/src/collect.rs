@@ -5,9 +5,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
+use walrider_layout::Lsn;
 use walrider_observe::client::get_status;
 use walrider_session::{ConnectError, ConnectOptions, Connection};
 
+use crate::content::{self, WalContent};
 use crate::sample::{SCHEMA_VERSION, Sample, Server, ServerSample};
 use crate::{host, query};
 
@@ -15,6 +17,8 @@ use crate::{host, query};
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long to wait before a server that did not answer is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a primary is asked what its WAL is made of.
+const CONTENT_INTERVAL: Duration = Duration::from_secs(10);
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -105,12 +109,21 @@ impl Shared {
 impl Collector {
     /// Begins to ask each of them every `interval`.
     pub fn start(targets: &[Target], interval: Duration) -> Collector {
+        Collector::begin(targets, interval, false)
+    }
+
+    /// The same, and now and then asks primaries what their WAL is made of. That costs them more than all the rest.
+    pub fn start_with_wal(targets: &[Target], interval: Duration) -> Collector {
+        Collector::begin(targets, interval, true)
+    }
+
+    fn begin(targets: &[Target], interval: Duration, wal: bool) -> Collector {
         let samples =
             targets.iter().map(|target| ServerSample { name: target.name(), ..ServerSample::default() }).collect();
         let latest = Latest { samples, rounds: vec![0; targets.len()], stop: false };
         let shared = Arc::new(Shared { servers: Mutex::new(latest), told: Condvar::new() });
         let threads = targets.iter().cloned().enumerate().map(|(number, target)| {
-            let watcher = Watcher { shared: shared.clone(), number, interval };
+            let watcher = Watcher { shared: shared.clone(), number, interval, wal };
             thread::spawn(move || match target {
                 Target::Server(options) => watcher.ask_server(&options),
                 Target::Walrider(address) => watcher.ask_walrider(&address),
@@ -167,6 +180,8 @@ struct Watcher {
     shared: Arc<Shared>,
     number: usize,
     interval: Duration,
+    /// To ask what WAL is made of.
+    wal: bool,
 }
 
 /// Why asking ended.
@@ -200,10 +215,14 @@ impl Watcher {
         let everything = query::everything(connection.server_version_num());
         let local = is_local(connection.peer());
         let mut looks = Looks::default();
+        let mut content = Content::default();
         let mut next = Instant::now();
         loop {
             let begun = Instant::now();
             let (server, took) = ask(&mut connection, &everything)?;
+            if let Some(flushed) = server.flush_lsn.filter(|_| self.wal) {
+                content.look(&mut connection, flushed)?;
+            }
             let watched = server.in_recovery;
             let process =
                 server.startup.as_ref().filter(|_| local).and_then(|startup| host::process(startup.pid, "startup"));
@@ -220,6 +239,7 @@ impl Watcher {
                     replaying,
                     receiving,
                     process,
+                    wal: content.last.clone(),
                     ..ServerSample::default()
                 };
             });
@@ -278,6 +298,60 @@ impl Looks {
             *seen.entry(wait).or_default() += 1;
         }
         Ok(())
+    }
+}
+
+/// What a primary's WAL is made of.
+#[derive(Default)]
+struct Content {
+    last: Option<WalContent>,
+    /// When it was looked at, and up to where.
+    looked: Option<(Instant, Lsn)>,
+}
+
+impl Content {
+    /// Looks again if it is time: since the last time, but at most the last [`content::MOST`]. The first time there is nothing yet.
+    fn look(&mut self, connection: &mut Connection, flushed: Lsn) -> Result<(), ConnectError> {
+        let Some((looked, since)) = self.looked else {
+            // The next round has something to look at.
+            self.looked = Instant::now().checked_sub(CONTENT_INTERVAL).map(|long_ago| (long_ago, flushed));
+            return Ok(());
+        };
+        if looked.elapsed() < CONTENT_INTERVAL || flushed.0 <= since.0 {
+            return Ok(());
+        }
+        self.looked = Some((Instant::now(), flushed));
+        let from = Lsn(since.0.max(flushed.0.saturating_sub(content::MOST)));
+        self.last = Some(match Content::ask(connection, from, flushed) {
+            Err(ConnectError::Server(error)) => WalContent {
+                unseen: Some(format!("what WAL is made of is not seen: {error}")),
+                ..WalContent::default()
+            },
+            other => other?,
+        });
+        Ok(())
+    }
+
+    fn ask(connection: &mut Connection, from: Lsn, to: Lsn) -> Result<WalContent, ConnectError> {
+        let rows = connection.simple_query(content::FIND)?;
+        let words: Vec<String> = rows
+            .into_iter()
+            .next()
+            .unwrap_or_default()
+            .into_iter()
+            .map(|column| String::from_utf8_lossy(&column.unwrap_or_default()).into_owned())
+            .collect();
+        let row = words.first().zip(words.get(1)).map(|(schema, may)| (schema.as_str(), may == "t"));
+        let schema = match WalContent::found(row) {
+            Ok(schema) => schema,
+            Err(unseen) => return Ok(unseen),
+        };
+        let rows = connection.simple_query(&content::question(connection.server_version_num(), schema, from, to))?;
+        let text = rows.first().and_then(|row| row.first()).and_then(|column| column.as_deref()).unwrap_or_default();
+        Ok(serde_json::from_slice(text).unwrap_or_else(|error| WalContent {
+            unseen: Some(format!("what WAL is made of is not understood: {error}")),
+            ..WalContent::default()
+        }))
     }
 }
 

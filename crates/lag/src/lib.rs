@@ -1,9 +1,10 @@
 //! Where the lag of a standby is: what servers are asked, what two samples of it come to, and what to do about it.
 //!
-//! [`sample`], [`query`], [`split`] and [`slots`] are pure; [`collect`] has the connections, the clock and the threads. Nothing here changes
+//! [`sample`], [`query`], [`split`], [`slots`] and [`content`] are pure; [`collect`] has the connections, the clock and the threads. Nothing here changes
 //! anything on a server.
 
 pub mod collect;
+pub mod content;
 mod host;
 pub mod query;
 pub mod sample;

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use walrider_layout::Lsn;
 use walrider_observe::status::{StandbyStatus, text};
 
+use crate::content::WalContent;
+
 /// What [`Sample::schema_version`] is; raised when a key goes, or means something else.
 pub const SCHEMA_VERSION: u32 = 1;
 
@@ -47,6 +49,8 @@ pub struct ServerSample {
     pub receiving: BTreeMap<String, u32>,
     /// What the system says of the process that replays, where this runs on the same host.
     pub process: Option<Process>,
+    /// What its WAL was last made of, if somebody asked.
+    pub wal: Option<WalContent>,
 }
 
 /// What `/proc` says of a process (`proc_pid_stat(5)`, `proc_pid_io(5)`).

@@ -56,6 +56,8 @@ pub fn notes(sample: &Sample, standbys: &[Standby]) -> Vec<String> {
             notes.extend(unknown.map(|error| format!("{}: {error}", at.name)));
             continue;
         };
+        let unseen = at.wal.as_ref().and_then(|wal| wal.unseen.as_ref());
+        notes.extend(unseen.map(|unseen| format!("{name}: {unseen}")));
         primaries += u32::from(!server.in_recovery);
         if !server.in_recovery && primaries > 1 {
             notes.push(format!("{name}: a primary, too, and not shown: name one"));

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::Serialize;
 use walrider_layout::Lsn;
 
+use crate::content::WalContent;
 use crate::sample::{Sample, Server, ServerSample, Walsender};
 use crate::slots::{self, SlotView};
 
@@ -254,6 +255,8 @@ pub struct View {
     pub slots: Vec<SlotView>,
     /// What is not seen, and what would show it.
     pub notes: Vec<String>,
+    /// What its WAL is made of, if somebody asked and it is seen.
+    pub wal: Option<WalContent>,
 }
 
 /// Looks at samples one after the other.
@@ -296,6 +299,7 @@ impl Observer {
             fpi_rate: rate(&|server| Some(server.wal?.fpi)),
             commit_rate: rate(&|server| server.commits),
             slots: slots::slots(server),
+            wal: at.wal.clone().filter(|wal| wal.unseen.is_none()),
             notes: slots::notes(sample, &standbys),
             standbys,
         };

@@ -120,12 +120,16 @@ impl Screen {
         let table = take((1 + view.standbys.len()).clamp(2, usize::from(area.height / 3).max(2)));
         let detail = take(chosen.map_or(0, |standby| 8 + standby.parts.len().max(4)));
         let slots = take(if view.slots.is_empty() { 0 } else { 2 + view.slots.len().min(8) });
-        let wal = take(2);
+        let content = text::content(view);
+        let wal = take(2 + 2 * content.len());
         let notes = take(usize::from(area.height));
         let heights = [head, wal, table, detail, slots, notes, footer].map(Constraint::Length);
         let [head, wal, table, detail, slots, notes, footer] = Layout::vertical(heights).areas(area);
         self.head(frame, head, shown);
         let rate = |rate: f64| format!("{}/s", bytes(rate));
+        let [wal, below] = Layout::vertical([Constraint::Length(2), Constraint::Fill(1)]).areas(wal);
+        let lines: Vec<Line<'_>> = content.into_iter().map(Line::raw).collect();
+        frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }), below);
         self.sparkline(frame, wal, "WAL", &shown.trend.wal_rate, Color::Blue, rate);
         self.table(frame, table, view);
         if let Some(standby) = chosen {

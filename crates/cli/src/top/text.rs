@@ -20,6 +20,7 @@ pub fn render(view: &View) -> String {
     if let Some(error) = &view.error {
         line(format_args!("  {error}"));
     }
+    content(view).iter().for_each(|words| line(format_args!("  {words}")));
     let rows: Vec<[String; 11]> = view.standbys.iter().map(row).collect();
     let (head, lines) = table(COLUMNS, &rows);
     line(format_args!("{head}"));
@@ -66,6 +67,21 @@ pub fn rates(view: &View) -> String {
     words.extend(view.fpi_rate.map(|rate| format!("{rate:.0} full-page images/s")));
     words.extend(view.commit_rate.map(|rate| format!("{rate:.0} transactions/s")));
     words.join(", ")
+}
+
+/// What WAL is made of, in a line or two.
+pub fn content(view: &View) -> Vec<String> {
+    let Some(wal) = &view.wal else { return Vec::new() };
+    let share = |part: u64, whole: u64| format!("{:.0} %", part as f64 / whole.max(1) as f64 * 100.0);
+    let kinds = wal.kinds.iter().map(|kind| format!("{} {}", kind.name, share(kind.bytes, wal.bytes)));
+    let images = std::iter::once(format!("full-page images {}", share(wal.image_bytes, wal.bytes)));
+    let all = images.chain(kinds).collect::<Vec<_>>().join(", ");
+    let mut lines = vec![format!("the last {} of WAL: {all}", bytes(wal.bytes as f64))];
+    if !wal.relations.is_empty() {
+        let relations = wal.relations.iter().map(|at| format!("{} {}", at.name, share(at.bytes, wal.block_bytes)));
+        lines.push(format!("of its newest blocks: {}", relations.collect::<Vec<_>>().join(", ")));
+    }
+    lines
 }
 
 /// A line about how replay goes.

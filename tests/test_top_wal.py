@@ -1,0 +1,67 @@
+"""`walrider top --wal`: what WAL is made of, by pg_walinspect, and what is said where that cannot be had."""
+
+import json
+
+import pytest
+
+from tests.lab.standby import watched
+from tests.lab.standby.watched import load
+from tests.lab.walrider import walrider
+
+
+@pytest.fixture
+def primary(primary_template, work):
+    """A primary whose commits wait for no standby."""
+    with watched.lone_primary(primary_template, work) as server:
+        yield server
+
+
+def top(dsn, *args):
+    """The third view: the second had something to look at for the first time."""
+    done = walrider("top", "--batch", "--json", "-n", 3, "-i", "500ms", *args, dsn, timeout=60).expect()
+    return json.loads(done.stdout.splitlines()[-1])["view"]
+
+
+def test_what_wal_is_made_of(primary):
+    """Inserts into one table, and full-page images after a checkpoint: as pg_walinspect itself says of the same stretch."""
+    primary.psql("CREATE EXTENSION pg_walinspect")
+    primary.psql("CREATE TABLE pages AS SELECT i, repeat('x', 500) FROM generate_series(1, 5000) i")
+    with load(primary, "CHECKPOINT; UPDATE pages SET i = i WHERE i % 50 = 0; INSERT INTO t SELECT i, 'v' FROM generate_series(1, 200) i"):
+        wal = top(primary.dsn(), "--wal")["wal"]
+    assert wal["unseen"] is None and wal["bytes"] > 0 and wal["image_bytes"] > 0, wal
+    names = [kind["name"] for kind in wal["kinds"]]
+    assert "Heap/INSERT" in names and any("UPDATE" in name for name in names), names
+    assert [kind["bytes"] for kind in wal["kinds"]] == sorted((kind["bytes"] for kind in wal["kinds"]), reverse=True)
+    told = primary.json(f"""SELECT json_agg(k) FROM (SELECT "resource_manager/record_type" AS name, count AS records,
+        combined_size AS bytes, fpi_size AS image_bytes FROM pg_get_wal_stats('{wal["from"]}', '{wal["to"]}', true)) k""")
+    assert all(kind in told for kind in wal["kinds"]), (wal["kinds"], told)
+    assert wal["bytes"] == sum(kind["bytes"] for kind in told)
+    relations = {at["name"]: at["bytes"] for at in wal["relations"]}
+    assert relations.keys() >= {"public.pages", "public.t"}, relations
+    assert sum(relations.values()) <= wal["block_bytes"]
+
+
+def test_as_text(primary):
+    """In two lines under the primary's."""
+    primary.psql("CREATE EXTENSION pg_walinspect")
+    with load(primary):
+        said = walrider("top", "--batch", "-n", 3, "-i", "500ms", "--wal", primary.dsn(), timeout=60).expect().stdout
+    last = said.split("\n\n")[-2]
+    assert " of WAL: full-page images " in last and "Heap/INSERT " in last and "public.t " in last, said
+
+
+def test_what_is_missing_is_said(primary):
+    """No extension, or no right: what to do; and without --wal nobody asks."""
+    note = lambda view: [words for words in view["notes"] if "WAL is made of" in words]
+    with load(primary):
+        view = top(primary.dsn(), "--wal")
+        assert view["wal"] is None and "CREATE EXTENSION pg_walinspect" in note(view)[0], view
+        view = top(primary.dsn())
+        assert view["wal"] is None and note(view) == [], view
+        primary.psql("CREATE EXTENSION pg_walinspect; CREATE ROLE watcher LOGIN; GRANT pg_monitor TO watcher")
+        watcher = primary.dsn().replace("user=postgres", "user=watcher")
+        (said,) = note(top(watcher, "--wal"))
+        command = said[said.index("GRANT"):said.index(" would")].replace("this user", "watcher")
+        primary.psql(command)
+        view = top(watcher, "--wal")
+        assert note(view) == [] and view["wal"]["bytes"] > 0, view
