@@ -53,7 +53,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="w-") as work:
         work = Path(work)
-        template = standby.make_primary(work / "template", wal_segsize_mb=16).data_dir
+        template = standby.make_primary(work / "template", wal_segsize_mb=4).data_dir
         with watched.lone_primary(template, work) as primary, watched.hot(primary, work) as follower:
             primary.psql("CREATE EXTENSION pg_walinspect")
             primary.pgbench("-i", "-s", "10", "-q")

@@ -16,9 +16,9 @@ def primary(primary_template, work):
         yield server
 
 
-def top(dsn, *args):
-    """The third view: the second had something to look at for the first time."""
-    done = walrider("top", "--batch", "--json", "-n", 3, "-i", "500ms", *args, dsn, timeout=60).expect()
+def top(dsn, *args, interval="500ms"):
+    """The second view: the first had something to look at for the first time."""
+    done = walrider("top", "--batch", "--json", "-n", 2, "-i", interval, *args, dsn, timeout=60).expect()
     return json.loads(done.stdout.splitlines()[-1])["view"]
 
 
@@ -27,12 +27,12 @@ def test_what_wal_is_made_of(primary):
     primary.psql("CREATE EXTENSION pg_walinspect")
     primary.psql("CREATE TABLE pages AS SELECT i, repeat('x', 500) FROM generate_series(1, 5000) i")
     with load(primary, "CHECKPOINT; UPDATE pages SET i = i WHERE i % 50 = 0; INSERT INTO t SELECT i, 'v' FROM generate_series(1, 200) i"):
-        wal = top(primary.dsn(), "--wal")["wal"]
+        wal = top(primary.dsn(), "--wal", interval="4s")["wal"]
     assert wal["unseen"] is None and wal["bytes"] > 0 and wal["image_bytes"] > 0, wal
     names = [kind["name"] for kind in wal["kinds"]]
     assert "Heap/INSERT" in names and any("UPDATE" in name for name in names), names
     assert [kind["bytes"] for kind in wal["kinds"]] == sorted((kind["bytes"] for kind in wal["kinds"]), reverse=True)
-    told = primary.json(f"""SELECT json_agg(k) FROM (SELECT "resource_manager/record_type" AS name, count AS records,
+    told = primary.json(f"""SELECT jsonb_agg(k) FROM (SELECT "resource_manager/record_type" AS name, count AS records,
         combined_size AS bytes, fpi_size AS image_bytes FROM pg_get_wal_stats('{wal["from"]}', '{wal["to"]}', true)) k""")
     assert all(kind in told for kind in wal["kinds"]), (wal["kinds"], told)
     assert wal["bytes"] == sum(kind["bytes"] for kind in told)

@@ -10,7 +10,7 @@ use clap_complete::Shell;
 use crate::Cli;
 use crate::failure::{Exit, Failure};
 
-/// Headings of the options of `replay`, `standby` and `receive`; one that is not named here stands under "Options".
+/// Headings of the options of `replay`, `standby`, `receive` and `top`; one that is not named here stands under "Options".
 const GROUPS: &[(&str, &[&str])] = &[
     ("Where WAL comes from", &["wal", "restore_command", "fetch_jobs", "timeline"]),
     (
@@ -45,7 +45,22 @@ const GROUPS: &[(&str, &[&str])] = &[
     ),
     ("Replay", &["min_apply_delay", "restartpoint_interval", "restartpoint_wal", "wal_keep"]),
     ("Resources", &["jobs", "memory"]),
-    ("Output", &["positions", "json", "verify_images", "http", "log_format", "log_level"]),
+    ("What is asked", &["interval", "wal_content"]),
+    (
+        "Output",
+        &[
+            "positions",
+            "json",
+            "verify_images",
+            "http",
+            "batch",
+            "count",
+            "listen",
+            "record",
+            "log_format",
+            "log_level",
+        ],
+    ),
 ];
 
 /// What is said at the end: of `--help`, of the man page.
@@ -95,6 +110,26 @@ Examples:
   walrider status -D \"$PGDATA\" --json | jq .status.positions.replayed",
     ),
     (
+        "top",
+        "Keys:
+  q quit, p hold the display, j and k choose a standby, ? explain
+
+Signals:
+  SIGINT, SIGTERM, SIGHUP  end; the terminal is as it was
+
+Examples:
+  walrider top 'host=db1 user=watcher' 'host=db2 user=watcher'
+  walrider top 'host=db1 user=watcher' http://db3:9187 --listen 127.0.0.1:8080
+      a walrider standby by its --http; the page is for who reaches the port
+  walrider top 'host=db1 user=watcher' --batch --json -n 5 | jq .view.standbys",
+    ),
+    (
+        "explain-lag",
+        "Examples:
+  walrider top 'host=db1' 'host=db2' --batch --record lag.jsonl > lag.txt
+  walrider explain-lag lag.jsonl",
+    ),
+    (
         "completions",
         "Examples:
   walrider completions bash > /usr/share/bash-completion/completions/walrider
@@ -106,7 +141,7 @@ Examples:
 /// The command line with all of its help.
 pub fn command() -> Command {
     let mut command = Cli::command();
-    for name in ["replay", "standby", "receive"] {
+    for name in ["replay", "standby", "receive", "top"] {
         command = command.mut_subcommand(name, |command| {
             command.mut_args(|arg| {
                 let id = arg.get_id().as_str();
@@ -176,7 +211,7 @@ mod tests {
     /// Every option that a group names is one, except those that are yet to come.
     #[test]
     fn groups_name_what_there_is() {
-        let ids: BTreeSet<String> = ["replay", "standby", "receive"]
+        let ids: BTreeSet<String> = ["replay", "standby", "receive", "top"]
             .into_iter()
             .flat_map(|name| subcommand(name).get_arguments().map(|arg| arg.get_id().to_string()).collect::<Vec<_>>())
             .collect();
@@ -191,6 +226,7 @@ mod tests {
             ("replay", &["Where to stop:\n", "Resources:\n", "Signals:\n", "Examples:\n", "SIGTERM"][..]),
             ("standby", &["The primary:\n", "Replay:\n", "Output:\n", "SIGUSR1", "--make-standby\n"]),
             ("receive", &["The primary:\n", "Signals:\n", "Examples:\n"]),
+            ("top", &["Keys:\n", "What is asked:\n", "Output:\n", "Signals:\n", "Examples:\n"]),
         ] {
             let help = subcommand(name).render_long_help().to_string();
             for word in words {

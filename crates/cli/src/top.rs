@@ -61,7 +61,7 @@ pub struct TopArgs {
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
     /// Ask the primary every 10 s what its WAL is made of, by pg_walinspect; that costs it more than the rest
-    #[arg(long)]
+    #[arg(id = "wal_content", long = "wal")]
     wal: bool,
     /// Append what the servers say to a file, for walrider explain-lag
     #[arg(long, value_name = "FILE")]
