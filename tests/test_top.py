@@ -6,61 +6,23 @@ Not tried: servers before 17, a network that loses packets, standbys of standbys
 import json
 import os
 import signal
-import threading
 import time
-from contextlib import contextmanager
 
 import pytest
 
 from tests.lab.faults.proxy import Proxy
 from tests.lab.faults.shim import Disk
-from tests.lab.server.cluster import PgCluster, copy_tree
 from tests.lab.standby import standby
-from tests.lab.standby.standby import Stock, Walrider, wait_position, wait_streaming
+from tests.lab.standby.standby import Walrider, wait_position, wait_streaming
+from tests.lab.standby.watched import BATCH, hot, load, primary_of
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
-
-NOBODY_WAITS = "synchronous_standby_names = ''\nautovacuum = off\n"
-BATCH = "INSERT INTO t SELECT i, repeat(md5(i::text), 8) FROM generate_series(1, 400) i"
-
 
 @pytest.fixture
 def primary(primary_template, work):
     """A primary whose commits wait for no standby."""
-    server = PgCluster(copy_tree(primary_template, work / "primary"))
-    server.configure(NOBODY_WAITS)
-    with standby.start_primary(server):
-        server.psql("CREATE TABLE t (id int, v text)")
+    with primary_of(primary_template, work) as server:
         yield server
-
-
-@contextmanager
-def load(server, sql=BATCH, pause=0.01):
-    """Transactions one after the other, in a session of their own."""
-    stop = threading.Event()
-
-    def insert():
-        with server.session() as session:
-            while not stop.wait(pause):
-                session.run(sql)
-
-    thread = threading.Thread(target=insert)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-@contextmanager
-def hot(primary, work, port=None, disk=None, **settings):
-    """PostgreSQL's own standby, which answers queries."""
-    data_dir = standby.clone(primary, work / "standby", port)
-    with Stock(data_dir, disk, hot_standby="on", **settings).start() as follower:
-        wait_streaming(primary)
-        wait_for(lambda: follower.server.psql("SELECT 1", check=False) == [["1"]], follower.log_tail)
-        yield follower
 
 
 def top(*servers, rounds=8, interval="500ms"):
