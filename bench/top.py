@@ -54,7 +54,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="w-") as work:
         work = Path(work)
         template = standby.make_primary(work / "template", wal_segsize_mb=4).data_dir
-        with watched.lone_primary(template, work) as primary, watched.hot(primary, work) as follower:
+        with watched.primary_of(template, work) as primary, watched.hot(primary, work) as follower:
             primary.psql("CREATE EXTENSION pg_walinspect")
             primary.pgbench("-i", "-s", "10", "-q")
             load = primary.pgbench_start("-c", "8", "-j", "2", "-R", "300", "-T", str(10 * args.seconds))

@@ -12,9 +12,9 @@ import pytest
 
 from tests.lab.faults.proxy import Proxy
 from tests.lab.faults.shim import Disk
-from tests.lab.standby import standby, watched
+from tests.lab.standby import standby
 from tests.lab.standby.standby import Walrider, wait_position, wait_streaming
-from tests.lab.standby.watched import BATCH, hot, load
+from tests.lab.standby.watched import BATCH, hot, load, primary_of
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
@@ -22,7 +22,7 @@ from tests.lab.walrider import walrider
 @pytest.fixture
 def primary(primary_template, work):
     """A primary whose commits wait for no standby."""
-    with watched.lone_primary(primary_template, work) as server:
+    with primary_of(primary_template, work) as server:
         yield server
 
 

@@ -10,8 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.lab.server.cluster import free_port
-from tests.lab.standby import watched
-from tests.lab.standby.watched import hot, load
+from tests.lab.standby.watched import hot, load, primary_of
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import start, walrider
 
@@ -19,7 +18,7 @@ from tests.lab.walrider import start, walrider
 @pytest.fixture
 def primary(primary_template, work):
     """A primary whose commits wait for no standby."""
-    with watched.lone_primary(primary_template, work) as server:
+    with primary_of(primary_template, work) as server:
         yield server
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.faults.proxy import Proxy
-from tests.lab.standby import watched
-from tests.lab.standby.watched import hot, load
+from tests.lab.standby.watched import hot, load, primary_of
 from tests.lab.terminal import Terminal
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import binary, walrider
@@ -23,7 +22,7 @@ from tests.lab.walrider import binary, walrider
 @pytest.fixture
 def primary(primary_template, work):
     """A primary whose commits wait for no standby."""
-    with watched.lone_primary(primary_template, work) as server:
+    with primary_of(primary_template, work) as server:
         yield server
 
 

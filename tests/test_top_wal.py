@@ -4,15 +4,14 @@ import json
 
 import pytest
 
-from tests.lab.standby import watched
-from tests.lab.standby.watched import load
+from tests.lab.standby.watched import load, primary_of
 from tests.lab.walrider import walrider
 
 
 @pytest.fixture
 def primary(primary_template, work):
     """A primary whose commits wait for no standby."""
-    with watched.lone_primary(primary_template, work) as server:
+    with primary_of(primary_template, work) as server:
         yield server
 
 

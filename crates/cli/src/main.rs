@@ -11,6 +11,7 @@ macro_rules! eprintln {
 
 mod compare;
 mod control;
+mod doctor;
 mod failure;
 mod help;
 mod logging;
@@ -64,6 +65,7 @@ enum Command {
     Reload(promote::TellArgs),
     Top(top::TopArgs),
     ExplainLag(top::ExplainLagArgs),
+    Doctor(doctor::DoctorArgs),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
@@ -98,6 +100,7 @@ fn run(command: Command) -> ExitCode {
         Command::Stop(args) => control::stop(&args),
         Command::Reload(args) => control::reload(&args),
         Command::Top(args) => top::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::ExplainLag(args) => top::explain(&args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),

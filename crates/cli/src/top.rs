@@ -8,7 +8,7 @@ mod web;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ use trend::Trend;
 use web::Web;
 
 /// How long the first answers may take.
-const PATIENCE: Duration = Duration::from_secs(6);
+pub const PATIENCE: Duration = Duration::from_secs(6);
 /// The same before a screen is shown, or a page served, that says so.
 const SHORT_PATIENCE: Duration = Duration::from_millis(300);
 /// How often to look whether a signal has come.
@@ -133,9 +133,7 @@ fn watch(args: &TopArgs) -> Result<(), Failure> {
         let message = "the standard output is no terminal: --batch prints text, --listen HOST:PORT serves a page";
         return Err(Failure::new(Exit::Usage, message));
     }
-    let servers = if args.servers.is_empty() { vec![String::new()] } else { args.servers.clone() };
-    let targets = servers.iter().map(|server| Target::parse(server)).collect::<Result<Vec<_>, _>>();
-    let targets = targets.map_err(|error| Failure::new(Exit::Usage, error))?;
+    let targets = targets(&args.servers)?;
     let recording = args.record.as_ref().map(Recording::open).transpose()?;
     let web = args.listen.as_deref().map(Web::start).transpose();
     let web = web.map_err(|error| Failure::new(Exit::Refused, error))?;
@@ -204,6 +202,13 @@ fn rounds(
     Ok(())
 }
 
+/// The servers of a command line; without one, that of the environment.
+pub fn targets(servers: &[String]) -> Result<Vec<Target>, Failure> {
+    let servers = if servers.is_empty() { &[String::new()][..] } else { servers };
+    let targets = servers.iter().map(|server| Target::parse(server)).collect::<Result<_, _>>();
+    targets.map_err(|error| Failure::new(Exit::Usage, error))
+}
+
 fn print(view: &View, json: bool) {
     if json {
         println!("{}", json!({"schema_version": SCHEMA_VERSION, "view": view}));
@@ -231,7 +236,7 @@ impl Recording {
         self.file.write_all(&line).map_err(|error| Recording::failure(&self.path, &error))
     }
 
-    fn failure(path: &std::path::Path, error: &io::Error) -> Failure {
+    fn failure(path: &Path, error: &io::Error) -> Failure {
         Failure::new(Exit::Refused, format!("could not write \"{}\": {error}", path.display()))
     }
 }
@@ -248,25 +253,36 @@ pub fn explain(args: &ExplainLagArgs) -> ExitCode {
 }
 
 fn explained(args: &ExplainLagArgs) -> Result<View, Failure> {
-    let path = args.file.display();
-    let failed =
-        |error: &dyn std::fmt::Display| Failure::new(Exit::Refused, format!("could not read \"{path}\": {error}"));
-    let file = File::open(&args.file).map_err(|error| failed(&error))?;
     let (mut observer, mut last) = (Observer::default(), None);
+    read_recording(&args.file, &mut |sample| last = Some(observer.look(&sample)))?;
+    Ok(last.expect("a recording has a sample"))
+}
+
+/// Hands out the samples of a recording, of which there is at least one.
+pub fn read_recording(path: &Path, found: &mut dyn FnMut(Sample)) -> Result<(), Failure> {
+    let shown = path.display();
+    let failed =
+        |error: &dyn std::fmt::Display| Failure::new(Exit::Refused, format!("could not read \"{shown}\": {error}"));
+    let file = File::open(path).map_err(|error| failed(&error))?;
+    let mut any = false;
     for (number, line) in BufReader::new(file).lines().enumerate() {
         let line = line.map_err(|error| failed(&error))?;
         match serde_json::from_str::<Sample>(&line) {
-            Ok(sample) if sample.schema_version == SCHEMA_VERSION => last = Some(observer.look(&sample)),
+            Ok(sample) if sample.schema_version == SCHEMA_VERSION => {
+                any = true;
+                found(sample);
+            }
             Ok(sample) => {
                 let version = sample.schema_version;
                 return Err(Failure::new(
                     Exit::Refused,
-                    format!("\"{path}\" is of another Walrider: schema_version {version}"),
+                    format!("\"{shown}\" is of another Walrider: schema_version {version}"),
                 ));
             }
             // The last line of one that was killed.
-            Err(error) => failure::warning(format_args!("\"{path}\", line {}: {error}; passed over", number + 1)),
+            Err(error) => failure::warning(format_args!("\"{shown}\", line {}: {error}; passed over", number + 1)),
         }
     }
-    last.ok_or_else(|| Failure::new(Exit::Damaged, format!("\"{path}\" is no recording of walrider top --record")))
+    let nothing = || Failure::new(Exit::Damaged, format!("\"{shown}\" is no recording of walrider top --record"));
+    any.then_some(()).ok_or_else(nothing)
 }

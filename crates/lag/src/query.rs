@@ -107,10 +107,6 @@ pub fn everything(version: u32) -> String {
          extract(epoch FROM last_archived_time)) FROM pg_stat_archiver)"
             .to_owned(),
         "'commits', (SELECT sum(xact_commit)::bigint FROM pg_stat_database)".to_owned(),
-        since(18, "'wal_syncs', (SELECT coalesce(json_object_agg(t, json_build_object('calls', n, 'seconds', s)), '{}') FROM \
-                   (SELECT CASE backend_type WHEN 'walreceiver' THEN backend_type ELSE 'others' END AS t, \
-                   sum(coalesce(fsyncs, 0))::bigint AS n, sum(coalesce(fsync_time, 0)) / 1000 AS s FROM pg_stat_io \
-                   WHERE object = 'wal' AND context = 'normal' GROUP BY 1) i)"),
         format!(
             "'settings', (SELECT json_object_agg(name, setting) FROM pg_settings WHERE name IN ({settings}))"
         ),
@@ -147,13 +143,7 @@ mod tests {
     #[test]
     fn an_older_server_is_not_asked_for_what_it_does_not_have() {
         let (old, new) = (everything(130_020), everything(180_006));
-        for view in [
-            "pg_stat_wal)",
-            "pg_stat_checkpointer",
-            "pg_stat_recovery_prefetch",
-            "pg_stat_io",
-            "confl_active_logicalslot",
-        ] {
+        for view in ["pg_stat_wal)", "pg_stat_checkpointer", "pg_stat_recovery_prefetch", "confl_active_logicalslot"] {
             assert!(!old.contains(view) && new.contains(view), "{view}");
         }
         assert!(old.contains("pg_stat_bgwriter") && !new.contains("pg_stat_bgwriter"));

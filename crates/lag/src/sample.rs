@@ -135,9 +135,6 @@ pub struct Server {
     pub archiver: Option<Archiver>,
     /// Of all databases: transactions committed.
     pub commits: Option<u64>,
-    /// fsync of WAL by the process that receives it, and by the others: how many, and seconds where they are timed
-    /// (`pg_stat_io`, since 18).
-    pub wal_syncs: BTreeMap<String, Io>,
     /// Settings that matter for replication, as `pg_settings` shows them, in its units.
     pub settings: BTreeMap<String, String>,
     /// Extensions in the database that is connected to.
@@ -300,16 +297,6 @@ pub struct Archiver {
     pub last_failed_at: Option<f64>,
     /// When the last one was archived.
     pub last_archived_at: Option<f64>,
-}
-
-/// Input or output of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Io {
-    /// Calls.
-    pub calls: u64,
-    /// How long they took in seconds; zero where they are not timed.
-    pub seconds: f64,
 }
 
 impl Server {

@@ -551,7 +551,7 @@ fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSamp
 }
 
 /// What the process that receives does; `None` while it waits for the primary.
-fn receive_part(wait: &str) -> Option<Part> {
+pub fn receive_part(wait: &str) -> Option<Part> {
     match wait.split_once(':') {
         Some(("IO", event)) if event.to_ascii_lowercase().contains("sync") => Some(Part::StandbyFsync),
         Some(("IO", _)) => Some(Part::StandbyWrite),

@@ -1,4 +1,4 @@
-"""A primary under load with a standby that answers queries: what `walrider top` looks at."""
+"""A primary with a load, and a standby of PostgreSQL's that answers queries: what the tests of lag watch."""
 
 import threading
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ BATCH = "INSERT INTO t SELECT i, repeat(md5(i::text), 8) FROM generate_series(1,
 
 
 @contextmanager
-def lone_primary(template, work):
-    """A primary whose commits wait for no standby, with a table for `load`."""
+def primary_of(template, work, conf=""):
+    """A primary whose commits wait for no standby, with a table `t`."""
     server = PgCluster(copy_tree(template, work / "primary"))
-    server.configure(NOBODY_WAITS)
-    with standby.start_primary(server):
+    server.configure(NOBODY_WAITS + conf)
+    with standby.start_primary(server, fsync="on"):
         server.psql("CREATE TABLE t (id int, v text)")
         yield server
 
