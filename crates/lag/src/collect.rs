@@ -342,16 +342,14 @@ impl Content {
             .map(|column| String::from_utf8_lossy(&column.unwrap_or_default()).into_owned())
             .collect();
         let row = words.first().zip(words.get(1)).map(|(schema, may)| (schema.as_str(), may == "t"));
-        let schema = match WalContent::found(row) {
+        let schema = match content::found(row) {
             Ok(schema) => schema,
-            Err(unseen) => return Ok(unseen),
+            Err(why) => return Ok(WalContent::unseen(why)),
         };
         let rows = connection.simple_query(&content::question(connection.server_version_num(), schema, from, to))?;
         let text = rows.first().and_then(|row| row.first()).and_then(|column| column.as_deref()).unwrap_or_default();
-        Ok(serde_json::from_slice(text).unwrap_or_else(|error| WalContent {
-            unseen: Some(format!("what WAL is made of is not understood: {error}")),
-            ..WalContent::default()
-        }))
+        Ok(serde_json::from_slice(text)
+            .unwrap_or_else(|error| WalContent::unseen(format!("what WAL is made of is not understood: {error}"))))
     }
 }
 

@@ -63,22 +63,26 @@ pub const FIND: &str = "SELECT e.extnamespace::regnamespace, has_function_privil
                         WHERE e.extname = 'pg_walinspect' LIMIT 1";
 
 impl WalContent {
-    /// Why nothing is seen, from the answer to [`FIND`]; `Ok` has the schema.
-    ///
-    /// # Errors
-    /// What is missing, and what to do.
-    pub fn found(row: Option<(&str, bool)>) -> Result<&str, WalContent> {
-        let unseen = match row {
-            Some((schema, true)) => return Ok(schema),
-            Some((schema, false)) => format!(
-                "GRANT EXECUTE ON FUNCTION {schema}.pg_get_wal_stats, {schema}.pg_get_wal_block_info TO this user would show \
-                 what WAL is made of"
-            ),
-            None => "CREATE EXTENSION pg_walinspect in the database that is connected to would show what WAL is made of: kinds \
-                     of record, full-page images, relations"
-                .to_owned(),
-        };
-        Err(WalContent { unseen: Some(unseen), ..WalContent::default() })
+    /// Nothing is seen, for this reason.
+    pub fn unseen(why: String) -> WalContent {
+        WalContent { unseen: Some(why), ..WalContent::default() }
+    }
+}
+
+/// The schema, from the answer to [`FIND`].
+///
+/// # Errors
+/// What is missing, and what to do.
+pub fn found(row: Option<(&str, bool)>) -> Result<&str, String> {
+    match row {
+        Some((schema, true)) => Ok(schema),
+        Some((schema, false)) => Err(format!(
+            "GRANT EXECUTE ON FUNCTION {schema}.pg_get_wal_stats, {schema}.pg_get_wal_block_info TO this user would show what \
+             WAL is made of"
+        )),
+        None => Err("CREATE EXTENSION pg_walinspect in the database that is connected to would show what WAL is made of: kinds of \
+                     record, full-page images, relations"
+            .to_owned()),
     }
 }
 
@@ -118,8 +122,8 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_said() {
-        assert_eq!(WalContent::found(Some(("public", true))), Ok("public"));
-        let said = |row| WalContent::found(row).unwrap_err().unseen.unwrap();
+        assert_eq!(found(Some(("public", true))), Ok("public"));
+        let said = |row| found(row).unwrap_err();
         assert!(said(None).contains("CREATE EXTENSION pg_walinspect"));
         assert!(said(Some(("x", false))).contains("GRANT EXECUTE ON FUNCTION x.pg_get_wal_stats"));
     }
