@@ -19,7 +19,7 @@ QUICK = tests/test_lab.py tests/test_documents.py "tests/test_replay.py::test_re
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early bench-logical \
-        bench-logical-long bench-logical-apply test test-quick test-rust test-datadir test-e2e test-17 test-suites \
+        bench-logical-long bench-logical-apply bench-top test test-quick test-rust test-datadir test-e2e test-17 test-suites \
         test-subscription test-tools \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
         soak-standby soak-early soak-logical soak-power soak-plugin soak-sim planted packages clean
@@ -69,6 +69,10 @@ bench-logical-long: fetch-18 extension
 # How fast a backlog is applied, beside PostgreSQL's subscriber; about 15 minutes, less with APPLY_ARGS="--loads tpcb --rounds 1".
 bench-logical-apply: build fetch-18
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.logical_apply --save bench/runs $(APPLY_ARGS)
+
+# What walrider top costs the servers that it asks; four minutes.
+bench-top: build fetch-18
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.top --save bench/runs $(TOP_ARGS)
 
 test: test-rust fuzz-smoke test-datadir test-e2e
 

@@ -1,4 +1,4 @@
-"""What `walrider top` costs a primary: processor time of its session there, as a share of a core, and of the program itself.
+"""What `walrider top` costs servers: processor time of its session on a primary and on a standby, as a share of a core.
 
     python3 -m bench.top [--seconds N] [--save DIRECTORY]
 
@@ -25,15 +25,14 @@ def spent(pid):
 
 
 def measure(primary, follower, seconds, *args):
-    """Shares of a core: the session on the primary, that on the standby, the program's main thread and all of its threads."""
+    """Shares of a core."""
     of = "SELECT pid FROM pg_stat_activity WHERE application_name = 'walrider top'"
     program = start("top", "--batch", "--json", "-i", "1s", *args, primary.dsn(), follower.server.dsn())
     try:
         sessions = {name: int(wait_for(lambda: server.psql(of), "the session")[0][0])
                     for name, server in (("primary", primary), ("standby", follower.server))}
         time.sleep(15)      # past the first answers
-        everything = lambda: {**{name: spent(pid) for name, pid in sessions.items()},
-                              "program": sum(spent(f"{program.pid}/task/{task.name}") for task in Path(f"/proc/{program.pid}/task").iterdir())}
+        everything = lambda: {name: spent(pid) for name, pid in sessions.items()}
         began, before, wal = time.monotonic(), everything(), parse_lsn(primary.lsn())
         time.sleep(seconds)
         after, elapsed = everything(), time.monotonic() - began
