@@ -315,3 +315,19 @@ impl Server {
         self.version / 10_000
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is recorded is what was seen, to the last bit: explain-lag says the same as top did. `serde_json` rounds as it reads
+    /// unless its `float_roundtrip` is on.
+    #[test]
+    fn times_come_back_as_they_were() {
+        for nth in 0..10_000 {
+            let sample = Sample { time: 1.78e9 + f64::from(nth) * 0.123_456_7, ..Sample::default() };
+            let text = serde_json::to_string(&sample).unwrap();
+            assert_eq!(serde_json::from_str::<Sample>(&text).unwrap().time.to_bits(), sample.time.to_bits(), "{text}");
+        }
+    }
+}
