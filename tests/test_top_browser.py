@@ -58,15 +58,17 @@ def brightness(colour):
 def test_what_is_read_on_it(primary, work):
     """A standby that is paused and one by the primary's word only, in light and dark; it goes on, and says when it does not."""
     primary.psql("SELECT pg_create_physical_replication_slot('kept', true); SELECT pg_create_physical_replication_slot('unused', true)")
+    primary.psql("CREATE EXTENSION pg_walinspect")
     over_tcp = lambda server: f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
     with hot(primary, work, slot="kept") as follower, hot(primary, work, name="other"), load(primary, pause=0.2):
         follower.server.psql("SELECT pg_wal_replay_pause()")
         wait_for(lambda: follower.server.value("SELECT pg_get_wal_replay_pause_state()") == "paused", "paused")
-        with served(over_tcp(primary), over_tcp(follower.server)) as (url, process):
+        with served("--wal", over_tcp(primary), over_tcp(follower.server)) as (url, process):
             for dark in (False, True):
                 with Browser(dark=dark) as browser:
                     browser.open(url)
-                    text = browser.wait_text("Live, every 500 ms.", "walrider: lag", "other: lag", "paused", "unused", "not asked")
+                    text = browser.wait_text("Live, every 500 ms.", "walrider: lag", "other: lag", "paused", "unused", "not asked",
+                                             "records/s", "What WAL is made of", "Heap/INSERT", "public.t")
                     assert re.search(r"WAL \d+ k?B/s, \d+ records/s", text), text
                     back, front = map(brightness, colours(browser))
                     assert (back < 60 and front > 180) if dark else (back > 220 and front < 60)

@@ -212,14 +212,16 @@ impl Watcher {
         let mut connection = Connection::open(options)?;
         connection.set_response_timeout(Some(TIMEOUT));
         connection.simple_query(&query::set_up(TIMEOUT.as_millis()))?;
-        let everything = query::everything(connection.server_version_num());
+        // Planning would cost the server more than the answers: prepared, the questions are planned once.
+        connection.simple_query(&format!("PREPARE everything AS {}", query::everything(connection.server_version_num())))?;
+        connection.simple_query(&format!("PREPARE waits AS {}", query::WAITS))?;
         let local = is_local(connection.peer());
         let mut looks = Looks::default();
         let mut content = Content::default();
         let mut next = Instant::now();
         loop {
             let begun = Instant::now();
-            let (server, took) = ask(&mut connection, &everything)?;
+            let (server, took) = ask(&mut connection)?;
             if let Some(flushed) = server.flush_lsn.filter(|_| self.wal) {
                 content.look(&mut connection, flushed)?;
             }
@@ -290,7 +292,7 @@ impl Looks {
     }
 
     fn look(&mut self, connection: &mut Connection) -> Result<(), ConnectError> {
-        for row in connection.simple_query(query::WAITS)? {
+        for row in connection.simple_query("EXECUTE waits")? {
             let mut columns =
                 row.into_iter().map(|column| String::from_utf8_lossy(&column.unwrap_or_default()).into_owned());
             let (Some(process), Some(wait)) = (columns.next(), columns.next()) else { continue };
@@ -354,9 +356,9 @@ impl Content {
 }
 
 /// Everything, and how long the answer took in seconds.
-fn ask(connection: &mut Connection, everything: &str) -> Result<(Server, f64), Ended> {
+fn ask(connection: &mut Connection) -> Result<(Server, f64), Ended> {
     let begun = Instant::now();
-    let rows = connection.simple_query(everything)?;
+    let rows = connection.simple_query("EXECUTE everything")?;
     let took = begun.elapsed().as_secs_f64();
     let text = rows.first().and_then(|row| row.first()).and_then(|column| column.as_deref()).unwrap_or_default();
     let server = serde_json::from_slice(text)
