@@ -17,7 +17,7 @@ use crate::lock::{self, DataDirLock};
 use crate::relation::RelationFiles;
 use crate::slots::{self, Slot};
 use crate::slru::Slru;
-use crate::sync::Tree;
+use crate::sync::TreeSync;
 use crate::twophase::TwoPhaseFiles;
 
 /// The SLRUs that replay writes to.
@@ -184,12 +184,13 @@ impl DataDir {
         TwoPhaseFiles::new(self.path())
     }
 
-    /// Makes everything in the directory durable, as a server does that finds it not cleanly stopped.
+    /// Begins to make everything in the directory durable, as a server does that finds it not cleanly stopped. The directory
+    /// must stay open until that is joined, or given up.
     ///
     /// # Errors
-    /// What cannot be made durable.
-    pub fn sync(&self) -> Result<()> {
-        Tree::of(self.path())?.sync()
+    /// No thread for it.
+    pub fn begin_sync(&self) -> Result<TreeSync> {
+        TreeSync::begin(self.path())
     }
 }
 

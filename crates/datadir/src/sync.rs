@@ -9,22 +9,42 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use rayon::prelude::*;
 
-use crate::durable::{fsync_dir, fsync_file, list_dir};
+use crate::durable::{fsync_dir, fsync_file, list_dir, unlink_if_there};
 use crate::error::{DataDirError, IoContext, Result};
 
 /// More than processors, as they only wait.
 const SYNCS_AT_A_TIME: usize = 16;
+/// Beside other work, which opens files, too ([`crate::descriptors`]).
+const SYNCS_BESIDE: usize = 8;
 
 /// Makes many files durable: `start` has each of them begin, then `sync` waits for it.
 ///
 /// # Errors
 /// One of those of `sync`.
 pub fn sync_side_by_side<T: Sync>(
+    files: &[T],
+    start: impl Fn(&T) + Sync + Send,
+    sync: impl Fn(&T) -> Result<()> + Sync + Send,
+) -> Result<()> {
+    side_by_side(SYNCS_AT_A_TIME, files, start, sync)
+}
+
+/// Removes many files side by side; those that are gone already are none. Freeing what they held waits for the disk, too.
+///
+/// # Errors
+/// One of those that cannot be removed.
+pub(crate) fn unlink_side_by_side(files: &[PathBuf]) -> Result<()> {
+    side_by_side(SYNCS_AT_A_TIME, files, |_| (), |file| unlink_if_there(file).map(|_| ()))
+}
+
+fn side_by_side<T: Sync>(
+    threads: usize,
     files: &[T],
     start: impl Fn(&T) + Sync + Send,
     sync: impl Fn(&T) -> Result<()> + Sync + Send,
@@ -42,7 +62,7 @@ pub fn sync_side_by_side<T: Sync>(
     };
     // Threads of their own, that only wait: those of a pool look for work all the time, and take processors from one another.
     thread::scope(|scope| {
-        let others: Vec<_> = (1..SYNCS_AT_A_TIME.min(files.len()))
+        let others: Vec<_> = (1..threads.min(files.len()))
             .map_while(|_| thread::Builder::new().name("fsync".to_owned()).spawn_scoped(scope, work).ok())
             .collect();
         let own = work();
@@ -127,17 +147,72 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes all of it durable: files, and then the directories that name them.
+    /// Makes all of it durable: files, and then the directories that name them; until `stop` says that nobody wants it any more.
     ///
     /// # Errors
     /// What cannot be made durable.
-    pub fn sync(&self) -> Result<()> {
-        sync_side_by_side(
+    fn sync(&self, stop: &AtomicBool) -> Result<()> {
+        let unless_stopped = |sync: &dyn Fn() -> Result<()>| if stop.load(Ordering::Relaxed) { Ok(()) } else { sync() };
+        side_by_side(
+            SYNCS_BESIDE,
             &self.files,
             |file| File::open(file).iter().for_each(start_writeback),
-            |file| fsync_own_file(file),
+            |file| unless_stopped(&|| fsync_own_file(file)),
         )?;
-        sync_side_by_side(&self.directories, |_| (), |directory| fsync_dir(directory))
+        let directories = &self.directories;
+        side_by_side(SYNCS_BESIDE, directories, |_| (), |directory| unless_stopped(&|| fsync_own_dir(directory)))
+    }
+}
+
+/// A data directory that a thread of its own makes durable, with all that it had in it when that began.
+#[derive(Debug)]
+pub struct TreeSync {
+    thread: Option<thread::JoinHandle<Result<()>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl TreeSync {
+    /// Begins. What is removed meanwhile needs not be durable; what is made, the one who makes it looks after.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn begin(root: &Path) -> Result<TreeSync> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (asked, at) = (stop.clone(), root.to_owned());
+        let thread = thread::Builder::new().name("fsync".to_owned()).spawn(move || Tree::of(&at)?.sync(&asked));
+        Ok(TreeSync { thread: Some(thread.context("start a thread to fsync", root)?), stop })
+    }
+
+    /// Waits until all of it is durable.
+    ///
+    /// # Errors
+    /// What could not be made durable.
+    pub fn join(mut self) -> Result<()> {
+        let thread = self.thread.take().expect("joined once");
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Drop for TreeSync {
+    /// Nobody waits for it any more: ends early, so that nothing is opened below the directory afterwards.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // Whoever gave it up has an error of his own to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Makes a directory durable, unless it has gone since it was listed.
+fn fsync_own_dir(path: &Path) -> Result<()> {
+    match fsync_dir(path) {
+        Err(DataDirError::Io { operation: "open directory", source, .. })
+            if source.kind() == io::ErrorKind::NotFound =>
+        {
+            Ok(())
+        }
+        other => other,
     }
 }
 

@@ -246,7 +246,7 @@ fn what_a_server_leaves_behind() {
     let before = (full_xid - 1) as usize;
     assert_eq!(clog.page(0).unwrap()[before / 4] >> (before % 4 * 2) & 3, 1, "committed");
     data.directories().remove_relation_caches().unwrap();
-    data.sync().unwrap();
+    data.begin_sync().unwrap().join().unwrap();
     drop(data);
 
     server.start_ok();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use walrider_datadir::relation::{Made, RelationFiles, SegmentFile};
-use walrider_datadir::sync::sync_side_by_side;
+use walrider_datadir::sync::{TreeSync, sync_side_by_side};
 use walrider_datadir::{DataDir, DataDirError, config, durable};
 use walrider_layout::control::{ControlFile, DbState};
 use walrider_layout::history::TimelineHistory;
@@ -37,6 +37,8 @@ impl Default for RestartpointPolicy {
 
 /// The control file as it is on disk, and what leads to the next one.
 pub struct Recovery {
+    /// What was in the directory at the start is still being made durable. Given up before the directory is.
+    beginning: Option<TreeSync>,
     data_dir: DataDir,
     /// What is on disk, or will be with the next [`Recovery::write_control`].
     control: ControlFile,
@@ -63,6 +65,7 @@ impl Recovery {
         let control = data_dir.control().clone();
         let consistent_from = control.min_recovery_point;
         Recovery {
+            beginning: None,
             data_dir,
             control,
             history,
@@ -80,6 +83,12 @@ impl Recovery {
     /// Makes restartpoints when this says so.
     pub fn with_restartpoints(mut self, policy: RestartpointPolicy) -> Recovery {
         self.policy = policy;
+        self
+    }
+
+    /// Lets recovery begin where it does until this has ended.
+    pub fn after_sync(mut self, beginning: Option<TreeSync>) -> Recovery {
+        self.beginning = beginning;
         self
     }
 
@@ -213,6 +222,10 @@ impl Recovery {
         let (old, new) = (self.data_dir.control(), &self.control);
         assert!(old.checkpoint_copy.redo <= new.checkpoint_copy.redo, "recovery would begin earlier");
         assert!(
+            self.beginning.is_none() || old.checkpoint_copy.redo == new.checkpoint_copy.redo,
+            "recovery would not begin where what is not durable yet is written again"
+        );
+        assert!(
             old.min_recovery_point <= new.min_recovery_point || new.state == DbState::ShutDown,
             "a server could stop before what is in the files"
         );
@@ -234,8 +247,14 @@ impl Recovery {
         finished: bool,
     ) -> Result<(), ReplayError> {
         let checkpoint = self.newer_checkpoint().filter(|_| eligible);
+        self.join_beginning()?;
         sync_relations(files)?;
         self.conclude(globals, checkpoint, replayed, finished)
+    }
+
+    /// Waits until what was in the directory at the start is durable.
+    fn join_beginning(&mut self) -> Result<(), ReplayError> {
+        Ok(self.beginning.take().map_or(Ok(()), TreeSync::join)?)
     }
 
     /// The last checkpoint record that was sequenced, if recovery does not begin there already.
@@ -259,6 +278,7 @@ impl Recovery {
         replayed: Lsn,
         finished: bool,
     ) -> Result<(), ReplayError> {
+        self.join_beginning()?;
         let next_xid = self.control.checkpoint_copy.next_xid;
         let keep_out = checkpoint.is_some_and(|checkpoint| globals.writes_future_files(&checkpoint, next_xid));
         if let Some(checkpoint) = &checkpoint {

@@ -170,7 +170,7 @@ impl<'o> Planned<'o> {
         begin.check_history(&data_dir, &history)?;
         source.note_restartpoint(begin.checkpoint.redo);
         let settings_written = if archive_recovery { write_settings(&data_dir, options, wanted)? } else { Vec::new() };
-        begin.enter_recovery(&mut data_dir, in_archive_recovery)?;
+        let sync = begin.enter_recovery(&mut data_dir, in_archive_recovery)?;
         let mut globals = Globals::open(data_dir.path(), data_dir.control(), archive_recovery)
             .map_err(|error| ReplayError::Refused(format!("could not begin at {}: {error}", begin.start)))?;
         globals.remove_stale_files()?;
@@ -178,6 +178,7 @@ impl<'o> Planned<'o> {
         let files = Arc::new(data_dir.relation_files());
         let recovery = Recovery::new(data_dir, history, begin.checkpoint.timeline, in_archive_recovery)
             .with_restartpoints(options.restartpoints)
+            .after_sync(sync)
             .durable_by(options.upstream.clone());
         let start = begin.start;
         Ok(Entered {

@@ -1,6 +1,7 @@
 //! Where recovery begins (`InitWalRecovery`, `access/transam/xlogrecovery.c`, PostgreSQL 18).
 
 use walrider_datadir::DataDir;
+use walrider_datadir::sync::TreeSync;
 use walrider_layout::control::{CheckPoint, ControlFile, DbState};
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
@@ -136,16 +137,19 @@ impl Beginning {
     }
 
     /// Puts the beginning into the control file, and `backup_label` away: from then on the directory says by itself
-    /// where recovery begins, whoever goes on with it.
-    pub fn enter_recovery(&self, data_dir: &mut DataDir, archive_recovery: bool) -> Result<(), ReplayError> {
+    /// where recovery begins, whoever goes on with it. What was in the directory before is made durable beside that, if it may not
+    /// be: that must have ended before recovery begins anywhere else, or the directory is handed over.
+    pub fn enter_recovery(
+        &self,
+        data_dir: &mut DataDir,
+        archive_recovery: bool,
+    ) -> Result<Option<TreeSync>, ReplayError> {
         let mut control: ControlFile = data_dir.control().clone();
         let clean = [DbState::ShutDown, DbState::ShutDownInRecovery].contains(&control.state);
-        if !clean {
-            // What an earlier run wrote last may not be durable, and will not be written again.
-            data_dir.sync()?;
-        }
         data_dir.directories().remove_relation_caches()?;
         data_dir.apply_tablespace_map()?;
+        // What an earlier run wrote last may not be durable, and will not be written again.
+        let sync = if clean { None } else { Some(data_dir.begin_sync()?) };
         control.state = if archive_recovery { DbState::InArchiveRecovery } else { DbState::InCrashRecovery };
         control.checkpoint = self.at;
         control.checkpoint_copy = self.checkpoint;
@@ -161,6 +165,7 @@ impl Beginning {
             }
         }
         data_dir.write_control(control)?;
-        Ok(data_dir.retire_label()?)
+        data_dir.retire_label()?;
+        Ok(sync)
     }
 }
