@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use walrider_datadir::directories::{Directories, Missing};
+use walrider_datadir::relation::SegmentFile;
 use walrider_datadir::relmap;
 use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 use walrider_redo::{Target, fsm, vm};
@@ -53,6 +54,11 @@ impl Context<'_> {
             }
             Action::DropDatabase { database, tablespaces } => {
                 self.forget(|fork| fork.rel.database == database);
+                // Also of a copy that no record has referred to; but a database that was moved has files elsewhere.
+                let goes = |file: &SegmentFile| {
+                    file.rel.database == database && tablespaces.contains(&file.rel.tablespace)
+                };
+                self.shared.files.forget(goes);
                 self.directories.drop_database(database, &tablespaces)?;
             }
             Action::CreateTablespace { tablespace, location } => {
@@ -198,6 +204,7 @@ impl Context<'_> {
             partition.write_back(&self.shared, of_source)?;
         }
         self.forget(|fork| fork.rel.database == to.database && fork.rel.tablespace == to.tablespace);
+        self.shared.files.forget(|file| file.rel.database == to.database && file.rel.tablespace == to.tablespace);
         let (from, to) = ((from.tablespace, from.database), (to.tablespace, to.database));
         Ok(self.directories.copy_database(from, to, self.missing, self.shared.files)?)
     }
