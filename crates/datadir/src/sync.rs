@@ -275,6 +275,14 @@ mod tests {
         assert_eq!(tree.directories.len(), 6);
         // Fetched WAL goes again at any moment.
         fs::remove_file(dir.path().join("pg_wal/2")).unwrap();
-        tree.files.iter().for_each(|file| fsync_own_file(file).unwrap());
+        // So does what replay drops.
+        fs::remove_dir_all(dir.path().join("base/5")).unwrap();
+        tree.sync(&AtomicBool::new(false)).unwrap();
+        TreeSync::begin(dir.path()).unwrap().join().unwrap();
+        drop(TreeSync::begin(dir.path()).unwrap());
+        // What cannot be made durable is told, unless nobody wants it any more.
+        let bad = Tree { files: vec![dir.path().join("base")], directories: Vec::new() };
+        assert!(bad.sync(&AtomicBool::new(false)).is_err());
+        bad.sync(&AtomicBool::new(true)).unwrap();
     }
 }
