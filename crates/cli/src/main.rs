@@ -22,6 +22,7 @@ mod replay;
 mod running;
 mod service;
 mod standby;
+mod top;
 mod values;
 mod wal;
 
@@ -61,6 +62,8 @@ enum Command {
     Stop(control::StopArgs),
     /// Tell a running standby to read its configuration again
     Reload(promote::TellArgs),
+    Top(top::TopArgs),
+    ExplainLag(top::ExplainLagArgs),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
@@ -94,6 +97,8 @@ fn run(command: Command) -> ExitCode {
         Command::Status(args) => control::status(&args),
         Command::Stop(args) => control::stop(&args),
         Command::Reload(args) => control::reload(&args),
+        Command::Top(args) => top::run(&args),
+        Command::ExplainLag(args) => top::explain(&args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),
         Command::Completions(args) => help::completions(&args),
