@@ -1,7 +1,7 @@
 """`walrider doctor`: each rule finds what is made for real, and nothing where all is well.
 
-Not tried: servers before 17, whose rule is tried on a sample alone; pgaudit, which is no part of PostgreSQL; disks that are slow for
-reads but for those that are in no buffer.
+Not tried: disks that are slow for reads and writes of data, replay at its limit, servers before 17, and pgaudit, which is no part of
+PostgreSQL: the rules about them are tried on samples made by hand (`lag/src/rules/tests.rs`).
 """
 
 import json
@@ -167,6 +167,42 @@ def test_settings_that_lose_data(primary, work):
     result = walrider("doctor", "--time", "2s", primary.dsn())
     result.expect(WRONG)
     assert "fsync is off" in result.stdout and "full_page_writes is off" in result.stdout, result.stdout
+
+
+def test_a_slot_that_has_lost_its_wal(primary, work):
+    """max_slot_wal_keep_size is less than what its standby misses."""
+    primary.psql("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'; ALTER SYSTEM SET wal_keep_size = 0")
+    primary.psql("SELECT pg_reload_conf()")
+    primary.psql("SELECT pg_create_physical_replication_slot('gone', true)")
+    primary.psql("CREATE TABLE large AS SELECT repeat(md5(i::text), 30) v FROM generate_series(1, 10000) i")
+    for _ in range(2):
+        primary.psql("SELECT pg_switch_wal()")
+        primary.psql("CHECKPOINT")
+    wait_for(lambda: primary.value("SELECT wal_status FROM pg_replication_slots") == "lost", "a lost slot")
+    found = doctor(primary, time="2s")
+    assert found["slot_lost"]["severity"] == "warning" and "slot_unused" not in found, found
+
+
+def test_one_end_alone(primary, work):
+    """The primary alone does not tell why replay lags, the standby alone not how old what it has is; each is said."""
+    with hot(primary, work) as follower, load(primary):
+        follower.server.psql("SELECT pg_wal_replay_pause()")
+        assert "name the standby" in doctor(primary, time="6s")["lag_replay"]["advice"]
+        assert "no_primary" in doctor(follower.server, time="2s")
+
+
+def test_wal_from_a_slow_archive(primary, work):
+    """restore_command takes a second, and the primary cannot be reached."""
+    archive = work / "archive"
+    archive.mkdir()
+    primary.configure(f"archive_mode = on\narchive_command = 'cp %p {archive}/%f'\n")
+    primary.restart(listen_addresses="127.0.0.1")
+    command = f"sleep 1; cp {archive}/%f %p"
+    with Proxy(primary.port) as proxy, hot(primary, work, proxy.port, restore_command=command) as follower:
+        proxy.cut(refuse=True)
+        with load(primary):
+            found = doctor(primary, follower.server, time="8s")
+    assert "lag_wal_fetch" in found and "not_connected" in found, found
 
 
 def test_rights_and_a_server_that_is_down(primary, work):

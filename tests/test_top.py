@@ -135,7 +135,7 @@ def test_not_connected(primary, work):
         wait_for(lambda: standby.replication(primary) is None, "the walsender's end")
         one = shown(top(primary, follower.server))
     assert (one["connected"], one["state"]) == (False, "not connected"), one
-    assert one["replay"]["bytes"] > 0 and one["replay"]["seconds"] > 1, one
+    assert one["replay"]["bytes"] > 0 and one["replay"]["seconds"] > 1 and one["parts"][0][0] == "not_connected", one
 
 
 def test_a_server_that_hangs(primary, work):

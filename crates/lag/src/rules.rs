@@ -3,6 +3,8 @@
 
 mod primary;
 mod standby;
+#[cfg(test)]
+mod tests;
 
 use serde::Serialize;
 

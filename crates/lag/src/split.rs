@@ -23,6 +23,8 @@ const LEAST_UTILISATION: f64 = 0.02;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
+    /// Nothing is sent: the primary has no walsender for it.
+    NotConnected,
     /// The primary has not sent it.
     NotSent,
     /// It is on its way.
@@ -57,6 +59,7 @@ impl Part {
     /// A word or two, for a column.
     pub fn name(self) -> &'static str {
         match self {
+            Part::NotConnected => "not connected",
             Part::NotSent => "not sent",
             Part::Network => "network",
             Part::StandbyWrite => "write",
@@ -81,8 +84,8 @@ pub fn replay_part(wait: &str) -> Option<Part> {
     let (kind, event) = wait.split_once(':').unwrap_or(("", wait));
     Some(match (kind, event) {
         ("", "") => Part::ReplayCpu,
-        (_, "RecoveryWalStream" | "RecoveryWalAll") => return None,
-        (_, "RecoveryRetrieveRetryInterval" | "RestoreCommand" | "WALRead" | "WalRead") => Part::WalFetch,
+        (_, "RecoveryWalStream" | "RecoveryWalAll" | "RecoveryRetrieveRetryInterval") => return None,
+        (_, "RestoreCommand" | "WALRead" | "WalRead") => Part::WalFetch,
         (_, "RecoveryApplyDelay") => Part::ApplyDelay,
         (_, "RecoveryPause") => Part::Paused,
         ("BufferPin" | "Buffer" | "Lock", _) => Part::Conflict,
@@ -512,6 +515,14 @@ fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSamp
     };
     let receiving = live.map(|at| shares(&at.receiving, receive_part)).unwrap_or_default();
     let (Some(replay), Some(flush)) = (standby.replay.seconds, standby.flush.seconds) else { return Vec::new() };
+    let doing: BTreeMap<Part, f64> = live
+        .map(|at| {
+            shares(&at.replaying, replay_part).into_iter().filter_map(|(part, share)| Some((part?, share))).collect()
+        })
+        .unwrap_or_default();
+    let fetches = sender.is_none() && doing.get(&Part::WalFetch).is_some_and(|share| *share >= TELLING);
+    // What was received long ago says nothing where all comes from an archive.
+    let flush = if fetches { 0.0 } else { flush };
     // Up to where it is durable on the standby.
     let (sent, write) = (
         standby.sent.seconds.unwrap_or(if sender.is_some() { 0.0 } else { flush }).min(flush),
@@ -523,6 +534,8 @@ fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSamp
         // One process receives, writes and syncs: while it is at one of these, nothing is received, and soon nothing sent.
         add(Part::StandbyFsync, flush * syncs / (syncs + writes));
         add(Part::StandbyWrite, flush * writes / (syncs + writes));
+    } else if sender.is_none() {
+        add(Part::NotConnected, flush);
     } else {
         let stuck =
             sender.and_then(|sender| sender.wait.as_deref()).is_some_and(|wait| wait.ends_with("WalSenderWriteData"));
@@ -532,11 +545,6 @@ fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSamp
     }
     // From there on.
     let rest = replay - flush;
-    let doing: BTreeMap<Part, f64> = live
-        .map(|at| {
-            shares(&at.replaying, replay_part).into_iter().filter_map(|(part, share)| Some((part?, share))).collect()
-        })
-        .unwrap_or_default();
     let all: f64 = doing.values().sum();
     match live {
         Some(at) if at.process.is_some_and(|process| matches!(process.state, 'T' | 't')) => add(Part::Stopped, rest),

@@ -68,13 +68,22 @@ fn mean_parts(series: &Series, name: &str) -> Vec<(Part, f64)> {
     parts
 }
 
+/// Seconds that replay is behind, as a mean of all views.
+fn mean_lag(series: &Series, name: &str) -> f64 {
+    mean(series.of(name).skip(1).filter_map(|standby| standby.replay.seconds)).unwrap_or(0.0)
+}
+
 fn bottleneck(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
-    let lag = mean(series.of(&standby.name).skip(1).filter_map(|standby| standby.replay.seconds)).unwrap_or(0.0);
+    let lag = mean_lag(series, &standby.name);
     let bytes = standby.replay.bytes.unwrap_or(0);
     let parts = mean_parts(series, &standby.name);
     let Some((worst, seconds)) = parts.first().copied().filter(|_| lag >= LEAST_LAG.0 && bytes >= LEAST_LAG.1) else {
         return;
     };
+    if worst == Part::NotConnected {
+        // Said already.
+        return;
+    }
     let (what, advice, cost) = explain(worst);
     let shares: Vec<String> = parts.iter().map(|(part, seconds)| format!("{} {seconds:.1} s", part.name())).collect();
     let seen = |shares: &BTreeMap<String, f64>| {
@@ -105,6 +114,7 @@ fn bottleneck(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
 
 fn rule_of(part: Part) -> &'static str {
     match part {
+        Part::NotConnected => "not_connected",
         Part::NotSent => "lag_not_sent",
         Part::Network => "lag_network",
         Part::StandbyWrite => "lag_standby_write",
@@ -125,6 +135,7 @@ fn rule_of(part: Part) -> &'static str {
 /// What it means that most of the lag is this, what to do, and what that costs.
 fn explain(part: Part) -> (&'static str, &'static str, &'static str) {
     match part {
+        Part::NotConnected => ("nothing is sent", "", ""),
         Part::NotSent => (
             "the primary does not send: its walsender does something else, or does not get on",
             "look at the walsender's wait event and at the primary's processors; WAL that is read from disk again (a standby far \
@@ -198,7 +209,7 @@ fn headroom(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
     let busy = mean(series.of(&standby.name).skip(1).filter_map(|standby| standby.speed.utilisation));
     let capacity = mean(series.of(&standby.name).skip(1).filter_map(|standby| standby.speed.capacity));
     let (Some(busy), Some(capacity)) = (busy, capacity) else { return };
-    if busy < BUSY || standby.replay.bytes.unwrap_or(0) >= 16 << 20 {
+    if busy < BUSY || mean_lag(series, &standby.name) >= LEAST_LAG.0 {
         return;
     }
     findings.push(Finding {

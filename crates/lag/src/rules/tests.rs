@@ -1,0 +1,89 @@
+//! Rules whose conditions are hard to make for real, on samples made by hand. The others are tried in `tests/test_doctor.py`.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Ten seconds of a primary that writes 1 MB/s, and a standby that replays what `replaying` says and is `behind` bytes.
+fn series(behind: u64, replaying: &Value, primary: &Value, standby: &Value) -> Series {
+    let lsn = |at: u64| format!("0/{at:X}");
+    let merged = |mut object: Value, more: &Value| {
+        for (key, value) in more.as_object().expect("an object") {
+            object[key] = value.clone();
+        }
+        object
+    };
+    let mut series = Series::default();
+    for second in 0..=10_u64 {
+        let (time, flushed) = (1_000.0 + second as f64, (100 + second) << 20);
+        let replayed = lsn(flushed - behind);
+        let sender = json!({"application_name": "s", "state": "streaming", "sent_lsn": lsn(flushed), "write_lsn": lsn(flushed),
+                            "flush_lsn": lsn(flushed), "replay_lsn": replayed});
+        let primary = merged(
+            json!({"now": time, "version": 180_006, "sees_all": true, "flush_lsn": lsn(flushed), "replication": [sender]}),
+            primary,
+        );
+        let standby = merged(
+            json!({"now": time, "version": 180_006, "sees_all": true, "in_recovery": true, "cluster_name": "s",
+                   "replay_lsn": replayed, "receive_lsn": lsn(flushed)}),
+            standby,
+        );
+        let sample = json!({"schema_version": 1, "time": time, "servers": [
+            {"name": "p:1", "answered_at": time, "server": primary},
+            {"name": "s:1", "answered_at": time, "server": standby, "replaying": replaying},
+        ]});
+        series.add(serde_json::from_value(sample).expect("a sample"));
+    }
+    series
+}
+
+fn found(series: &Series) -> BTreeMap<&'static str, Finding> {
+    series.findings().into_iter().map(|finding| (finding.rule, finding)).collect()
+}
+
+#[test]
+fn a_standby_that_keeps_up_with_ease_is_no_finding() {
+    let idle = json!({"Activity:RecoveryWalStream": 9, "": 1});
+    assert_eq!(series(0, &idle, &json!({}), &json!({})).findings(), []);
+}
+
+#[test]
+fn what_replay_does_is_what_its_lag_is_owed_to() {
+    for (replaying, rule) in [
+        (json!({"": 10}), "lag_replay_cpu"),
+        (json!({"": 3, "IO:DataFileRead": 7}), "lag_replay_read"),
+        (json!({"": 3, "IO:DataFileExtend": 7}), "lag_replay_write"),
+        (json!({"IO:RestoreCommand": 5}), "lag_wal_fetch"),
+        (json!({"IPC:RecoveryConflictSnapshot": 5}), "lag_conflict"),
+        (json!({"IPC:SomethingNew": 5}), "lag_replay_other"),
+    ] {
+        let found = found(&series(4 << 20, &replaying, &json!({}), &json!({})));
+        assert_eq!(found.keys().collect::<Vec<_>>(), [&rule], "{found:?}");
+    }
+}
+
+#[test]
+fn replay_near_its_limit_is_told_before_it_lags() {
+    let busy = found(&series(512 << 10, &json!({"": 9, "Activity:RecoveryWalStream": 1}), &json!({}), &json!({})));
+    assert!(busy["little_headroom"].what.contains("above 1138 kB/s"), "{busy:?}");
+}
+
+#[test]
+fn reading_ahead_is_advised_where_replay_waits_for_reads_and_does_not() {
+    let reads = json!({"": 3, "IO:DataFileRead": 7});
+    let with = |setting: &str| {
+        let settings = json!({"settings": {"recovery_prefetch": setting, "maintenance_io_concurrency": "10"}});
+        found(&series(4 << 20, &reads, &json!({}), &settings)).contains_key("recovery_prefetch")
+    };
+    assert!(with("off") && !with("try"));
+}
+
+#[test]
+fn what_a_version_or_a_library_costs_is_told() {
+    let old = json!({"version": 130_020, "settings": {"shared_preload_libraries": "pgaudit"}});
+    let idle = json!({"Activity:RecoveryWalStream": 9});
+    let found = found(&series(0, &idle, &old, &old));
+    assert_eq!(found.keys().collect::<Vec<_>>(), [&"file_sizes", &"pgaudit"]);
+}
