@@ -118,8 +118,8 @@ def test_disconnected_and_unreachable(primary, work):
         terminal.wait_text("─ walrider: lag", "streaming")
         with load(primary):
             proxy.cut(refuse=True)
-            text = terminal.wait_text("─ walrider: not connected; lag", "not sent")
-            assert not re.search(r"lag >?0 |no lag", text), text
+            text = terminal.wait_text("─ walrider: not connected; lag", "100 %")
+            assert not re.search(r"lag >?0 |no lag", text) and re.search(r"^not connected +\d+.* 100 %", text, re.M), text
         primary.stop("immediate")
         text = terminal.wait_text("No such file", "─ walrider: unknown; lag ?", timeout=30)
         assert "no lag" not in text and "streaming" not in text, text

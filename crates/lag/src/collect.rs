@@ -213,7 +213,8 @@ impl Watcher {
         connection.set_response_timeout(Some(TIMEOUT));
         connection.simple_query(&query::set_up(TIMEOUT.as_millis()))?;
         // Planning would cost the server more than the answers: prepared, the questions are planned once.
-        connection.simple_query(&format!("PREPARE everything AS {}", query::everything(connection.server_version_num())))?;
+        connection
+            .simple_query(&format!("PREPARE everything AS {}", query::everything(connection.server_version_num())))?;
         connection.simple_query(&format!("PREPARE waits AS {}", query::WAITS))?;
         let local = is_local(connection.peer());
         let mut looks = Looks::default();

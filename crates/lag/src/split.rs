@@ -524,10 +524,8 @@ fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSamp
     // What was received long ago says nothing where all comes from an archive.
     let flush = if fetches { 0.0 } else { flush };
     // Up to where it is durable on the standby.
-    let (sent, write) = (
-        standby.sent.seconds.unwrap_or(if sender.is_some() { 0.0 } else { flush }).min(flush),
-        standby.write.seconds.unwrap_or(flush).min(flush),
-    );
+    let (sent, write) =
+        (standby.sent.seconds.unwrap_or(0.0).min(flush), standby.write.seconds.unwrap_or(flush).min(flush));
     let blocked = |part| receiving.get(&Some(part)).copied().unwrap_or(0.0);
     let (syncs, writes) = (blocked(Part::StandbyFsync), blocked(Part::StandbyWrite));
     if sender.is_some() && syncs.max(writes) >= TELLING {

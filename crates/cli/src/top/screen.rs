@@ -333,7 +333,7 @@ fn colour_of(part: Part) -> Color {
         Part::ReplayRead => Color::Cyan,
         Part::ReplayWrite => Color::LightCyan,
         Part::WalFetch => Color::LightBlue,
-        Part::Conflict => Color::Red,
+        Part::NotConnected | Part::Conflict => Color::Red,
         Part::ApplyDelay => Color::Gray,
         Part::Paused => Color::DarkGray,
         Part::Stopped => Color::LightRed,
