@@ -11,7 +11,6 @@ use crate::counters::Counters;
 use crate::error::ApplyError;
 use crate::message::Tuple;
 use crate::message::{Decoder, Message, OldTuple, Value};
-use crate::statements::change_decoder;
 use crate::target::Table;
 
 /// A kind of conflict.
@@ -189,7 +188,7 @@ fn transaction(batch: &Batch, number: u64) -> &crate::assemble::Transaction {
 }
 
 fn find(batch: &Batch, number: u64) -> Option<Row> {
-    let decoder = change_decoder();
+    let decoder = Decoder::again(false);
     match &batch.work {
         Work::Operations(operations) => {
             let operation = operations.get(number as usize)?;

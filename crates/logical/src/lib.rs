@@ -11,6 +11,7 @@ mod conflict;
 pub mod copy;
 mod counters;
 mod error;
+mod hashed;
 pub mod journal;
 pub mod json;
 pub mod keys;

@@ -36,6 +36,11 @@ const DRAIN: Duration = Duration::from_secs(60);
 const READ_AT_ONCE: usize = 1000;
 /// Batches that wait for a worker, for each worker.
 const QUEUED: usize = 2;
+/// While something is under way and more comes, it is fetched this often. Whoever is woken for each message costs the publisher,
+/// which has to wake, more than the message does.
+const NAP: Duration = Duration::from_micros(300);
+/// Under load batches are at least so far apart, unless they are large.
+const LINGER: Duration = Duration::from_millis(2);
 
 /// A batch that is not known to have committed.
 struct UnderWay {
@@ -69,8 +74,21 @@ pub struct Reader<'s> {
     /// End of the last transaction that was applied, or where it began.
     applied: Lsn,
     looked: Instant,
+    /// When a batch was closed before it was full.
+    closed: Instant,
     spilled: u64,
     ending: Option<Ending>,
+}
+
+/// What came of a look at what the publisher has sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    /// Nothing, or nothing more is wanted now.
+    Nothing,
+    /// Something.
+    Some,
+    /// There may be more at once.
+    More,
 }
 
 impl<'s> Reader<'s> {
@@ -153,6 +171,7 @@ impl<'s> Reader<'s> {
             durable: Durable::new(settings.synchronous_commit, start),
             applied: start,
             looked: Instant::now(),
+            closed: Instant::now(),
             spilled: 0,
             ending: None,
         })
@@ -181,15 +200,15 @@ impl<'s> Reader<'s> {
                 self.ending = Some(Ending::Stop(Instant::now()));
             }
             self.note_committed();
-            let read = self.read()?;
-            self.dispatch(read);
+            let came = self.read()?;
+            self.dispatch(came);
             self.look()?;
             self.tell()?;
             if let Some(ended) = self.has_ended() {
                 return ended;
             }
-            if !read {
-                self.wait()?;
+            if came != Came::More {
+                self.wait(came)?;
             }
         }
     }
@@ -239,10 +258,10 @@ impl<'s> Reader<'s> {
             || self.queue.iter().map(bytes).sum::<usize>() > self.apply.settings.memory
     }
 
-    /// Reads some of what is there, unless too much waits. Whether there may be more.
-    fn read(&mut self) -> Result<bool, ApplyError> {
+    /// Reads some of what is there, unless too much waits.
+    fn read(&mut self) -> Result<Came, ApplyError> {
         if self.is_full() {
-            return Ok(false);
+            return Ok(Came::Nothing);
         }
         let (mut out, mut messages) = (Vec::new(), 0);
         while self.ending.is_none() && messages < READ_AT_ONCE {
@@ -267,7 +286,11 @@ impl<'s> Reader<'s> {
         let spilled = self.assembler.spilled_bytes();
         Counters::add(&self.apply.counters.spilled_bytes, spilled - self.spilled);
         self.spilled = spilled;
-        Ok(messages == READ_AT_ONCE)
+        Ok(match messages {
+            0 => Came::Nothing,
+            READ_AT_ONCE => Came::More,
+            _ => Came::Some,
+        })
     }
 
     /// Puts a transaction into a batch. What cannot be applied ends it when all before is.
@@ -290,16 +313,26 @@ impl<'s> Reader<'s> {
         }
     }
 
-    /// Gives batches to workers. `more`: there may be more to read at once, so that the open batch still grows.
-    fn dispatch(&mut self, more: bool) {
+    /// Whether the open batch may wait for more: others came while the one before it was executed, and that was not long ago.
+    fn lingers(&self) -> bool {
+        self.batches.is_one_of_many() && !self.is_worth_a_session() && self.closed.elapsed() < LINGER
+    }
+
+    fn is_worth_a_session(&self) -> bool {
+        self.batches.is_worth_a_session(self.under_way.len())
+    }
+
+    /// Gives batches to workers. If more can be read at once, the open batch still grows.
+    fn dispatch(&mut self, came: Came) {
         let committed = self.turns.committed();
-        if self.queue.is_empty() && self.batches.is_open() && (!more || self.ending.is_some()) {
-            let free = self.may_dispatch(self.batches.last() + 1)
-                && (self.under_way.is_empty() || self.batches.is_worth_a_session());
+        if self.queue.is_empty() && self.batches.is_open() && (came != Came::More || self.ending.is_some()) {
+            let idle = self.under_way.is_empty() && !self.lingers();
+            let free = self.may_dispatch(self.batches.last() + 1) && (idle || self.is_worth_a_session());
             if self.ending.is_some() || (free && self.batches.open_begins_after(committed) == 0) {
                 let mut out = Vec::new();
                 self.batches.close(&mut out);
                 self.queue.extend(out);
+                self.closed = Instant::now();
             }
         }
         while self.queue.front().is_some_and(|batch| self.may_dispatch(batch.number)) {
@@ -391,11 +424,17 @@ impl<'s> Reader<'s> {
         Ok(self.source.tend()?)
     }
 
-    fn wait(&mut self) -> Result<(), ApplyError> {
+    fn wait(&mut self, came: Came) -> Result<(), ApplyError> {
         let busy = !self.under_way.is_empty() || self.durable.is_waiting();
-        let time = if busy { LOOK } else { Duration::from_millis(200) };
+        let nap = came == Came::Some && (!self.under_way.is_empty() || self.lingers());
+        let time = match busy {
+            _ if nap => NAP,
+            _ if self.lingers() => LINGER,
+            true => LOOK,
+            false => Duration::from_millis(200),
+        };
         let wake = self.apply.wake.clone();
-        if self.is_full() {
+        if nap || self.is_full() {
             let time = Timespec::try_from(time).ok();
             match poll(&mut [PollFd::new(&*wake, PollFlags::IN)], time.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => (),

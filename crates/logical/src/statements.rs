@@ -9,7 +9,7 @@ use crate::batch::{Batch, Operation, Relations, Work};
 use crate::coalesce;
 use crate::error::ApplyError;
 use crate::message::Tuple;
-use crate::message::{Decoder, Message, OldTuple, Protocol, Value};
+use crate::message::{Decoder, Message, OldTuple, Value};
 use crate::target::{EQUAL, IS_NULL, Kind, SET, Table, truncate_sql};
 use crate::worker::Mode;
 
@@ -37,15 +37,6 @@ pub struct Statements {
     next: u64,
     /// Changes of the batch that are left out.
     pub skipped: HashSet<u64>,
-}
-
-/// Reads the changes of a transaction, which are kept as they are in one that is not streamed.
-pub fn change_decoder() -> Decoder {
-    let mut decoder = Decoder::new(Protocol::V1);
-    // A BEGIN with an LSN and an xid.
-    let begin = [&b"B"[..], &[1; 20]].concat();
-    decoder.decode(&begin).expect("a BEGIN can always be first");
-    decoder
 }
 
 impl Statements {
@@ -145,7 +136,15 @@ pub struct Writer<'a> {
 impl<'a> Writer<'a> {
     /// Into a pipeline that was just begun.
     pub fn new(pipeline: Pipeline<'a>, statements: &'a mut Statements, mode: Mode, or_nothing: bool) -> Writer<'a> {
-        Writer { pipeline, statements, fresh: Vec::new(), mode, or_nothing, decoder: change_decoder(), key: Vec::new() }
+        Writer {
+            pipeline,
+            statements,
+            fresh: Vec::new(),
+            mode,
+            or_nothing,
+            decoder: Decoder::again(true),
+            key: Vec::new(),
+        }
     }
 
     /// BEGIN, and how far the session is with it; of what is prepared, that it was.
@@ -256,6 +255,8 @@ impl<'a> Writer<'a> {
     }
 
     fn spilled(&mut self, batch: &Batch, relations: &[(u64, u32, std::sync::Arc<Table>)]) -> Result<(), ApplyError> {
+        // What comes from a disk is checked again.
+        self.decoder = Decoder::again(false);
         let mut known = Relations::new();
         let mut next = relations.iter().peekable();
         let mut run = Run::default();
@@ -527,8 +528,14 @@ fn array_element(out: &mut Vec<u8>, value: Option<&[u8]>) {
     out.push(b'"');
 }
 
+/// Whether COPY's text format has another spelling for it.
+fn is_special(byte: u8) -> bool {
+    (byte == b'\\') | (byte == b'\n') | (byte == b'\r') | (byte == b'\t')
+}
+
 /// A row in COPY's text format (`CopyAttributeOutText`, copyto.c).
 fn copy_row(out: &mut Vec<u8>, tuple: Tuple<'_>) {
+    out.reserve(tuple.byte_len());
     for (at, value) in tuple.values().enumerate() {
         if at > 0 {
             out.push(b'\t');
@@ -537,16 +544,19 @@ fn copy_row(out: &mut Vec<u8>, tuple: Tuple<'_>) {
             out.extend(b"\\N");
             continue;
         };
-        while let Some(special) = bytes.iter().position(|byte| matches!(byte, b'\\' | b'\n' | b'\r' | b'\t')) {
-            out.extend(&bytes[..special]);
-            out.push(b'\\');
-            out.push(match bytes[special] {
-                b'\n' => b'n',
-                b'\r' => b'r',
-                b'\t' => b't',
-                other => other,
-            });
-            bytes = &bytes[special + 1..];
+        // All at once, which is quick; nearly always there is none.
+        if bytes.iter().fold(false, |found, &byte| found | is_special(byte)) {
+            while let Some(special) = bytes.iter().position(|&byte| is_special(byte)) {
+                out.extend(&bytes[..special]);
+                out.push(b'\\');
+                out.push(match bytes[special] {
+                    b'\n' => b'n',
+                    b'\r' => b'r',
+                    b'\t' => b't',
+                    other => other,
+                });
+                bytes = &bytes[special + 1..];
+            }
         }
         out.extend(bytes);
     }
