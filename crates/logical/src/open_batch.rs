@@ -18,7 +18,7 @@ use crate::target::Table;
 const MAX_KEYS: usize = 200_000;
 
 /// Transactions in a batch that came while another was executed: with so many it is no writer who waits for the last to be applied.
-const MANY: usize = 8;
+const MANY: usize = 3;
 
 /// Bounds of a batch. One transaction may be more.
 #[derive(Clone, Copy, Debug)]
@@ -102,14 +102,6 @@ impl Batches {
     /// Whether a transaction waits in a batch that is not closed.
     pub fn is_open(&self) -> bool {
         !self.open.transactions.is_empty()
-    }
-
-    /// Whether the open batch is worth a session beside others. While one is busy, many small ones cost more than they gain: each has its
-    /// round trip, its commit, and sessions that are woken for it. `beside`: so many are busy, and the more there are, the less one more
-    /// helps.
-    pub fn is_worth_a_session(&self, beside: usize) -> bool {
-        let part = 8 >> beside.saturating_sub(1).min(3);
-        self.open.rows >= self.bounds.rows / part as u64 || self.open.bytes >= self.bounds.bytes / part
     }
 
     /// Whether so much has come into the open batch that more is coming.

@@ -39,8 +39,9 @@ const QUEUED: usize = 2;
 /// While something is under way and more comes, it is fetched this often. Whoever is woken for each message costs the publisher,
 /// which has to wake, more than the message does.
 const NAP: Duration = Duration::from_micros(300);
-/// Under load batches are at least so far apart, unless they are large.
+/// Under load, batches that are not full are at least so far apart; while others are executed, so far.
 const LINGER: Duration = Duration::from_millis(2);
+const BESIDE: Duration = Duration::from_millis(10);
 
 /// A batch that is not known to have committed.
 struct UnderWay {
@@ -315,20 +316,21 @@ impl<'s> Reader<'s> {
 
     /// Whether the open batch may wait for more: others came while the one before it was executed, and that was not long ago.
     fn lingers(&self) -> bool {
-        self.batches.is_one_of_many() && !self.is_worth_a_session() && self.closed.elapsed() < LINGER
+        self.batches.is_one_of_many() && self.closed.elapsed() < LINGER
     }
 
-    fn is_worth_a_session(&self) -> bool {
-        self.batches.is_worth_a_session(self.under_way.len())
+    /// Whether a batch that is not full may begin now: a session is free and nothing is executed, or that takes so long that it is time to
+    /// begin beside it. Many small batches cost more than they gain: each has its round trip, its commit, and sessions that are woken.
+    fn may_close(&self) -> bool {
+        let idle = self.under_way.is_empty() && !self.lingers();
+        self.may_dispatch(self.batches.last() + 1) && (idle || self.closed.elapsed() >= BESIDE)
     }
 
     /// Gives batches to workers. If more can be read at once, the open batch still grows.
     fn dispatch(&mut self, came: Came) {
         let committed = self.turns.committed();
         if self.queue.is_empty() && self.batches.is_open() && (came != Came::More || self.ending.is_some()) {
-            let idle = self.under_way.is_empty() && !self.lingers();
-            let free = self.may_dispatch(self.batches.last() + 1) && (idle || self.is_worth_a_session());
-            if self.ending.is_some() || (free && self.batches.open_begins_after(committed) == 0) {
+            if self.ending.is_some() || (self.may_close() && self.batches.open_begins_after(committed) == 0) {
                 let mut out = Vec::new();
                 self.batches.close(&mut out);
                 self.queue.extend(out);
@@ -430,6 +432,7 @@ impl<'s> Reader<'s> {
         let time = match busy {
             _ if nap => NAP,
             _ if self.lingers() => LINGER,
+            true if self.batches.is_open() => BESIDE,
             true => LOOK,
             false => Duration::from_millis(200),
         };
