@@ -16,6 +16,7 @@ pub mod journal;
 pub mod json;
 pub mod keys;
 mod kind;
+mod last_update;
 pub mod measure;
 pub mod message;
 mod open_batch;

@@ -15,9 +15,10 @@ use walrider_session::{ConnectOptions, Connection};
 use crate::apply::{Apply, Ended};
 use crate::assemble::{Assembler, Directory, Transaction};
 use crate::batch::Batch;
-use crate::conflict::Conflicts;
+use crate::conflict::{Conflicts, OnConflict};
 use crate::counters::Counters;
 use crate::error::ApplyError;
+use crate::last_update::Rule;
 use crate::message::Protocol;
 use crate::open_batch::{Batches, Bounds};
 use crate::origins::{self, Durable};
@@ -118,6 +119,14 @@ impl<'s> Reader<'s> {
             any_origin: settings.any_origin,
             timing: TIMING,
         };
+        let by_time = settings.on_conflict == OnConflict::LastUpdateWins;
+        let rule = match by_time {
+            true => {
+                let system = crate::source::identify(&publisher)?.system_identifier;
+                Some(Rule::find(&mut control, &origins::prefix(settings), system)?)
+            }
+            false => None,
+        };
         let source = Source::open(&publisher, &wanted, Some(quit))?;
         if source.slot().two_phase {
             origins::check_prepared(&mut control)?;
@@ -141,6 +150,7 @@ impl<'s> Reader<'s> {
             counters: apply.counters.clone(),
             wake: apply.wake.clone(),
             on_conflict: settings.on_conflict,
+            rule,
             conflicts: Arc::new(Conflicts::new()),
             origin: settings.origin.clone(),
         };
@@ -156,7 +166,8 @@ impl<'s> Reader<'s> {
             workers.push((give, thread.map_err(|error| ApplyError::System("start a thread", error))?));
         }
         let spill = Box::new(Directory(settings.spill_dir.clone()));
-        let bounds = Bounds { rows: settings.batch_rows, bytes: settings.batch_bytes };
+        // Each keeps its own time where times are compared.
+        let bounds = Bounds { rows: if by_time { 1 } else { settings.batch_rows }, bytes: settings.batch_bytes };
         Ok(Reader {
             apply,
             assembler: Assembler::new(settings.memory, spill),
@@ -215,7 +226,9 @@ impl<'s> Reader<'s> {
     }
 
     fn has_ended(&mut self) -> Option<Result<Ended, ApplyError>> {
-        let drained = self.under_way.is_empty() && self.queue.is_empty() && !self.batches.is_open();
+        // What was read and not begun while it is paused stays undone: it is read again.
+        let waits = matches!(self.ending, Some(Ending::Stop(_))) && self.apply.is_paused();
+        let drained = self.under_way.is_empty() && (waits || (self.queue.is_empty() && !self.batches.is_open()));
         let too_long = matches!(self.ending, Some(Ending::Stop(since)) if since.elapsed() > DRAIN);
         if !drained && !too_long {
             return None;
@@ -255,6 +268,7 @@ impl<'s> Reader<'s> {
     fn is_full(&self) -> bool {
         let bytes = |batch: &Batch| batch.transactions.iter().map(|one| one.changes.memory_bytes()).sum::<usize>();
         self.ending.is_some()
+            || self.apply.is_paused()
             || self.queue.len() > QUEUED * self.workers.len()
             || self.queue.iter().map(bytes).sum::<usize>() > self.apply.settings.memory
     }
@@ -328,6 +342,9 @@ impl<'s> Reader<'s> {
 
     /// Gives batches to workers. If more can be read at once, the open batch still grows.
     fn dispatch(&mut self, came: Came) {
+        if self.apply.is_paused() {
+            return;
+        }
         let committed = self.turns.committed();
         if self.queue.is_empty() && self.batches.is_open() && (came != Came::More || self.ending.is_some()) {
             if self.ending.is_some() || (self.may_close() && self.batches.open_begins_after(committed) == 0) {
@@ -375,7 +392,9 @@ impl<'s> Reader<'s> {
         let queued: u64 = self.under_way.iter().map(|batch| batch.transactions).sum();
         let queued = queued + self.queue.iter().map(|batch| batch.transactions.len() as u64).sum::<u64>();
         let (received, flushed, idle) = (self.received, self.durable.position(), self.is_idle());
+        let state = if self.apply.is_paused() { ApplyState::Paused } else { ApplyState::Streaming };
         self.apply.note(|progress| {
+            progress.state = state;
             progress.received = received;
             progress.waiting = count(&[Phase::Waiting]);
             progress.executing = count(&[Phase::Executing, Phase::Executed]);
