@@ -150,8 +150,9 @@ impl Worker {
         }
         let outcome = self.execute(batch, Mode::Fast, false)?;
         if outcome.failure.is_some() || outcome.unexpected_total > 0 {
-            if let Some((_, error)) = &outcome.failure {
-                tracing::debug!("batch {}, executed ahead: {error}", batch.number);
+            match &outcome.failure {
+                Some((_, error)) => tracing::debug!("batch {}, executed ahead: {error}", batch.number),
+                None => tracing::debug!("batch {}, executed ahead: a row was not found, or not as expected", batch.number),
             }
             self.roll_back()?;
             return Ok(false);
