@@ -254,7 +254,7 @@ def test_spill_directory_full(pair, work):
 
 # Connections
 
-STEP = int(os.environ.get("WALRIDER_BOUNDARY_STEP", "7"))
+STEPS = dict(source=29, target=17)
 BOUNDARIES = """
 BEGIN; INSERT INTO plain SELECT i, i, 'round {n}' FROM generate_series({n} * 100, {n} * 100 + 9) i; UPDATE plain SET v = 'x' WHERE id = {n} * 100; COMMIT;
 UPDATE plain SET k = NULL WHERE id = {n} * 100 + 1;
@@ -271,17 +271,17 @@ INSERT INTO emptied (v) VALUES ({n});
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_boundaries(pair, work, side):
-    """The connection is lost right behind messages of the publisher, or right behind answers of the target, COMMIT's among them, every
-    seventh here, WALRIDER_BOUNDARY_STEP says otherwise. It goes on by itself, and both sides have the same rows."""
+    """The connection is lost right behind messages of the publisher, or right behind answers of the target, COMMIT's among them, a
+    few here, and behind each with WALRIDER_BOUNDARY_STEP=1. It goes on by itself, and both sides have the same rows."""
     publisher, target = pair
     cutter = Cutter(publisher) if side == "source" else AnswerCutter(target)
-    conninfo = f"host=127.0.0.1 port={cutter.port} user=postgres dbname=postgres"
+    conninfo = f"host=127.0.0.1 port={cutter.port} user=postgres dbname=postgres sslmode=disable"
     options = {"source" if side == "source" else "sink": conninfo}
-    cuts, number = 0, 0
+    cuts, step = 0, int(os.environ.get("WALRIDER_BOUNDARY_STEP") or STEPS[side])
     with Apply(work, publisher, target, "--batch", "10", "--jobs", "3", "--memory", "16kB", "--spill-dir", work, **options).start() as apply:
         apply.wait_caught_up()
-        for number in range(40):
-            cutter.arm(1 + number * STEP)
+        for number in range(10_000):
+            cutter.arm(1 + number * step)
             publisher.psql(BOUNDARIES.format(n=number + 1))
             apply.wait_caught_up()
             has_cut = cutter.disarm()
