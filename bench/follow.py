@@ -26,6 +26,7 @@ from bench.receive import Observer, Receiver
 from bench.replay import commit, machine
 from tests.lab import install
 from tests.lab.server.cluster import PgCluster, parse_lsn
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import start, walrider
 
 CLIENTS = 4
@@ -48,15 +49,6 @@ def commits(wal, first):
     listing = walrider("wal", "dump", wal, "--rmgr", "Transaction", "--start", first).stdout
     records = (json.loads(line) for line in listing.splitlines())
     return [parse_lsn(record["end_lsn"]) for record in records if record["type"].startswith("COMMIT")]
-
-
-def wait_until(condition, timeout=60):
-    """Wait for a condition."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("replay did not catch up")
-        time.sleep(0.02)
 
 
 def measure(load, seconds, pid):
@@ -100,7 +92,7 @@ def run(scratch, args):
                          stdout=printed.open("w"))
         stands_at = lambda: (positions(printed) or [(0, 0)])[-1][0]
         flushed = lambda: parse_lsn(server.value("SELECT pg_current_wal_flush_lsn()"))
-        caught_up = lambda: wait_until(lambda: follower.poll() is not None or stands_at() >= flushed())
+        caught_up = lambda: wait_for(lambda: follower.poll() is not None or stands_at() >= flushed(), "replay of all that was flushed")
 
         def load(rate):
             def at_rate(seconds):

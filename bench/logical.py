@@ -24,7 +24,6 @@ import statistics
 import struct
 import sys
 import tempfile
-import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from bench.receive import Connection
 from bench.replay import commit, machine, nameless
 from tests.lab import install
 from tests.lab.server.cluster import PgCluster, run
+from tests.lab.waiting import wait_for
 
 PLUGINS = {"pgoutput": "pgoutput", "ours": "walrider_pgoutput"}
 SHARES = (0, 25, 50, 75, 100)
@@ -57,15 +57,6 @@ SCRIPTS = {"plain": "INSERT INTO own VALUES (1, repeat('y', 40));\n",
            "prepared": "\\set n random(1, 1000000000000)\nBEGIN;\nINSERT INTO own VALUES (1, repeat('y', 40));\n"
                        "PREPARE TRANSACTION 'g-:client_id-:n';\nCOMMIT PREPARED 'g-:client_id-:n';\n",
            "streamed": f"INSERT INTO own SELECT i, repeat('y', 40) FROM generate_series(1, {LARGE}) i;\n"}
-
-
-def wait_for(condition, what, timeout=120):
-    """Poll until it holds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout} s: {what}")
-        time.sleep(0.02)
 
 
 def trust(server):

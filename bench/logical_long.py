@@ -22,11 +22,12 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from bench.logical import PLUGINS, SETTINGS, TABLES, is_mark, trust, wait_for
+from bench.logical import PLUGINS, SETTINGS, TABLES, is_mark, trust
 from bench.receive import Connection
 from bench.replay import commit, machine, nameless
 from tests.lab import install
 from tests.lab.server.cluster import PgCluster
+from tests.lab.waiting import wait_for
 
 SHAPES = {"one": "INSERT INTO own SELECT i, 'x' FROM generate_series(1, {rows}) i",
           # An EXCEPTION clause is a subtransaction.

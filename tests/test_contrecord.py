@@ -11,7 +11,8 @@ from tests.lab.oracle import early
 from tests.lab.server import early_primary
 from tests.lab.server.cluster import PgCluster, copy_tree, format_lsn, parse_lsn
 from tests.lab.standby import standby
-from tests.lab.standby.standby import LOCALLY, wait_for, wait_position, wait_streaming
+from tests.lab.standby.standby import LOCALLY, wait_position, wait_streaming
+from tests.lab.waiting import wait_for
 
 
 def fill(server):

@@ -16,7 +16,8 @@ from tests.lab.server import early_primary
 from tests.lab.server.cluster import PgCluster, copy_tree, format_lsn, parse_lsn
 from tests.lab.server.early_primary import EARLY
 from tests.lab.standby import standby
-from tests.lab.standby.standby import LOCALLY, Walrider, wait_for, wait_position, wait_streaming
+from tests.lab.standby.standby import LOCALLY, Walrider, wait_position, wait_streaming
+from tests.lab.waiting import wait_for
 
 pytestmark = pytest.mark.every_major
 

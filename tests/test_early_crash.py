@@ -31,7 +31,8 @@ from tests.lab.server.cluster import copy_tree, format_lsn, parse_lsn
 from tests.lab.server.early_primary import EARLY
 from tests.lab.server.recovery import discard
 from tests.lab.standby import standby
-from tests.lab.standby.standby import LOCALLY, Walrider, wait_for, wait_streaming
+from tests.lab.standby.standby import LOCALLY, Walrider, wait_streaming
+from tests.lab.waiting import wait_for
 
 SEED = seed()
 ROUNDS = int(os.environ.get("WALRIDER_EARLY_ROUNDS", "20"))

@@ -10,7 +10,7 @@ import pytest
 from tests.lab.logical import load
 from tests.lab.logical.apply import Apply, assert_equal, make_publisher, make_target, publish
 from tests.lab.server.cluster import PgCluster, copy_tree
-from tests.lab.standby.standby import wait_for
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
 

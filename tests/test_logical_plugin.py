@@ -9,6 +9,7 @@ import pytest
 from tests.lab.faults.cutter import Cutter
 from tests.lab.oracle.pgoutput import Lasting, Trimmed, undescribed, without_descriptions
 from tests.lab.server.cluster import PgCluster, ServerError, copy_tree
+from tests.lab.waiting import wait_for
 
 PLUGIN = "walrider_pgoutput"
 SETTINGS = """
@@ -60,15 +61,6 @@ def make_server(template, work):
     yield make
     for server in made:
         server.kill()
-
-
-def wait_for(condition, what, timeout=60):
-    """Poll until it holds."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-        time.sleep(0.02)
-    return value
 
 
 # The same messages, less the empty ones

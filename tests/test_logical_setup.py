@@ -13,6 +13,7 @@ import pytest
 
 from tests.lab.install import program
 from tests.lab.server.cluster import PgCluster, ServerError, copy_tree, run
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import FAILED, start, walrider
 
 SETTINGS = """
@@ -88,15 +89,6 @@ def pair(template, work):
     yield servers
     for server in servers:
         server.kill()
-
-
-def wait_for(condition, what, timeout=60):
-    """Poll until it holds."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-        time.sleep(0.02)
-    return value
 
 
 def arguments(source, target, *more):

@@ -13,6 +13,7 @@ from collections import Counter
 import pytest
 
 from tests.lab.server.cluster import PgCluster
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import binary, walrider
 
 PLUGINS = ("pgoutput", "walrider_pgoutput")
@@ -98,15 +99,6 @@ def stream(server, slot, *options, protocol=4):
     result = walrider(*arguments(server, slot, "-P", "p", "--no-loop", "-E", here(server), "--protocol", str(protocol), *options),
                       timeout=120).expect()
     return [json.loads(line) for line in result.stdout.splitlines()]
-
-
-def wait_for(condition, what, timeout=60):
-    """Poll until it holds."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-        time.sleep(0.02)
-    return value
 
 
 def transactions(lines):

@@ -12,7 +12,7 @@ from tests.lab.faults import shim
 from tests.lab.loads import load
 from tests.lab.server import recovery
 from tests.lab.server.cluster import PgCluster, controldata, copy_tree, parse_lsn, run
-from tests.lab.standby.standby import wait_for
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import FAILED, USAGE, replay, walrider
 
 ROUNDS = int(os.environ.get("WALRIDER_PROMOTE_ROUNDS", "12"))

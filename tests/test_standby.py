@@ -18,7 +18,8 @@ from tests.lab.loads.commit import A_WHILE, TABLE, Commit, expect
 from tests.lab.oracle.compare import compare
 from tests.lab.server.cluster import format_lsn, parse_lsn
 from tests.lab.standby import standby
-from tests.lab.standby.standby import KINDS, LOCALLY, Walrider, wait_for, wait_position, wait_streaming
+from tests.lab.standby.standby import KINDS, LOCALLY, Walrider, wait_position, wait_streaming
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from tests.lab.loads.commit import TABLE, Commit
 from tests.lab.oracle.compare import compare
 from tests.lab.server.cluster import controldata, format_lsn, parse_lsn
 from tests.lab.standby import standby
-from tests.lab.standby.standby import LOCALLY, Stock, Walrider, wait_for, wait_position, wait_streaming
+from tests.lab.standby.standby import LOCALLY, Stock, Walrider, wait_position, wait_streaming
+from tests.lab.waiting import wait_for
 
 KILLS = int(os.environ.get("WALRIDER_STANDBY_KILLS", "8"))
 

@@ -12,7 +12,8 @@ import pytest
 from tests.lab.faults.shim import Disk
 from tests.lab.server.cluster import controldata
 from tests.lab.standby import standby
-from tests.lab.standby.standby import LOCALLY, Walrider, start_primary, wait_for, wait_position, wait_streaming
+from tests.lab.standby.standby import LOCALLY, Walrider, start_primary, wait_position, wait_streaming
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import DONE, FAILED, USAGE, binary, walrider
 
 NOT_RUNNING, NO_DIRECTORY = 3, 4        # of pg_ctl status

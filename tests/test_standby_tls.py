@@ -18,7 +18,8 @@ from tests.lab.loads.bank import PROMISING
 from tests.lab.server import cluster, early_primary
 from tests.lab.server.cluster import PgCluster, copy_tree
 from tests.lab.standby import standby
-from tests.lab.standby.standby import LOCALLY, Walrider, wait_for, wait_streaming
+from tests.lab.standby.standby import LOCALLY, Walrider, wait_streaming
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
 pytestmark = pytest.mark.every_major

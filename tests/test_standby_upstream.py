@@ -14,7 +14,8 @@ from tests.lab.faults.proxy import Proxy
 from tests.lab.loads.commit import TABLE, Commit
 from tests.lab.server.cluster import PgCluster, ServerError, parse_lsn
 from tests.lab.standby import standby
-from tests.lab.standby.standby import LOCALLY, Walrider, clone, point, start_primary, wait_for, wait_position, wait_streaming
+from tests.lab.standby.standby import LOCALLY, Walrider, clone, point, start_primary, wait_position, wait_streaming
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import FAILED, binary, walrider
 
 OTHER_MAJOR = "17" if install.major() == "18" else "18"

@@ -1,21 +1,19 @@
 //! `walrider status`, `stop` and `reload`: as `pg_ctl` has them, for what runs here.
 
 use std::fmt::Write as _;
-use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 use rustix::process::Signal;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use walrider_datadir::backup_label::BackupLabel;
 use walrider_datadir::config::SignalFiles;
 use walrider_datadir::open::read_control;
 use walrider_layout::control::{ControlFile, DbState};
-use walrider_observe::status::{self, StandbyStatus};
+use walrider_observe::client;
+use walrider_observe::status::StandbyStatus;
 
 use crate::Command;
 use crate::failure::{self, Exit, Failure, SCHEMA_VERSION};
@@ -27,10 +25,6 @@ use crate::values::parse_duration;
 /// Exit codes of `pg_ctl status` (`do_status`, `bin/pg_ctl/pg_ctl.c`; the Linux Standard Base has them).
 const NOT_RUNNING: u8 = 3;
 const NO_DIRECTORY: u8 = 4;
-/// How long to wait for an answer over HTTP.
-const HTTP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest answer.
-const MAX_ANSWER: u64 = 1 << 20;
 /// How often a wait shows that it goes on.
 const DOT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -170,7 +164,7 @@ fn ask(running: &Running) -> Option<(StandbyStatus, Value)> {
         Command::Receive(args) => args.http()?,
         _ => return None,
     };
-    match get_status(&address) {
+    match client::get_status(&address) {
         // Somebody else's port, perhaps.
         Ok(told) => Some(told).filter(|(told, _)| u32::try_from(running.pid()) == Ok(told.pid)),
         Err(error) => {
@@ -178,22 +172,6 @@ fn ask(running: &Running) -> Option<(StandbyStatus, Value)> {
             None
         }
     }
-}
-
-fn get_status(address: &str) -> io::Result<(StandbyStatus, Value)> {
-    let address = address.to_socket_addrs()?.next().ok_or(io::ErrorKind::AddrNotAvailable)?;
-    let mut stream = TcpStream::connect_timeout(&address, HTTP_TIMEOUT)?;
-    stream.set_read_timeout(Some(HTTP_TIMEOUT))?;
-    stream.write_all(b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-    let mut text = String::new();
-    stream.take(MAX_ANSWER).read_to_string(&mut text)?;
-    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    let json: Value = serde_json::from_str(body)?;
-    let told = StandbyStatus::deserialize(&json)?;
-    if told.schema_version != status::SCHEMA_VERSION {
-        return Err(io::Error::other(format!("schema_version {} is of another Walrider", told.schema_version)));
-    }
-    Ok((told, json))
 }
 
 /// What the directory is to whoever starts on it next (`readRecoverySignalFile`).

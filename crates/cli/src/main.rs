@@ -11,6 +11,7 @@ macro_rules! eprintln {
 
 mod compare;
 mod control;
+mod doctor;
 mod failure;
 mod help;
 mod logging;
@@ -22,6 +23,7 @@ mod replay;
 mod running;
 mod service;
 mod standby;
+mod top;
 mod values;
 mod wal;
 
@@ -61,6 +63,9 @@ enum Command {
     Stop(control::StopArgs),
     /// Tell a running standby to read its configuration again
     Reload(promote::TellArgs),
+    Top(top::TopArgs),
+    ExplainLag(top::ExplainLagArgs),
+    Doctor(doctor::DoctorArgs),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
@@ -94,6 +99,9 @@ fn run(command: Command) -> ExitCode {
         Command::Status(args) => control::status(&args),
         Command::Stop(args) => control::stop(&args),
         Command::Reload(args) => control::reload(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::ExplainLag(args) => top::explain(&args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),
         Command::Completions(args) => help::completions(&args),

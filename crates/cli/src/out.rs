@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Something was not written, and somebody wanted it.
 static LOST: AtomicBool = AtomicBool::new(false);
+/// Nobody reads any more.
+static CLOSED: AtomicBool = AtomicBool::new(false);
 
 /// Writes to the standard output. Whoever closed it has seen enough; any other failure is said once, and shows in
 /// [`exit_code`].
@@ -23,11 +25,17 @@ pub fn complain(text: fmt::Arguments<'_>) {
 /// Takes note of what came of writing to the standard output.
 pub fn note(written: io::Result<()>) {
     match written {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe && !LOST.swap(true, Ordering::Relaxed) => {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => CLOSED.store(true, Ordering::Relaxed),
+        Err(error) if !LOST.swap(true, Ordering::Relaxed) => {
             complain(format_args!("walrider: could not write to the standard output: {error}\n"));
         }
         _ => {}
     }
+}
+
+/// Whether the standard output was closed by who read it: what goes on for ever ends then.
+pub fn is_closed() -> bool {
+    CLOSED.load(Ordering::Relaxed)
 }
 
 /// The exit code of a run that ended with `code`: what succeeded and could not be said is no success.

@@ -18,7 +18,7 @@ use crate::backup_label::remove_tablespace_link;
 use crate::durable::{fsync_dir, fsync_parent, list_dir, unlink_if_there};
 use crate::error::{DataDirError, IoContext, Result};
 use crate::relation::{RelationFiles, SegmentFile, database_dir, parse_file_name};
-use crate::sync::copy_side_by_side;
+use crate::sync::{copy_side_by_side, unlink_side_by_side};
 
 /// What to do about a tablespace's directory that should be there and is not (`recovery_create_dbdir`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,6 +281,13 @@ fn make_dirs(path: &Path) -> Result<()> {
 
 /// Removes a directory with all that is in it, if it is there; links are removed, not followed.
 fn remove_tree(path: &Path) -> Result<()> {
+    let mut files = Vec::new();
+    for entry in list_dir(path)? {
+        if entry.file_type().context("stat", &entry.path())?.is_file() {
+            files.push(entry.path());
+        }
+    }
+    unlink_side_by_side(&files)?;
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other.context("remove directory", path),

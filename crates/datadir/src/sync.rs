@@ -14,7 +14,7 @@ use std::thread;
 
 use rayon::prelude::*;
 
-use crate::durable::{fsync_dir, fsync_file, list_dir};
+use crate::durable::{fsync_dir, fsync_file, list_dir, unlink_if_there};
 use crate::error::{DataDirError, IoContext, Result};
 
 /// More than processors, as they only wait.
@@ -51,6 +51,14 @@ pub fn sync_side_by_side<T: Sync>(
         };
         others.into_iter().map(join).fold(own, Result::and)
     })
+}
+
+/// Removes many files side by side; those that are gone already are none. Freeing what they held waits for the disk, too.
+///
+/// # Errors
+/// One of those that cannot be removed.
+pub(crate) fn unlink_side_by_side(files: &[PathBuf]) -> Result<()> {
+    sync_side_by_side(files, |_| (), |file| unlink_if_there(file).map(|_| ()))
 }
 
 /// Lets the system begin to write a file's contents, and does not wait: nothing is durable yet.

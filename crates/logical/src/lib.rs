@@ -21,7 +21,7 @@ pub mod measure;
 pub mod message;
 mod open_batch;
 mod origins;
-mod pulse;
+mod progress;
 mod reader;
 pub mod schedule;
 pub mod setup;

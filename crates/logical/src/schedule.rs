@@ -75,19 +75,9 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
+    use walrider_seed::Random;
+
     use super::*;
-
-    /// xorshift64*.
-    struct Rng(u64);
-
-    impl Rng {
-        fn below(&mut self, bound: u64) -> u64 {
-            self.0 ^= self.0 >> 12;
-            self.0 ^= self.0 << 25;
-            self.0 ^= self.0 >> 27;
-            self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound
-        }
-    }
 
     /// Adds `plus` to what is read of all `from`, and writes it to `to`.
     #[derive(Clone, Debug)]
@@ -116,11 +106,11 @@ mod tests {
     fn any_order_that_is_allowed_gives_the_same() {
         let mut side_by_side = 0_u64;
         walrider_seed::rounds(300, |seed| {
-            let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+            let mut rng = Random(seed);
             let things = 2 + rng.below(30) as usize;
             let batches: Vec<Vec<Step>> = (0..40)
                 .map(|_| {
-                    let step = |rng: &mut Rng| Step {
+                    let step = |rng: &mut Random| Step {
                         from: (0..rng.below(3)).map(|_| rng.below(things as u64) as usize).collect(),
                         to: rng.below(things as u64) as usize,
                         plus: rng.below(1000),

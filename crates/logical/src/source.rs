@@ -14,12 +14,15 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use walrider_layout::{Lsn, POSTGRES_EPOCH};
 use walrider_session::{ConnectError, ConnectOptions, Connection, CopyEvent, Read, SlotOfDatabase};
+use walrider_wire::pulse::Link;
 use walrider_wire::stream::{StatusUpdate, Streamed};
 
 use crate::message::{Decoder, Message, Protocol};
-use crate::pulse::{Link, Pulse};
+use crate::progress::Feedback;
 
-pub use crate::pulse::{Progress, Timing};
+pub use walrider_wire::pulse::Timing;
+
+pub use crate::progress::Progress;
 pub use error::SourceError;
 pub use slot::{PLUGINS, SESSION_SETTINGS, create_slot, drop_slot, identify};
 
@@ -100,7 +103,7 @@ pub enum Woken {
 pub struct Source {
     connection: Connection,
     decoder: Decoder,
-    pulse: Pulse,
+    feedback: Feedback,
     slot: SlotOfDatabase,
     began: Instant,
     interrupt: Option<Arc<OwnedFd>>,
@@ -135,8 +138,8 @@ impl Source {
         let named: Vec<(&str, &str)> = named.iter().map(|(name, value)| (*name, value.as_str())).collect();
         connection.start_logical_replication(&options.slot, options.start, &named)?;
         let decoder = Decoder::new(options.protocol);
-        let pulse = Pulse::new(options.timing);
-        Ok(Source { connection, decoder, pulse, slot, began: Instant::now(), interrupt })
+        let feedback = Feedback::new(options.timing);
+        Ok(Source { connection, decoder, feedback, slot, began: Instant::now(), interrupt })
     }
 
     /// The slot as it was before.
@@ -173,7 +176,7 @@ impl Source {
                 Ok(Some(Event::Message { lsn: start, send_time, message, body: data }))
             }
             Streamed::Keepalive { wal_end, send_time, reply_requested } => {
-                self.pulse.heard(reply_requested, self.began.elapsed());
+                self.feedback.heard(reply_requested, self.began.elapsed());
                 Ok(Some(Event::Keepalive { wal_end, send_time }))
             }
         }
@@ -184,7 +187,7 @@ impl Source {
         while !self.connection.has_message()? {
             self.speak(Link::Busy)?;
             match self.connection.read_some()? {
-                Read::Bytes(_) => self.pulse.heard(false, self.began.elapsed()),
+                Read::Bytes(_) => self.feedback.heard(false, self.began.elapsed()),
                 Read::WouldBlock => return Ok(false),
                 Read::Closed => return Err(SourceError::Closed),
             }
@@ -199,12 +202,12 @@ impl Source {
 
     /// We are that far. The publisher is told when it is waited for next, or before long.
     pub fn confirm(&mut self, progress: Progress) {
-        self.pulse.confirm(progress);
+        self.feedback.confirm(progress);
     }
 
     /// What the publisher was told last.
     pub fn told(&self) -> Progress {
-        self.pulse.told()
+        self.feedback.told()
     }
 
     /// Tells the publisher what is due: for a caller who is kept from waiting here for seconds.
@@ -216,7 +219,7 @@ impl Source {
     }
 
     fn speak(&mut self, link: Link) -> Result<(), SourceError> {
-        if let Some((progress, reply_requested)) = self.pulse.report(link, self.began.elapsed()) {
+        if let Some((progress, reply_requested)) = self.feedback.report(link, self.began.elapsed()) {
             let Progress { written, flushed, applied } = progress;
             let status = StatusUpdate { write: written, flush: flushed, apply: applied, time: now(), reply_requested };
             let mut payload = Vec::with_capacity(34);
@@ -238,10 +241,10 @@ impl Source {
     pub fn wait(&mut self, others: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<Woken, SourceError> {
         self.speak(Link::Quiet)?;
         let now = self.began.elapsed();
-        if self.pulse.is_lost(now) {
+        if self.feedback.is_lost(now) {
             return Err(SourceError::Silent);
         }
-        let pulse = self.pulse.deadline().map(|deadline| deadline.saturating_sub(now));
+        let pulse = self.feedback.deadline().map(|deadline| deadline.saturating_sub(now));
         let left = [pulse, timeout].into_iter().flatten().min();
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut wanted = PollFlags::IN;
@@ -274,7 +277,7 @@ impl Source {
     /// # Errors
     /// The connection is lost: what was confirmed last may not have arrived.
     pub fn finish(mut self) -> Result<(), SourceError> {
-        self.pulse.heard(true, self.began.elapsed());
+        self.feedback.heard(true, self.began.elapsed());
         self.speak(Link::Quiet)?;
         self.connection.ignore_interrupts();
         self.connection.set_response_timeout(Some(Duration::from_secs(10)));

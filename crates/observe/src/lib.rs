@@ -2,9 +2,10 @@
 //! for load balancers, and over HTTP.
 //!
 //! This crate never changes what it looks at, and knows neither sockets of the replication protocol nor files, but for what
-//! `/proc` says of its own process.
+//! `/proc` says of its own process. [`client`] asks another one.
 
 pub mod apply;
+pub mod client;
 pub mod health;
 pub mod http;
 pub mod metrics;

@@ -76,16 +76,18 @@ impl<'de> Deserialize<'de> for Time {
 }
 
 /// Values as text: LSNs, and numbers beyond the 53 bits that many readers of JSON keep.
-pub(crate) mod text {
+pub mod text {
     use std::fmt::Display;
     use std::str::FromStr;
 
     use super::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+    /// For `#[serde(with = "text")]`.
     pub fn serialize<T: Display, S: Serializer>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
         value.as_ref().map(T::to_string).serialize(to)
     }
 
+    /// For `#[serde(with = "text")]`.
     pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
         let text = Option::<String>::deserialize(from)?;
         text.map(|text| text.parse().map_err(de::Error::custom)).transpose()

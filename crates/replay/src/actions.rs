@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use walrider_datadir::directories::{Directories, Missing};
+use walrider_datadir::relation::SegmentFile;
 use walrider_datadir::relmap;
 use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 use walrider_redo::{Target, fsm, vm};
@@ -53,6 +54,10 @@ impl Context<'_> {
             }
             Action::DropDatabase { database, tablespaces } => {
                 self.forget(|fork| fork.rel.database == database);
+                // Also of a copy that no record has referred to; but a database that was moved has files elsewhere.
+                let goes =
+                    |file: &SegmentFile| file.rel.database == database && tablespaces.contains(&file.rel.tablespace);
+                self.shared.files.forget(goes);
                 self.directories.drop_database(database, &tablespaces)?;
             }
             Action::CreateTablespace { tablespace, location } => {
@@ -198,6 +203,7 @@ impl Context<'_> {
             partition.write_back(&self.shared, of_source)?;
         }
         self.forget(|fork| fork.rel.database == to.database && fork.rel.tablespace == to.tablespace);
+        self.shared.files.forget(|file| file.rel.database == to.database && file.rel.tablespace == to.tablespace);
         let (from, to) = ((from.tablespace, from.database), (to.tablespace, to.database));
         Ok(self.directories.copy_database(from, to, self.missing, self.shared.files)?)
     }
@@ -225,5 +231,59 @@ impl fsm::FsmFork for FsmPages<'_, '_> {
         change: impl FnOnce(&mut Target<'_>) -> R,
     ) -> Result<Option<R>, ReplayError> {
         self.context.with_page(self.rel, ForkNumber::FreeSpaceMap, block, change)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use walrider_datadir::relation::{RelationFiles, SegmentFile};
+    use walrider_layout::{DEFAULT_TABLESPACE_OID, Major, Oid};
+    use walrider_redo::Env;
+
+    use super::*;
+    use crate::partition::PageSettings;
+    use crate::rels::RelTable;
+
+    /// No record refers to what the copy of a database has. Its files stayed open when it was dropped, with the room that they
+    /// took on the disk, and were still to be made durable. Where a database was moved, only its old place is dropped.
+    #[test]
+    fn a_dropped_database_leaves_nothing_of_a_copy_open_or_to_be_synced() {
+        const SPACE: Oid = 20_000;
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("base/5")).unwrap();
+        fs::create_dir(dir.path().join("pg_tblspc")).unwrap();
+        fs::write(dir.path().join("base/5/1259"), b"page").unwrap();
+        let (major, version) = (Major::V18, Major::V18.catalog_version());
+        let directories = Directories::new(dir.path(), major, version);
+        directories.create_tablespace(SPACE, b"").unwrap();
+        let version_dir = walrider_datadir::directories::version_dir(major, version);
+        let files = RelationFiles::new(dir.path(), &version_dir, false);
+        let settings =
+            PageSettings { env: Env { major, hint_bits_are_logged: false }, checksums: false, verify_images: false };
+        let (rels, mut invalid) = (RelTable::default(), BTreeSet::new());
+        let mut context = Context {
+            partitions: &mut [],
+            shared: Shared { rels: &rels, files: &files, settings },
+            invalid: &mut invalid,
+            directories: &directories,
+            missing: Missing::Refuse,
+        };
+        let place = |tablespace, database| DatabaseDir { tablespace, database };
+        let copy = |from, to| Action::CopyDatabase { from, to };
+        let file = |tablespace, database| SegmentFile {
+            rel: RelFileLocator { tablespace, database, relation: 1259 },
+            fork: ForkNumber::Main,
+            segment: 0,
+        };
+        let template = place(DEFAULT_TABLESPACE_OID, 5);
+        context.execute(copy(template, place(DEFAULT_TABLESPACE_OID, 7))).unwrap();
+        context.execute(copy(place(DEFAULT_TABLESPACE_OID, 7), place(SPACE, 7))).unwrap();
+        files.sync(file(DEFAULT_TABLESPACE_OID, 7)).unwrap();
+        context.execute(Action::DropDatabase { database: 7, tablespaces: vec![DEFAULT_TABLESPACE_OID] }).unwrap();
+        let read = files.read(file(DEFAULT_TABLESPACE_OID, 7).rel, ForkNumber::Main, 0, &mut []);
+        assert!(read.unwrap_err().to_string().contains("does not exist"));
+        assert_eq!(files.take_unsynced(), [file(SPACE, 7)]);
     }
 }

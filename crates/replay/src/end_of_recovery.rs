@@ -5,6 +5,7 @@
 
 use std::io::{self, IoSliceMut, Read};
 use std::path::Path;
+use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use walrider_datadir::durable::{list_dir, unlink};
@@ -81,21 +82,28 @@ pub fn end_of_recovery(
     };
 
     let data_dir = engine.recovery().data_dir().path().to_owned();
-    reset_unlogged_relations(&engine.recovery().data_dir().directories())?;
-    remove_runtime_files(&data_dir)?;
-
+    let directories = engine.recovery().data_dir().directories();
     let (globals, recovery) = engine.globals_and_recovery();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
     let lsn = next_record(switch_point, control.segment_size);
     let body = globals.end_of_recovery(lsn, timeline, now);
     let tail = append(&checkpoint_shutdown(last_record, &body), switch_point, &pages);
     let checkpoint = SeenCheckpoint { lsn, end: Lsn(switch_point.0 + tail.len() as u64), shutdown: true, body };
-    globals.checkpoint(&checkpoint)?;
 
     let wal_dir = WalDir::new(&data_dir, control.segment_size);
-    wal_dir.remove_timeline(timeline)?;
-    keep_old_segment(&wal_dir, source, recovery.timeline(), switch_point)?;
-    make_segments(&wal_dir, source, control.segment_size, timeline, switch_point, &tail)?;
+    let replayed_timeline = recovery.timeline();
+    // Each waits for the disk, and none looks at what the other does.
+    let segments = || -> Result<(), ReplayError> {
+        wal_dir.remove_timeline(timeline)?;
+        keep_old_segment(&wal_dir, source, replayed_timeline, switch_point)?;
+        make_segments(&wal_dir, source, control.segment_size, timeline, switch_point, &tail)
+    };
+    let all_else = || -> Result<(), ReplayError> {
+        reset_unlogged_relations(&directories)?;
+        remove_runtime_files(&data_dir)?;
+        Ok(globals.checkpoint(&checkpoint)?)
+    };
+    side_by_side(segments, all_else)?;
     write_histories(&wal_dir, source, timeline, switch_point, &reason, settings.archiving)?;
     // Of the checkpoint that it will begin with, a server with a signal file could reach neither the target nor the timeline.
     let keep_out = settings.target.is_some() || matches!(settings.target_timeline, TargetTimeline::Number(_));
@@ -107,6 +115,22 @@ pub fn end_of_recovery(
         old_timeline,
         Promoted { timeline, switch_point, checkpoint: lsn, warning: None },
     )
+}
+
+/// Does `one` in a thread of its own, if there is one to be had, and `other` meanwhile.
+fn side_by_side(
+    one: impl Fn() -> Result<(), ReplayError> + Sync,
+    other: impl FnOnce() -> Result<(), ReplayError>,
+) -> Result<(), ReplayError> {
+    thread::scope(|scope| {
+        let beside = thread::Builder::new().name("segments".to_owned()).spawn_scoped(scope, &one).ok();
+        let done = other();
+        let also = match beside {
+            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => one(),
+        };
+        done.and(also)
+    })
 }
 
 /// Finishes what an earlier end of recovery began, if the directory is at a new timeline's first checkpoint, nobody has started

@@ -47,6 +47,62 @@ pub fn rounds(count: u64, mut round: impl FnMut(u64)) {
     println!("{done} rounds");
 }
 
+/// Numbers that look random, and are the same for the same seed (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    /// From [`seed`].
+    pub fn printed() -> Random {
+        Random(seed())
+    }
+
+    /// The next number.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// One of so many: less than `bound`, or zero.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.number() % bound.max(1)
+    }
+
+    /// The same, for an index.
+    pub fn index(&mut self, bound: usize) -> usize {
+        self.below(bound as u64) as usize
+    }
+
+    /// True once in so many times.
+    pub fn one_in(&mut self, bound: u64) -> bool {
+        self.below(bound) == 0
+    }
+
+    /// [`Random::below`], for code that ships and does not know this crate.
+    pub fn draws(&mut self) -> impl FnMut(u64) -> u64 {
+        |bound| self.below(bound)
+    }
+
+    /// One of the cases, with a few of its bytes changed; `telling` are bytes that mean something where they stand.
+    pub fn spoiled(&mut self, cases: &[Vec<u8>], telling: &[u8]) -> Vec<u8> {
+        let mut bytes = cases[self.index(cases.len())].clone();
+        for _ in 0..=self.below(4) {
+            let at = self.index(bytes.len());
+            match self.below(6) {
+                0 => bytes.truncate(at),
+                1 => bytes.insert(at, self.number() as u8),
+                2 => bytes.extend_from_slice(&cases[self.index(cases.len())]),
+                3 if !bytes.is_empty() => bytes[at] = [0, 1, 4, 0x7f, 0x80, 0xff][self.index(6)],
+                4 if !bytes.is_empty() => bytes[at] = telling[self.index(telling.len())],
+                _ if !bytes.is_empty() => bytes[at] = self.number() as u8,
+                _ => bytes.push(self.number() as u8),
+            }
+        }
+        bytes
+    }
+}
+
 /// Tells which round a panic came from.
 struct Told(u64);
 

@@ -4,7 +4,7 @@
 use walrider_layout::history::history_file_name;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
-use walrider_spool::testing::Random;
+use walrider_seed::Random;
 use walrider_standby::machine::{Failure, Task};
 use walrider_wal::rmgr::RmgrId;
 use walrider_wal::testing::RecordBuilder;

@@ -24,11 +24,12 @@ use walrider_store::read::{ReadWal, agrees};
 use walrider_store::source::{Incoming, Source};
 use walrider_stream::error::ReceiveError;
 use walrider_stream::intake::Intake;
-use walrider_stream::positions::{Link, Positions, Report, Timing};
+use walrider_stream::positions::{Positions, Report};
 use walrider_stream::timelines;
 use walrider_wal::decode::WalFormat;
 use walrider_wal::record::Record;
 use walrider_wal::testing::pages::WalBuilder;
+use walrider_wire::pulse::{Link, Timing};
 
 use crate::primary::{Answer, Known, Primary, segment_size};
 
@@ -597,29 +598,36 @@ impl Standby {
         failed.map_or(released.map_err(refused), |error| Err(error.into()))
     }
 
-    /// Pages get into files: `Upstream::ensure_durable`, and `minRecoveryPoint`.
+    /// Pages get into files: `Upstream::ensure_durable`, and `minRecoveryPoint`. `save` makes the control file durable.
     ///
     /// # Errors
     /// The spool has failed.
-    pub fn write_pages(&mut self, control: &mut Control) -> Result<(), SpoolError> {
+    pub fn write_pages(&mut self, control: &mut Control, save: &mut dyn FnMut(Control)) -> Result<(), SpoolError> {
         let upto = self.replayed;
         self.shared.spool.wait_flushed(upto)?;
         if upto > control.min_recovery.1 {
             control.min_recovery = (self.source.history().timeline_at(Lsn(upto.0 - 1)), upto);
         }
+        save(*control);
         Ok(())
     }
 
-    /// A restartpoint at one of the last records; `back` chooses which.
+    /// A restartpoint at one of the last records; `back` chooses which. What it makes needless goes only once it is durable.
     ///
     /// # Errors
     /// The spool has failed.
-    pub fn restartpoint(&mut self, control: &mut Control, back: usize) -> Result<(), SpoolError> {
-        self.write_pages(control)?;
+    pub fn restartpoint(
+        &mut self,
+        mut control: Control,
+        back: usize,
+        save: &mut dyn FnMut(Control),
+    ) -> Result<(), SpoolError> {
+        self.write_pages(&mut control, save)?;
         let Some(&redo) = self.begins.iter().rev().nth(back).filter(|redo| **redo > control.redo.1) else {
             return Ok(());
         };
         control.redo = (self.source.history().timeline_at(redo), redo);
+        save(control);
         self.source.note_restartpoint(redo);
         Ok(())
     }

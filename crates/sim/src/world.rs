@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use walrider_layout::Lsn;
+use walrider_seed::Random;
 use walrider_spool::files::Directory;
-use walrider_spool::testing::{Call, Model, Random};
+use walrider_spool::testing::{Call, Model};
 use walrider_spool::{Step as SpoolStep, Worker};
 use walrider_standby::machine::Event;
 use walrider_wire::stream::Streamed;
@@ -37,6 +38,9 @@ struct Fate {
     full: bool,
     /// The next fsync fails.
     sync_fails: bool,
+    /// One has failed. What it was about is read as if it were there, and no later fsync makes it durable: only what a power cut
+    /// leaves may be begun with.
+    sync_failed: bool,
 }
 
 /// How often what happened.
@@ -312,8 +316,9 @@ impl World {
 
     /// The standby's process is killed, or its machine loses power.
     fn die(&mut self, power: bool) {
+        let power = power || self.fate.lock().expect("no panic while locked").sync_failed;
         let left = match power {
-            true => self.disk.after_power_loss(&mut self.random),
+            true => self.disk.after_power_loss(self.random.draws()),
             false => self.disk.after_kill(),
         };
         self.dead(left, power);
@@ -331,7 +336,8 @@ impl World {
             connection.to_standby.clear();
         }
         let mut fate = self.fate.lock().expect("no panic while locked");
-        (fate.dies_in, fate.left, fate.sync_fails) = (None, None, false);
+        (fate.dies_in, fate.left) = (None, None);
+        (fate.sync_fails, fate.sync_failed) = (false, false);
         drop(fate);
         self.say(if power { "the power goes" } else { "the standby is killed" });
         if self.promotes.is_none() && self.random.one_in(2) {
@@ -400,12 +406,14 @@ impl World {
             fate.dies_in = fate.dies_in.map(|calls| calls - 1);
             if fate.dies_in == Some(0) {
                 let random = &mut random.lock().expect("no panic while locked");
-                fate.left = Some(if fate.power { disk.after_power_loss(random) } else { disk.after_kill() });
+                fate.power |= fate.sync_failed;
+                fate.left = Some(if fate.power { disk.after_power_loss(random.draws()) } else { disk.after_kill() });
                 return Err(io::Error::other("the process is gone"));
             }
             match call {
                 Call::Write | Call::Create if fate.full => Err(io::ErrorKind::StorageFull.into()),
                 Call::SyncData | Call::SyncAll if std::mem::take(&mut fate.sync_fails) => {
+                    fate.sync_failed = true;
                     Err(io::Error::from_raw_os_error(5))
                 }
                 _ => Ok(()),
@@ -421,15 +429,18 @@ impl World {
                 self.say(format!("the standby does not start: {error}"));
                 let (left, power) = {
                     let mut fate = self.fate.lock().expect("no panic while locked");
+                    fate.sync_failed = false;
+                    if fate.left.is_some() {
+                        fate.dies_in = None;
+                    }
                     (fate.left.take(), fate.power)
                 };
                 match left {
                     Some(left) => {
                         self.disk = left;
                         self.counts.power_cuts += u64::from(power);
-                        self.fate.lock().expect("no panic while locked").dies_in = None;
                     }
-                    None => self.disk = self.disk.after_power_loss(&mut self.random),
+                    None => self.disk = self.disk.after_power_loss(self.random.draws()),
                 }
             }
         }
@@ -553,14 +564,20 @@ impl World {
         if standby.is_promoted() {
             return;
         }
-        let mut control = self.control;
-        let done = match self.random.below(20) {
-            0 => standby.restartpoint(&mut control, self.random.below(30) as usize),
-            1..4 => standby.write_pages(&mut control),
+        let mut saved = None;
+        // A process that is gone writes nothing.
+        let mut save = |control| {
+            if self.fate.lock().expect("no panic while locked").left.is_none() {
+                saved = Some(control);
+            }
+        };
+        // Where the spool has failed, nothing is saved from there on.
+        let _ = match self.random.below(20) {
+            0 => standby.restartpoint(self.control, self.random.below(30) as usize, &mut save),
+            1..4 => standby.write_pages(&mut { self.control }, &mut save),
             _ => return,
         };
-        // A process that is gone writes nothing.
-        if done.is_ok() && self.fate.lock().expect("no panic while locked").left.is_none() {
+        if let Some(control) = saved {
             self.control = control;
             self.say(format!("{control:?}"));
         }

@@ -12,36 +12,6 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use crate::files::{Directory, SegmentFile, Stat};
 
-/// Numbers that look random, and are the same for the same seed (SplitMix64).
-pub struct Random(pub u64);
-
-impl Random {
-    /// From the seed of all tests, which is printed.
-    #[cfg(test)]
-    pub fn printed() -> Random {
-        Random(walrider_seed::seed())
-    }
-
-    /// The next number.
-    pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// One of so many: less than `bound`.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.number() % bound
-    }
-
-    /// True once in so many times.
-    pub fn one_in(&mut self, bound: u64) -> bool {
-        self.below(bound) == 0
-    }
-}
-
 /// A call of the spool.
 #[allow(missing_docs, reason = "their names are those of `Directory` and `SegmentFile`")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,11 +116,11 @@ impl Model {
         Model { inner: Arc::new(Mutex::new(inner)), ..Model::default() }
     }
 
-    /// What a power loss leaves: all that was synced; of the rest some sectors, and the changes of names up to some point,
+    /// What a power loss leaves, as `below` decides, which gives a number less than its bound: all that was synced; of the rest some sectors, and the changes of names up to some point,
     /// as journalling file systems keep their order.
-    pub fn after_power_loss(&self, random: &mut Random) -> Model {
+    pub fn after_power_loss(&self, mut below: impl FnMut(u64) -> u64) -> Model {
         let mut inner = self.inner.lock().unwrap().clone();
-        let kept = random.below(inner.changes.len() as u64 + 1) as usize;
+        let kept = below(inner.changes.len() as u64 + 1) as usize;
         let mut names = std::mem::take(&mut inner.durable_names);
         inner.changes.drain(..).take(kept).for_each(|changes| apply(&mut names, &changes));
         inner.durable_names = names.clone();
@@ -158,13 +128,13 @@ impl Model {
         for file in &mut inner.files {
             let mut left = std::mem::take(&mut file.durable);
             // A file may have got to the disk as a whole, and the one that was written before it not at all.
-            let fate = random.below(4);
+            let fate = below(4);
             for range in std::mem::take(&mut file.dirty) {
-                let whole = fate == 1 || random.one_in(4);
+                let whole = fate == 1 || below(4) == 0;
                 let mut at = range.start;
                 while at < range.end {
                     let end = range.end.min((at / SECTOR + 1) * SECTOR);
-                    if fate != 0 && (whole || random.one_in(2)) {
+                    if fate != 0 && (whole || below(2) == 0) {
                         if left.len() < end {
                             left.resize(end, 0);
                         }

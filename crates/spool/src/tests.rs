@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
+use walrider_seed::Random;
 
-use crate::testing::{Model, Random};
+use crate::testing::Model;
 use crate::{Spool, SpoolError, SpoolOptions, Writer};
 
 const MB: u64 = 1 << 20;

@@ -450,11 +450,13 @@ impl Machine {
         }
         let mut requests = None;
         if self.rules.has_primary && self.request.is_none() && self.link == Link::Down {
-            // What was streamed before is there without gaps.
+            // What was streamed before is there without gaps. The primary may not have the segment any more that it ends in, and an
+            // archive has had all of it.
             let has = |begun: Task| begun.timeline == missing.timeline && begun.start <= missing.needed;
             let goes_on = self.begun.is_some_and(has)
                 && stored.timeline == missing.timeline
-                && stored.written >= missing.replayed;
+                && stored.written >= missing.replayed
+                && self.refused != Some(Task { start: stored.written, ..asked });
             // What is there may be right, and the damage in the next segment, where the record goes on.
             let skips = missing.has_file && self.refused == Some(asked);
             self.skipped = Some(asked).filter(|_| skips && !goes_on);

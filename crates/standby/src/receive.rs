@@ -16,10 +16,11 @@ use walrider_session::{ConnectError, ConnectOptions, Connection, Start};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
 use walrider_stream::board::Board;
 use walrider_stream::error::ReceiveError;
-use walrider_stream::positions::Timing;
+
 use walrider_stream::streaming::{End, Streaming};
 use walrider_stream::timelines::check_next;
 use walrider_stream::upstream::{Early, Expected, Opened, Slot, Upstream};
+use walrider_wire::pulse::Timing;
 
 use crate::error::StandbyError;
 use crate::machine::{FIRST_PAUSE, Task};

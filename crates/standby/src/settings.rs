@@ -6,7 +6,7 @@ use std::time::Duration;
 use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::TargetTimeline;
 use walrider_session::{ConnectError, ConnectOptions};
-use walrider_stream::positions::Timing;
+use walrider_wire::pulse::Timing;
 
 /// Whether WAL is to come before the primary has flushed it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

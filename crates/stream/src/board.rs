@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use rustix::event::{EventfdFlags, eventfd};
 use walrider_layout::Lsn;
+use walrider_wire::pulse::{Link, Timing};
 
 use crate::error::ReceiveError;
 use crate::line::Line;
-use crate::positions::{Link, Timing};
 
 /// Shared by all threads of a standby. Whoever changes something that the receiver waits for wakes it.
 pub struct Board {

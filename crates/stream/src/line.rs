@@ -8,10 +8,11 @@ use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::Lsn;
 use walrider_session::Connection;
 use walrider_spool::Spool;
+use walrider_wire::pulse::Timing;
 use walrider_wire::stream::StatusUpdate;
 
 use crate::error::ReceiveError;
-use crate::positions::{Positions, Report, Timing};
+use crate::positions::{Positions, Report};
 
 /// One session's. The receiver has it while it is awake, and leaves it on the board while it sleeps: who has news for the
 /// primary then tells it.

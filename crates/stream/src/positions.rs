@@ -16,24 +16,7 @@ use std::time::Duration;
 
 use walrider_layout::Lsn;
 use walrider_layout::positions::WalPositions;
-
-/// When to speak without anything new to say (`wal_receiver_status_interval`, `wal_receiver_timeout`); zero: never.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Timing {
-    /// A report at least this often.
-    pub status_interval: Duration,
-    /// A primary that is silent for this long is lost; after half of it, it is asked for an answer.
-    pub timeout: Duration,
-}
-
-/// Whether more is waiting to be received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Link {
-    /// Nothing at the moment.
-    Quiet,
-    /// More is there.
-    Busy,
-}
+use walrider_wire::pulse::{Link, Pulse, Timing};
 
 /// What the primary is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,12 +47,7 @@ struct Session {
     told: Option<Report>,
     /// A commit was replayed since the last report.
     commit_applied: bool,
-    /// The primary wants to hear from us.
-    asked: bool,
-    /// It was asked for an answer, and has not given any.
-    pinged: bool,
-    heard_at: Duration,
-    told_at: Duration,
+    pulse: Pulse,
 }
 
 impl Positions {
@@ -98,15 +76,13 @@ impl Positions {
         // What another server has told says nothing of this one.
         self.wal = WalPositions { held: start, held_durable: start, horizon: primary_flushed, ..self.wal };
         self.wal.check();
-        self.session = Session { heard_at: now, told_at: now, asked: true, ..Session::default() };
+        self.session = Session { pulse: Pulse::begin(now), ..Session::default() };
     }
 
     /// A message of the primary has come, with its flush position.
     pub fn heard(&mut self, wal_end: Lsn, reply_requested: bool, now: Duration) {
         self.wal.horizon = self.wal.horizon.max(wal_end);
-        self.session.asked |= reply_requested;
-        self.session.heard_at = now;
-        self.session.pinged = false;
+        self.session.pulse.heard(reply_requested, now);
     }
 
     /// WAL up to there has got into the operating system.
@@ -134,9 +110,9 @@ impl Positions {
         self.applied(applied, commits);
     }
 
-    /// Whether the primary has been silent for too long.
+    /// Whether the primary has been silent for too long, although it was asked for an answer.
     pub fn is_lost(&self, now: Duration) -> bool {
-        !self.timing.timeout.is_zero() && now.saturating_sub(self.session.heard_at) >= self.timing.timeout
+        self.session.pulse.is_lost(self.timing, now)
     }
 
     /// What to tell the primary now, if anything.
@@ -146,7 +122,7 @@ impl Positions {
     /// and while more is coming in, there will be something to tell it with.
     pub fn report(&mut self, link: Link, now: Duration) -> Option<Report> {
         let apply = self.wal.applied.min(self.wal.held_durable);
-        let ping = self.is_ping_due(now);
+        let ping = self.session.pulse.is_ping_due(self.timing, now);
         let report = Report { write: self.wal.held, flush: self.wal.held_durable, apply, reply_requested: ping };
         let moved = match self.session.told {
             None => true,
@@ -155,32 +131,19 @@ impl Positions {
                 report.write != told.write || report.flush != told.flush || applied
             }
         };
-        let interval = self.timing.status_interval;
-        let due = !interval.is_zero() && now.saturating_sub(self.session.told_at) >= interval;
-        if !(moved || due || ping || self.session.asked) {
+        if !moved && !self.session.pulse.is_due(self.timing, now) {
             return None;
         }
         self.session.told = Some(report);
-        self.session.told_at = now;
-        self.session.asked = false;
-        self.session.pinged |= ping;
+        self.session.pulse.told(ping, now);
         // What is replayed but not durable yet is still to be told.
         self.session.commit_applied &= apply < self.wal.applied;
         Some(report)
     }
 
-    fn is_ping_due(&self, now: Duration) -> bool {
-        let timeout = self.timing.timeout;
-        !timeout.is_zero() && !self.session.pinged && now.saturating_sub(self.session.heard_at) >= timeout / 2
-    }
-
     /// When to look again although nothing happens.
     pub fn deadline(&self) -> Option<Duration> {
-        let Timing { status_interval, timeout } = self.timing;
-        let status = Some(self.session.told_at + status_interval).filter(|_| !status_interval.is_zero());
-        let silence = if self.session.pinged { timeout } else { timeout / 2 };
-        let heard = Some(self.session.heard_at + silence).filter(|_| !timeout.is_zero());
-        [status, heard].into_iter().flatten().min()
+        self.session.pulse.deadline(self.timing)
     }
 }
 

@@ -11,12 +11,12 @@ use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_session::{Connection, CopyEvent, Read};
 use walrider_spool::{Spool, SpoolError, Writer};
+use walrider_wire::pulse::Link;
 
 use crate::board::Board;
 use crate::error::ReceiveError;
 use crate::intake::Intake;
 use crate::line::Line;
-use crate::positions::Link;
 
 /// WAL that is taken from the connection before it is written and reported: small messages become one write, and there is a
 /// bound to what is in memory.

@@ -7,6 +7,7 @@ pub mod command;
 pub mod conninfo;
 pub mod error;
 pub mod frontend;
+pub mod pulse;
 pub mod reader;
 pub mod stream;
 

@@ -8,7 +8,8 @@ import urllib.request
 
 from tests.lab import walrider
 from tests.lab.server.cluster import PgCluster, free_port, parse_lsn
-from tests.lab.standby.standby import Standby, wait_for
+from tests.lab.standby.standby import Standby
+from tests.lab.waiting import wait_for
 
 PUBLISHER = """
 wal_level = logical

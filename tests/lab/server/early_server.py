@@ -2,13 +2,13 @@
 
 import os
 import re
-import time
 
 import pytest
 
 from tests.lab import install
 from tests.lab.faults.shim import Disk
 from tests.lab.server.cluster import PgCluster, copy_tree, format_lsn, parse_lsn, run
+from tests.lab.waiting import wait_for
 
 PAGE, SEGMENT = 8192, 1 << 20
 SETTINGS = """
@@ -88,14 +88,6 @@ def in_fsync(server, query):
 
 def walsender(server):
     return int(stat(server, "pid")[0])
-
-
-def wait_for(condition, what, timeout=30):
-    """Until it holds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def wal_files(server, start, end, timeline=1):

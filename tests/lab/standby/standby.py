@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from tests.lab import install, walrider
 from tests.lab.server import cluster
 from tests.lab.server.cluster import PgCluster, ServerError, format_lsn, free_port, parse_lsn, run
+from tests.lab.waiting import wait_for
 
 NAME = "walrider"
 # fsync is on: that a commit waits for its own flush is part of the timing under test.  Nobody commits without a standby.
@@ -65,16 +65,6 @@ def clone(server, data_dir, port=None, name=NAME, slot=None, options=""):
     server.basebackup(data_dir, wal="stream")
     point(data_dir, port or server.port, name, slot, options)
     return Path(data_dir)
-
-
-def wait_for(condition, what, timeout=60, every=0.01):
-    """Wait until `condition()` is true; returns what it returned."""
-    deadline = time.monotonic() + timeout
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"after {timeout} s not yet: {what() if callable(what) else what}")
-        time.sleep(every)
-    return found
 
 
 REPLICATION = """

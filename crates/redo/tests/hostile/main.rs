@@ -13,59 +13,44 @@ mod valid_hash;
 mod valid_spgist;
 
 use drive::Case;
+use walrider_seed::Random;
 
 /// A second or two of each test.
 const ROUNDS: u64 = 5_000;
-
-/// Numbers that look random, and are the same for the same seed (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next() as u8).collect()
-    }
-}
 
 /// Runs so many rounds, each from a seed of its own.
 fn rounds(count: u64, mut round: impl FnMut(&mut Random)) {
     walrider_seed::rounds(count, |seed| round(&mut Random(seed)));
 }
 
+fn noise(random: &mut Random, len: usize) -> Vec<u8> {
+    (0..len).map(|_| random.number() as u8).collect()
+}
+
 #[test]
 fn structured_noise() {
     rounds(ROUNDS, |random| {
-        let len = 40 + random.below(600);
-        drive::redo(&random.bytes(len));
+        let len = 40 + random.index(600);
+        drive::redo(&noise(random, len));
     });
 }
 
 #[test]
 fn bytes_that_are_no_record() {
     rounds(ROUNDS, |random| {
-        let len = random.below(300);
-        let mut bytes = random.bytes(len);
+        let len = random.index(300);
+        let mut bytes = noise(random, len);
         // Past the total length, which everything else hangs on.
         if bytes.len() >= 24 {
             bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
-            let id = random.below(40) as u8;
+            let id = random.index(40) as u8;
             if let Some(first) = bytes.get_mut(24) {
-                *first = [id, 0, 255, 254, 253][random.below(5)];
+                *first = [id, 0, 255, 254, 253][random.index(5)];
             }
         }
         drive::record(&bytes);
-        let len = random.below(9000);
-        drive::image(&random.bytes(len));
+        let len = random.index(9000);
+        drive::image(&noise(random, len));
     });
 }
 
@@ -86,8 +71,8 @@ fn valid_records_with_some_bytes_changed() {
         }
     }
     rounds(ROUNDS, |random| {
-        let mut case = cases[random.below(cases.len())].clone();
-        for _ in 0..=random.below(3) {
+        let mut case = cases[random.index(cases.len())].clone();
+        for _ in 0..=random.index(3) {
             mutate(&mut case, random);
         }
         case.run();
@@ -97,13 +82,13 @@ fn valid_records_with_some_bytes_changed() {
 /// Changes one thing about a case.
 fn mutate(case: &mut Case, random: &mut Random) {
     let interesting = [0, 1, 2, 7, 8, 23, 24, 255, 291, 292, 2041, 2047, 4095, 8168, 8191, 8192, 0x7FFF, 0xFFFF];
-    let which = random.below(6);
-    let block = random.below(case.blocks.len());
+    let which = random.index(6);
+    let block = random.index(case.blocks.len());
     if which == 0 {
-        case.info = case.info.wrapping_add((random.below(16) as u8) << 4);
+        case.info = case.info.wrapping_add((random.index(16) as u8) << 4);
         return;
     }
-    let header_or_special = if random.below(2) == 0 { random.below(48) } else { 8192 - 1 - random.below(24) };
+    let header_or_special = if random.index(2) == 0 { random.index(48) } else { 8192 - 1 - random.index(24) };
     let bytes: &mut [u8] = match which {
         1 => &mut case.main,
         2 | 3 => &mut case.blocks[block].data,
@@ -111,19 +96,19 @@ fn mutate(case: &mut Case, random: &mut Random) {
     };
     let at = match which {
         4 => header_or_special,
-        _ => random.below(bytes.len()),
+        _ => random.index(bytes.len()),
     };
-    match random.below(4) {
-        0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << random.below(8)),
-        1 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = random.next() as u8),
+    match random.index(4) {
+        0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << random.index(8)),
+        1 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = random.number() as u8),
         2 => {
-            let value: u16 = interesting[random.below(interesting.len())];
+            let value: u16 = interesting[random.index(interesting.len())];
             bytes.iter_mut().skip(at).zip(value.to_le_bytes()).for_each(|(byte, new)| *byte = new);
         }
         _ => {
             let data = if which == 1 { &mut case.main } else { &mut case.blocks[block].data };
-            let len = random.below(data.len() + 12);
-            data.resize(len, random.next() as u8);
+            let len = random.index(data.len() + 12);
+            data.resize(len, random.number() as u8);
         }
     }
 }

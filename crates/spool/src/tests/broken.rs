@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use walrider_layout::{Lsn, TimelineId};
+use walrider_seed::Random;
 
 use super::{MB, ONE, name, on, options, wal};
-use crate::testing::{Call, Model, Random};
+use crate::testing::{Call, Model};
 use crate::{Spool, SpoolError, SpoolOptions};
 
 /// Makes calls of one kind fail while the flag is set.
@@ -199,7 +200,7 @@ fn a_history_file_that_cannot_be_written_leaves_the_old_one() {
     }
     model.watch_no_more();
     spool.write_history(TimelineId(2), b"new").unwrap();
-    assert_eq!(model.after_power_loss(&mut Random(1)).read("00000002.history").unwrap(), b"new");
+    assert_eq!(model.after_power_loss(Random(1).draws()).read("00000002.history").unwrap(), b"new");
     let long = vec![b'#'; crate::MAX_HISTORY_BYTES + 1];
     assert!(matches!(spool.write_history(TimelineId(2), &long), Err(SpoolError::Refused(_))));
 }

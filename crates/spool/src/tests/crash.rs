@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use walrider_layout::{Lsn, TimelineId};
+use walrider_seed::Random;
 
 use super::{MB, ONE, name, on, options, wal, write_to};
 use crate::files::Directory;
-use crate::testing::{Model, Random};
+use crate::testing::Model;
 use crate::{ArchiveStatus, SpoolOptions, start};
 
 const START: u64 = 3 * MB;
@@ -72,7 +73,7 @@ fn round(partial: bool, bytes: Arc<Vec<u8>>, random: &mut Random) -> u64 {
         }
         let power_loss = !chance.one_in(4);
         let promised = if power_loss { &told.flushed } else { &told.written }.load(Ordering::SeqCst);
-        let left = if power_loss { seen.after_power_loss(&mut chance) } else { seen.after_kill() };
+        let left = if power_loss { seen.after_power_loss(chance.draws()) } else { seen.after_kill() };
         let handed = told.handed.load(Ordering::SeqCst);
         let keep = told.keep.load(Ordering::SeqCst);
         let what = format!("{} before {call:?} \"{name}\"", if power_loss { "power loss" } else { "kill" });
@@ -175,7 +176,13 @@ fn check(picture: &Picture, bytes: &[u8], options: &SpoolOptions, random: &mut R
         names.into_iter().filter(|name| name.starts_with("xlogtemp.") || name.ends_with(".partial")).collect();
     let expected = if options.partial { vec![format!("{}.partial", name(ONE, end / MB))] } else { vec![] };
     assert_eq!(names, expected, "{what}, then received again");
-    compare(&left.after_power_loss(random), bytes, (*keep).max(START), end, &format!("{what}, then received again"));
+    compare(
+        &left.after_power_loss(random.draws()),
+        bytes,
+        (*keep).max(START),
+        end,
+        &format!("{what}, then received again"),
+    );
 }
 
 fn rounds(partial: bool) {

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
+use walrider_seed::Random;
 
 use super::slow::held_up;
 use super::{MB, ONE, name, on, options, wal};
 use crate::files::Directory;
 use crate::prepare::TEMPORARY_PREFIX;
-use crate::testing::{Call, Gate, Model, Random};
+use crate::testing::{Call, Gate, Model};
 use crate::{Spool, SpoolError, SpoolOptions};
 
 const START: u64 = 3 * MB;
@@ -153,7 +154,7 @@ fn what_is_held_stays_until_another_timeline_has_come_as_far() {
     let mut writer = spool.start_at(TimelineId(3), Lsn(START)).unwrap();
     writer.write(Lsn(START), &bytes[..100]).unwrap();
     drop((writer, spool));
-    for left in [model.after_kill(), model.after_power_loss(&mut Random::printed())] {
+    for left in [model.after_kill(), model.after_power_loss(Random::printed().draws())] {
         let spool = on(&left, early_options());
         assert!(spool.holds_past(&three, Lsn(START + 100)));
         let same = |_: Lsn, before: &[u8]| Ok::<_, SpoolError>(before.is_empty());
@@ -166,7 +167,7 @@ fn what_is_held_stays_until_another_timeline_has_come_as_far() {
     let mut writer = spool.start_at(TimelineId(3), Lsn(START + 100)).unwrap();
     writer.write(Lsn(START + 100), &[3; 600]).unwrap();
     writer.write_ahead(Lsn(START + 700), &[4; 10], Lsn(START + 700)).unwrap();
-    let left = model.after_power_loss(&mut Random::printed());
+    let left = model.after_power_loss(Random::printed().draws());
     assert_eq!(left.read(&name(TimelineId(3), 3)).unwrap()[100..700], [3; 600]);
     drop((writer, spool));
     let spool = on(&model, early_options());
@@ -227,7 +228,7 @@ fn the_log_has_no_gaps_while_it_is_needed() {
         while spool.stats().fsyncs == fsyncs {
             std::thread::yield_now();
         }
-        let left = model.after_power_loss(&mut random);
+        let left = model.after_power_loss(random.draws());
         let truth = Truth { bytes: bytes.clone(), horizon: 3000, durable, received: 4000 };
         check(&left, durable, &truth);
         gate.open();
@@ -409,7 +410,7 @@ fn round(mut random: Random) {
             truth.received = truth.received.max(at);
             truth.durable = truth.durable.max(spool.held_durable().0 - START);
             match random.below(30) {
-                0 => check(&model.after_power_loss(&mut disk), truth.durable, &truth),
+                0 => check(&model.after_power_loss(disk.draws()), truth.durable, &truth),
                 1 => check(&model.after_kill(), truth.received, &truth),
                 2 => spool.wait_flushed(spool.written()).unwrap(),
                 _ => {}
@@ -433,7 +434,7 @@ fn round(mut random: Random) {
             }
             _ => {
                 let killed = what == 2;
-                model = if killed { model.after_kill() } else { model.after_power_loss(&mut disk) };
+                model = if killed { model.after_kill() } else { model.after_power_loss(disk.draws()) };
                 let promised = if killed { truth.received } else { truth.durable };
                 check(&model.after_kill(), promised, &truth);
                 drop(spool);

@@ -6,9 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use walrider_layout::Lsn;
+use walrider_seed::Random;
 
 use super::{MB, ONE, name, on, options, wal, write_to};
-use crate::testing::{Call, Gate, GateGuard, Model, Random};
+use crate::testing::{Call, Gate, GateGuard, Model};
 use crate::{Spool, SpoolOptions, Writer, max_unsynced};
 
 /// Longer than anything here takes that is not held up.
@@ -157,7 +158,7 @@ fn what_was_written_is_flushed_when_the_spool_is_dropped() {
     let bytes = wal(MB, 2 * MB + 300);
     writer.write(Lsn(MB), &bytes).unwrap();
     drop((writer, spool));
-    let left = model.after_power_loss(&mut Random(1));
+    let left = model.after_power_loss(Random(1).draws());
     let read = [left.read(&name(ONE, 1)).unwrap(), left.read(&name(ONE, 2)).unwrap()].concat();
     assert!(read[..bytes.len()] == bytes);
 }
@@ -211,7 +212,7 @@ fn what_an_earlier_run_did_not_flush_is_flushed_first() {
     let next_writer = next.start_at(ONE, Lsn(3 * MB + 900)).unwrap();
     assert_eq!(next.flushed(), Lsn(3 * MB + 900));
     for seed in 0..20 {
-        let left = left.after_power_loss(&mut Random(seed));
+        let left = left.after_power_loss(Random(seed).draws());
         let read: Vec<u8> = (1..=3).flat_map(|number| left.read(&name(ONE, number)).unwrap()).collect();
         assert!(read[..bytes.len()] == bytes, "seed {seed}");
     }
@@ -252,7 +253,7 @@ fn a_recycled_segment_is_not_used_before_its_name_is_durable() {
     writer.write(Lsn(2 * MB + 1), &bytes[1..]).unwrap();
     spool.wait_flushed(Lsn(4 * MB + 900)).unwrap();
     for seed in 0..20 {
-        let left = model.after_power_loss(&mut Random(seed));
+        let left = model.after_power_loss(Random(seed).draws());
         let read = left.read(&name(ONE, 4)).expect("the recycled segment");
         assert!(read[..900] == bytes[2 * MB as usize..], "seed {seed}");
     }

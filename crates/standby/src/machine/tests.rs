@@ -227,3 +227,26 @@ fn where_a_segment_is_there_and_refused_the_next_one_is_tried() {
     assert_eq!(machine.wait(damaged, at(2 * MB), size()), Wait::No(News::Perhaps));
     assert_eq!(machine.wait(damaged, at(2 * MB), size()), Wait::ForWal { past: Lsn(2 * MB) }, "it stays");
 }
+
+/// The connection was lost in the middle of a segment, which the primary removed before it could be made again; the archive had all
+/// of it. What had come before was asked for again and again, and refused, although replay was past it (the simulator's seed 2698).
+#[test]
+fn where_a_stream_cannot_go_on_it_begins_past_what_the_archive_had() {
+    let mut machine = machine();
+    let task = begin(&mut machine, MB, SECOND);
+    machine.session_ends(task, at(MB + 8), Ended::Failed(Failure::Passing), SECOND);
+    // The archive had the rest of the segment; the record at MB + 8 goes on in the next.
+    let next = Missing { replayed: Lsn(MB + 8), needed: Lsn(2 * MB), has_file: false, ..missing(0) };
+    let mut asked = Vec::new();
+    for round in 1..=3 {
+        let mut wait = || machine.wait(next, at(MB + 8), size());
+        let requests = std::iter::repeat_with(&mut wait).take(4).find_map(|wait| match wait {
+            Wait::ForChange { requests, .. } => requests,
+            _ => None,
+        });
+        asked.push(requests.expect("a session is asked for").start.0);
+        let Next::Begin(task) = machine.next_session(100 * round * SECOND) else { panic!("{machine:?}") };
+        machine.session_ends(task, at(MB + 8), Ended::Failed(Failure::MissingWal), 100 * round * SECOND);
+    }
+    assert_eq!(asked, [MB + 8, 2 * MB, MB + 8]);
+}

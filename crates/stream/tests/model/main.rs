@@ -12,7 +12,8 @@ use stateright::{Checker, Model, Property};
 use walrider_layout::Lsn;
 use walrider_spool::Tail;
 use walrider_spool::decide::{self, LogEnds};
-use walrider_stream::positions::{Link, Positions, Report, Timing};
+use walrider_stream::positions::{Positions, Report};
+use walrider_wire::pulse::{Link, Timing};
 
 type Run = u8;
 type Log = Vec<Run>;

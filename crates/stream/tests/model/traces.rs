@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
+use walrider_seed::Random;
 use walrider_spool::{Spool, SpoolError, SpoolOptions, Writer};
 use walrider_stream::positions::Positions;
 
@@ -180,20 +181,6 @@ fn the_traces_that_matter() {
     }
 }
 
-/// Numbers that look random, and are the same for the same seed, which is printed.
-struct Random(u64);
-
-impl Random {
-    fn printed() -> Random {
-        Random(walrider_seed::seed())
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % bound
-    }
-}
-
 /// Any way through a world that is too large to be looked at whole; what must always hold does at each step.
 fn walk(bounds: &Bounds, random: &mut Random) -> Vec<Event> {
     let properties = bounds.properties();
@@ -209,13 +196,13 @@ fn walk(bounds: &Bounds, random: &mut Random) -> Vec<Event> {
                 Event::PrimaryCrashes { .. } | Event::PrimaryIsLost | Event::StandbyCrashes { .. } | Event::LinkFails
             )
         };
-        if random.below(8) != 0 && actions.iter().any(|event| !rare(event)) {
+        if random.index(8) != 0 && actions.iter().any(|event| !rare(event)) {
             actions.retain(|event| !rare(event));
         }
         if actions.is_empty() {
             break;
         }
-        let event = actions.swap_remove(random.below(actions.len()));
+        let event = actions.swap_remove(random.index(actions.len()));
         events.push(event.clone());
         world = std::panic::catch_unwind(|| bounds.next_state(&world, event))
             .unwrap_or_else(|_| panic!("after {events:?}"))

@@ -86,7 +86,8 @@ impl WalBuilder {
     /// Appends `XLOG_SWITCH`; the next record begins the next segment.
     pub fn switch(&mut self) -> Lsn {
         let lsn = self.record(RecordBuilder::new(RmgrId::XLOG, 0x40));
-        let segment_end = self.size.start_of(self.size.segment_of(lsn) + 1);
+        // Of the one that it ends in, which may be the next (`ReserveXLogSwitch`).
+        let segment_end = self.size.start_of(self.size.segment_of(Lsn(self.at.0 - 1)) + 1);
         while self.at < segment_end {
             let room = PAGE - self.at.0 % PAGE;
             if room == PAGE {

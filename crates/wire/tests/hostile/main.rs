@@ -6,27 +6,12 @@
 mod drive;
 
 use walrider_layout::Lsn;
+use walrider_seed::Random;
 use walrider_wire::frontend;
 use walrider_wire::stream::{HotStandbyFeedback, StatusUpdate, Streamed};
 
 /// A second or two.
 const ROUNDS: u64 = 20_000;
-
-/// Numbers that look random, and are the same for the same seed (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-}
 
 /// What makes sense, to be changed.
 fn valid() -> Vec<Vec<u8>> {
@@ -63,20 +48,6 @@ fn messages_and_strings_with_some_bytes_changed() {
     let cases = valid();
     cases.iter().for_each(|case| drive::everything(case));
     walrider_seed::rounds(ROUNDS, |seed| {
-        let random = &mut Random(seed);
-        let mut bytes = cases[random.below(cases.len())].clone();
-        for _ in 0..=random.below(4) {
-            let at = random.below(bytes.len());
-            match random.below(6) {
-                0 => bytes.truncate(at),
-                1 => bytes.insert(at, random.next() as u8),
-                2 => bytes.extend_from_slice(&cases[random.below(cases.len())]),
-                3 if !bytes.is_empty() => bytes[at] = [0, 1, 4, 0x7f, 0x80, 0xff][random.below(6)],
-                4 if !bytes.is_empty() => bytes[at] = b"'\\= %:@/?&[]\n\0*,"[random.below(16)],
-                _ if !bytes.is_empty() => bytes[at] = random.next() as u8,
-                _ => bytes.push(random.next() as u8),
-            }
-        }
-        drive::everything(&bytes);
+        drive::everything(&Random(seed).spoiled(&cases, b"'\\= %:@/?&[]\n\0*,"));
     });
 }

@@ -1,0 +1,299 @@
+//! Asks servers, each in a thread of its own: one that hangs keeps nobody from the others.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use walrider_observe::client::get_status;
+use walrider_session::{ConnectError, ConnectOptions, Connection};
+
+use crate::sample::{SCHEMA_VERSION, Sample, Server, ServerSample};
+use crate::{host, query};
+
+/// How often a standby is asked what its processes wait for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// How long to wait before a server that did not answer is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long an answer may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A server to ask.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// PostgreSQL.
+    Server(Box<ConnectOptions>),
+    /// `walrider standby`, at the host and port of its `--http`.
+    Walrider(String),
+}
+
+impl Target {
+    /// `http://HOST:PORT` of a Walrider, or a connection string as libpq takes it.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Target, ConnectError> {
+        if let Some(rest) = text.strip_prefix("http://") {
+            let address = rest.split('/').next().unwrap_or_default();
+            if !address.contains(':') {
+                return Err(ConnectError::Config(
+                    format!("\"{text}\" has no port: http://HOST:PORT, as of --http").into(),
+                ));
+            }
+            return Ok(Target::Walrider(address.to_owned()));
+        }
+        let mut options = ConnectOptions::resolve_ordinary(text, "walrider top")?;
+        options.give_up_after(TIMEOUT);
+        Ok(Target::Server(Box::new(options)))
+    }
+
+    /// Host and port, without user and password.
+    pub fn name(&self) -> String {
+        match self {
+            Target::Server(options) => options.peers().join(","),
+            Target::Walrider(address) => address.clone(),
+        }
+    }
+}
+
+/// Asks, until it is dropped.
+pub struct Collector {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    interval: Duration,
+}
+
+struct Shared {
+    servers: Mutex<Latest>,
+    /// Somebody has answered, or failed to; or the end.
+    told: Condvar,
+}
+
+struct Latest {
+    samples: Vec<ServerSample>,
+    /// Answers and failures so far, of each.
+    rounds: Vec<u64>,
+    stop: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Latest> {
+        self.servers.lock().expect("no panic while locked")
+    }
+
+    /// Waits; whether to go on.
+    fn sleep_until(&self, at: Instant) -> bool {
+        let mut latest = self.lock();
+        while !latest.stop {
+            let left = at.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            latest = self.told.wait_timeout(latest, left).expect("no panic while locked").0;
+        }
+        false
+    }
+
+    fn tell(&self, number: usize, change: impl FnOnce(&mut ServerSample)) {
+        let mut latest = self.lock();
+        change(&mut latest.samples[number]);
+        latest.rounds[number] += 1;
+        self.told.notify_all();
+    }
+}
+
+impl Collector {
+    /// Begins to ask each of them every `interval`.
+    pub fn start(targets: &[Target], interval: Duration) -> Collector {
+        let samples =
+            targets.iter().map(|target| ServerSample { name: target.name(), ..ServerSample::default() }).collect();
+        let latest = Latest { samples, rounds: vec![0; targets.len()], stop: false };
+        let shared = Arc::new(Shared { servers: Mutex::new(latest), told: Condvar::new() });
+        let threads = targets.iter().cloned().enumerate().map(|(number, target)| {
+            let watcher = Watcher { shared: shared.clone(), number, interval };
+            thread::spawn(move || match target {
+                Target::Server(options) => watcher.ask_server(&options),
+                Target::Walrider(address) => watcher.ask_walrider(&address),
+            })
+        });
+        Collector { threads: threads.collect(), shared, interval }
+    }
+
+    /// What is known now.
+    pub fn sample(&self) -> Sample {
+        let time = now();
+        let mut servers = self.shared.lock().samples.clone();
+        for server in &mut servers {
+            let silent = time - server.answered_at;
+            if server.error.is_none() && silent > (3 * self.interval).as_secs_f64() + 1.0 {
+                server.error = Some(match server.answered_at {
+                    0.0 => "no answer yet".to_owned(),
+                    _ => format!("no answer for {silent:.0} s"),
+                });
+            }
+        }
+        Sample { schema_version: SCHEMA_VERSION, time, servers }
+    }
+
+    /// Waits until each has answered, or failed to, `rounds` times, or for `timeout`.
+    pub fn wait_for(&self, rounds: u64, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        let mut latest = self.shared.lock();
+        while latest.rounds.iter().any(|done| *done < rounds) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            latest = self.shared.told.wait_timeout(latest, left).expect("no panic while locked").0;
+        }
+    }
+}
+
+impl Drop for Collector {
+    /// A thread that waits for a server is left to itself: it ends with its answer, or with the process.
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.told.notify_all();
+        self.threads.drain(..).filter(JoinHandle::is_finished).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// The clock here, in seconds since 1970.
+pub fn now() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+struct Watcher {
+    shared: Arc<Shared>,
+    number: usize,
+    interval: Duration,
+}
+
+/// Why asking ended.
+enum Ended {
+    /// It is over.
+    Stopped,
+    Failed(String),
+}
+
+impl From<ConnectError> for Ended {
+    fn from(error: ConnectError) -> Ended {
+        Ended::Failed(error.to_string())
+    }
+}
+
+impl Watcher {
+    fn ask_server(&self, options: &ConnectOptions) {
+        while let Err(Ended::Failed(error)) = self.session(options) {
+            self.shared.tell(self.number, |sample| sample.error = Some(error));
+            if !self.shared.sleep_until(Instant::now() + RETRY_INTERVAL) {
+                return;
+            }
+        }
+    }
+
+    /// Asks on one connection, until that fails.
+    fn session(&self, options: &ConnectOptions) -> Result<(), Ended> {
+        let mut connection = Connection::open(options)?;
+        connection.set_response_timeout(Some(TIMEOUT));
+        connection.simple_query(&query::set_up(TIMEOUT.as_millis()))?;
+        let everything = query::everything(connection.server_version_num());
+        let local = is_local(connection.peer());
+        let mut looks = Looks::default();
+        let mut next = Instant::now();
+        loop {
+            let begun = Instant::now();
+            let (server, took) = ask(&mut connection, &everything)?;
+            let watched = server.in_recovery;
+            let process =
+                server.startup.as_ref().filter(|_| local).and_then(|startup| host::process(startup.pid, "startup"));
+            if looks.is_empty() && watched {
+                looks.look(&mut connection)?;
+            }
+            let Looks { replaying, receiving } = std::mem::take(&mut looks);
+            self.shared.tell(self.number, |sample| {
+                *sample = ServerSample {
+                    name: std::mem::take(&mut sample.name),
+                    answered_at: now() - took / 2.0,
+                    took,
+                    server: Some(server),
+                    replaying,
+                    receiving,
+                    process,
+                    ..ServerSample::default()
+                };
+            });
+            next = (next + self.interval).max(begun);
+            while watched && Instant::now() + LOOK_INTERVAL < next {
+                if !self.shared.sleep_until(Instant::now() + LOOK_INTERVAL) {
+                    return Err(Ended::Stopped);
+                }
+                looks.look(&mut connection)?;
+            }
+            if !self.shared.sleep_until(next) {
+                return Err(Ended::Stopped);
+            }
+        }
+    }
+
+    fn ask_walrider(&self, address: &str) {
+        let mut next = Instant::now();
+        loop {
+            let begun = now();
+            let answer = get_status(address);
+            self.shared.tell(self.number, |sample| match answer {
+                Ok((status, _)) => {
+                    let took = now() - begun;
+                    (sample.walrider, sample.error) = (Some(status), None);
+                    (sample.answered_at, sample.took) = (begun + took / 2.0, took);
+                }
+                Err(error) => sample.error = Some(format!("no answer from http://{address}/status: {error}")),
+            });
+            next = (next + self.interval).max(Instant::now());
+            if !self.shared.sleep_until(next) {
+                return;
+            }
+        }
+    }
+}
+
+/// What processes were seen waiting for.
+#[derive(Default)]
+struct Looks {
+    replaying: BTreeMap<String, u32>,
+    receiving: BTreeMap<String, u32>,
+}
+
+impl Looks {
+    fn is_empty(&self) -> bool {
+        self.replaying.is_empty() && self.receiving.is_empty()
+    }
+
+    fn look(&mut self, connection: &mut Connection) -> Result<(), ConnectError> {
+        for row in connection.simple_query(query::WAITS)? {
+            let mut columns =
+                row.into_iter().map(|column| String::from_utf8_lossy(&column.unwrap_or_default()).into_owned());
+            let (Some(process), Some(wait)) = (columns.next(), columns.next()) else { continue };
+            let seen = if process == "startup" { &mut self.replaying } else { &mut self.receiving };
+            *seen.entry(wait).or_default() += 1;
+        }
+        Ok(())
+    }
+}
+
+/// Everything, and how long the answer took in seconds.
+fn ask(connection: &mut Connection, everything: &str) -> Result<(Server, f64), Ended> {
+    let begun = Instant::now();
+    let rows = connection.simple_query(everything)?;
+    let took = begun.elapsed().as_secs_f64();
+    let text = rows.first().and_then(|row| row.first()).and_then(|column| column.as_deref()).unwrap_or_default();
+    let server = serde_json::from_slice(text)
+        .map_err(|error| Ended::Failed(format!("{}: an answer that is not understood: {error}", connection.peer())))?;
+    Ok((server, took))
+}
+
+/// Whether the peer is on this host.
+fn is_local(peer: &str) -> bool {
+    let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
+    peer.starts_with('/') || host == "localhost" || host.starts_with("127.") || host == "[::1]"
+}

@@ -1,0 +1,525 @@
+//! What two samples come to: where each standby is, what its lag is made of, and how fast it could replay. No clock.
+//!
+//! Lag in time is the age of a position: how long ago the primary had flushed up to there. Positions of servers that answered at
+//! different moments can be compared so, and it goes on for a standby that is not connected.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::Serialize;
+use walrider_layout::Lsn;
+
+use crate::sample::{Sample, Server, ServerSample, Walsender};
+
+/// Moments that are remembered of a primary: at one a second an hour, then coarser.
+const MAX_POINTS: usize = 3600;
+/// A process that is seen in a state this often, as a share of all looks, owes its lag to it.
+const TELLING: f64 = 0.3;
+/// Less replay than this, as a share of all time, says nothing of how fast it could be.
+const LEAST_UTILISATION: f64 = 0.02;
+
+/// What lag is made of, in the order of the way that WAL goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// The primary has not sent it.
+    NotSent,
+    /// It is on its way.
+    Network,
+    /// The standby writes it.
+    StandbyWrite,
+    /// The standby makes it durable.
+    StandbyFsync,
+    /// It is there, and not replayed; the standby was not asked why.
+    Replay,
+    /// Replay computes.
+    ReplayCpu,
+    /// Replay reads pages.
+    ReplayRead,
+    /// Replay writes, extends or syncs files.
+    ReplayWrite,
+    /// Replay waits for WAL from an archive, or reads it.
+    WalFetch,
+    /// Replay waits for queries.
+    Conflict,
+    /// `recovery_min_apply_delay`
+    ApplyDelay,
+    /// Replay is paused.
+    Paused,
+    /// The process that replays is stopped by a signal.
+    Stopped,
+    /// Replay waits for something else.
+    ReplayOther,
+}
+
+impl Part {
+    /// A word or two, for a column.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::NotSent => "not sent",
+            Part::Network => "network",
+            Part::StandbyWrite => "write",
+            Part::StandbyFsync => "fsync",
+            Part::Replay => "replay",
+            Part::ReplayCpu => "replay CPU",
+            Part::ReplayRead => "replay read",
+            Part::ReplayWrite => "replay write",
+            Part::WalFetch => "WAL fetch",
+            Part::Conflict => "conflict",
+            Part::ApplyDelay => "apply delay",
+            Part::Paused => "paused",
+            Part::Stopped => "stopped",
+            Part::ReplayOther => "replay other",
+        }
+    }
+}
+
+/// What the process that replays does, by its wait event; `None` while it has nothing to do. The names are those of 13 to 18
+/// (`utils/activity/wait_event_names.txt`, 18; `storage/procsignal.h`, before).
+pub fn replay_part(wait: &str) -> Option<Part> {
+    let (kind, event) = wait.split_once(':').unwrap_or(("", wait));
+    Some(match (kind, event) {
+        ("", "") => Part::ReplayCpu,
+        (_, "RecoveryWalStream" | "RecoveryWalAll") => return None,
+        (_, "RecoveryRetrieveRetryInterval" | "RestoreCommand" | "WALRead" | "WalRead") => Part::WalFetch,
+        (_, "RecoveryApplyDelay") => Part::ApplyDelay,
+        (_, "RecoveryPause") => Part::Paused,
+        ("BufferPin" | "Buffer" | "Lock", _) => Part::Conflict,
+        (_, event) if event.starts_with("RecoveryConflict") || event == "BufferCleanup" => Part::Conflict,
+        ("IO", event) if event.ends_with("Read") || event.ends_with("Prefetch") || event.starts_with("Aio") => {
+            Part::ReplayRead
+        }
+        ("IO", _) => Part::ReplayWrite,
+        _ => Part::ReplayOther,
+    })
+}
+
+/// Shares of the looks at a process: what it was seen doing. Empty if nobody looked.
+fn shares<T: Ord>(seen: &BTreeMap<String, u32>, part: impl Fn(&str) -> T) -> BTreeMap<T, f64> {
+    let all: u32 = seen.values().sum();
+    let mut shares = BTreeMap::new();
+    for (wait, times) in seen {
+        *shares.entry(part(wait)).or_default() += f64::from(*times) / f64::from(all.max(1));
+    }
+    shares
+}
+
+/// When the primary had flushed how much.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    points: VecDeque<(f64, u64)>,
+}
+
+impl History {
+    /// At `time`, the primary had flushed up to `flushed`.
+    pub fn note(&mut self, time: f64, flushed: Lsn) {
+        match self.points.back() {
+            // Another server by the same name, or the same after it lost something: what was known is of no use.
+            Some(&(_, last)) if flushed.0 < last => self.points.clear(),
+            Some(&(last, _)) if time <= last => return,
+            _ => {}
+        }
+        self.points.push_back((time, flushed.0));
+        if self.points.len() > MAX_POINTS {
+            // Every other one of the older half.
+            let mut nth = 0;
+            self.points.retain(|_| {
+                nth += 1;
+                nth > MAX_POINTS / 2 || nth % 2 == 1
+            });
+        }
+    }
+
+    /// How old a position is at `time`, in seconds, and whether it is older than what is known, so that this is the least.
+    pub fn age(&self, position: Lsn, time: f64) -> Option<(f64, bool)> {
+        let &(last_time, last) = self.points.back()?;
+        if position.0 >= last {
+            return Some((0.0, false));
+        }
+        let next = self.points.partition_point(|&(_, lsn)| lsn <= position.0);
+        debug_assert!(next < self.points.len());
+        let at = match next.checked_sub(1) {
+            None => self.points[0].0,
+            Some(before) => {
+                // It grew evenly in between, as far as anybody knows.
+                let ((from, low), (to, high)) = (self.points[before], self.points[next]);
+                from + (to - from) * (position.0 - low) as f64 / (high - low) as f64
+            }
+        };
+        Some(((time.max(last_time) - at).max(0.0), next == 0))
+    }
+
+    /// Bytes a second, over the last `seconds`.
+    pub fn rate(&self, seconds: f64) -> Option<f64> {
+        let &(to, high) = self.points.back()?;
+        let &(from, low) = self.points.iter().rev().take_while(|(time, _)| to - time <= seconds + 0.5).last()?;
+        (to > from).then(|| (high - low) as f64 / (to - from))
+    }
+}
+
+/// A stage of a standby.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Stage {
+    /// Where it ends, as text in JSON.
+    #[serde(serialize_with = "walrider_observe::status::text::serialize")]
+    pub lsn: Option<Lsn>,
+    /// Bytes behind the primary's flush.
+    pub bytes: Option<u64>,
+    /// Seconds behind it.
+    pub seconds: Option<f64>,
+    /// It is more than `seconds`: it was so before anybody looked.
+    pub at_least: bool,
+}
+
+/// How replay goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Speed {
+    /// Bytes of WAL a second that are replayed.
+    pub rate: Option<f64>,
+    /// Share of the time that the process works, waits for disks or for queries.
+    pub utilisation: Option<f64>,
+    /// Bytes a second that it could replay: past that it falls behind.
+    pub capacity: Option<f64>,
+    /// Seconds until it has caught up, as things go; infinite if never, which is null in JSON.
+    pub catch_up: Option<f64>,
+    /// Processor seconds a second.
+    pub cpu: Option<f64>,
+}
+
+/// A standby, seen from both ends as far as they answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Standby {
+    /// `application_name`, or the name of the server.
+    pub name: String,
+    /// Where it is.
+    pub address: String,
+    /// The primary has a walsender for it. Where not, nothing that is shown of it is 0 because nobody said anything.
+    pub connected: bool,
+    /// `streaming`, `catchup`, ..., or `not connected`.
+    pub state: String,
+    /// `sync`, `async`, `quorum`, `potential`.
+    pub sync_state: Option<String>,
+    /// `walrider standby`.
+    pub walrider: bool,
+    /// Why it does not answer, if it was asked.
+    pub error: Option<String>,
+    /// Sent.
+    pub sent: Stage,
+    /// In the standby's operating system.
+    pub write: Stage,
+    /// Durable there.
+    pub flush: Stage,
+    /// Replayed.
+    pub replay: Stage,
+    /// What its lag is made of, in seconds, the largest first.
+    pub parts: Vec<(Part, f64)>,
+    /// How replay goes.
+    pub speed: Speed,
+    /// What the process that replays was seen doing, as shares; empty if the standby was not asked.
+    pub replaying: BTreeMap<String, f64>,
+    /// The same of the process that receives.
+    pub receiving: BTreeMap<String, f64>,
+}
+
+impl Standby {
+    /// What its lag is owed to most, if it has any.
+    pub fn cause(&self) -> Option<Part> {
+        self.parts.first().map(|(part, _)| *part)
+    }
+}
+
+/// A primary with what follows it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct View {
+    /// Its name.
+    pub primary: String,
+    /// Why it does not answer.
+    pub error: Option<String>,
+    /// End of its durable WAL.
+    #[serde(serialize_with = "walrider_observe::status::text::serialize")]
+    pub flushed: Option<Lsn>,
+    /// Bytes of WAL a second.
+    pub wal_rate: Option<f64>,
+    /// Records a second.
+    pub record_rate: Option<f64>,
+    /// Full-page images a second.
+    pub fpi_rate: Option<f64>,
+    /// Transactions a second.
+    pub commit_rate: Option<f64>,
+    /// Its standbys, by name.
+    pub standbys: Vec<Standby>,
+}
+
+/// Looks at samples one after the other.
+#[derive(Clone, Debug, Default)]
+pub struct Observer {
+    history: History,
+    before: Option<Sample>,
+}
+
+impl Observer {
+    /// The newest sample; what it comes to, with those before.
+    pub fn look(&mut self, sample: &Sample) -> View {
+        let primary = sample.servers.iter().find(|at| at.server.as_ref().is_some_and(|server| !server.in_recovery));
+        let Some((at, server)) = primary.and_then(|at| at.server.as_ref().map(|server| (at, server))) else {
+            let error =
+                sample.servers.iter().find_map(|at| at.error.clone()).or(Some("no primary among the servers".into()));
+            let standbys = self.standbys(sample, None);
+            self.before = Some(sample.clone());
+            return View { error, standbys, ..View::default() };
+        };
+        if let Some(flushed) = server.flush_lsn.filter(|_| at.error.is_none()) {
+            self.history.note(at.answered_at, flushed);
+        }
+        let before = self.before.as_ref().and_then(|before| find(before, &at.name)).and_then(|at| at.server.as_ref());
+        let rate = |of: &dyn Fn(&Server) -> Option<u64>| rate_between(before?, server, of);
+        let view = View {
+            primary: at.name.clone(),
+            error: at.error.clone(),
+            flushed: server.flush_lsn,
+            wal_rate: self.history.rate(5.0),
+            record_rate: rate(&|server| Some(server.wal?.records)),
+            fpi_rate: rate(&|server| Some(server.wal?.fpi)),
+            commit_rate: rate(&|server| server.commits),
+            standbys: self.standbys(sample, Some((at, server))),
+        };
+        self.before = Some(sample.clone());
+        view
+    }
+
+    fn standbys(&self, sample: &Sample, primary: Option<(&ServerSample, &Server)>) -> Vec<Standby> {
+        let mut asked: Vec<&ServerSample> = sample.servers.iter().filter(|at| is_standby(at)).collect();
+        let senders = primary.map_or(&[][..], |(_, server)| &server.replication);
+        let mut standbys: Vec<Standby> = senders
+            .iter()
+            .filter(|sender| !sender.logical)
+            .map(|sender| {
+                let alone = senders.len() == 1 && asked.len() == 1;
+                let found = asked.iter().position(|at| is_of(at, sender, alone));
+                self.standby(primary, Some(sender), found.map(|nth| asked.remove(nth)))
+            })
+            .collect();
+        standbys.extend(asked.into_iter().map(|at| self.standby(primary, None, Some(at))));
+        standbys.sort_by(|a, b| a.name.cmp(&b.name));
+        standbys
+    }
+
+    fn standby(
+        &self,
+        primary: Option<(&ServerSample, &Server)>,
+        sender: Option<&Walsender>,
+        asked: Option<&ServerSample>,
+    ) -> Standby {
+        let flushed = primary.and_then(|(_, server)| server.flush_lsn);
+        let primary_at = primary.map_or(0.0, |(at, _)| at.answered_at);
+        let live = asked.filter(|at| at.error.is_none());
+        let (own, own_at) = (live.map(own_positions).unwrap_or_default(), live.map_or(0.0, |at| at.answered_at));
+        let stage = |told: Option<Lsn>, own: Option<Lsn>| {
+            // The standby's own word is newer than what has come back to the primary.
+            let (lsn, at) = match (own, told) {
+                (Some(own), _) => (Some(own), own_at),
+                (None, told) => (told, primary_at),
+            };
+            let age = lsn.and_then(|lsn| self.history.age(lsn, at));
+            Stage {
+                lsn,
+                bytes: flushed.zip(lsn).map(|(flushed, lsn)| flushed.0.saturating_sub(lsn.0)),
+                seconds: age.map(|(seconds, _)| seconds),
+                at_least: age.is_some_and(|(_, least)| least),
+            }
+        };
+        let mut standby = Standby {
+            name: name_of(sender, asked),
+            address: sender
+                .and_then(|sender| sender.client_addr.clone())
+                .or(asked.map(|at| at.name.clone()))
+                .unwrap_or_default(),
+            connected: sender.is_some(),
+            state: sender.map_or(Some("not connected".to_owned()), |sender| sender.state.clone()).unwrap_or_default(),
+            sync_state: sender.and_then(|sender| sender.sync_state.clone()),
+            walrider: asked.is_some_and(|at| at.walrider.is_some()),
+            error: asked.and_then(|at| at.error.clone()),
+            sent: stage(sender.and_then(|sender| sender.sent_lsn), None),
+            write: stage(sender.and_then(|sender| sender.write_lsn), own.write),
+            flush: stage(sender.and_then(|sender| sender.flush_lsn), own.flush),
+            replay: stage(sender.and_then(|sender| sender.replay_lsn), own.replay),
+            replaying: live.map(|at| shares(&at.replaying, str::to_owned)).unwrap_or_default(),
+            receiving: live.map(|at| shares(&at.receiving, str::to_owned)).unwrap_or_default(),
+            ..Standby::default()
+        };
+        standby.parts = parts(&standby, sender, live);
+        standby.speed = self.speed(&standby, live);
+        standby
+    }
+
+    fn speed(&self, standby: &Standby, live: Option<&ServerSample>) -> Speed {
+        let Some(now) = live else { return Speed::default() };
+        let before =
+            self.before.as_ref().and_then(|before| find(before, &now.name)).filter(|before| before.error.is_none());
+        let elapsed = before.map(|before| now.answered_at - before.answered_at).filter(|elapsed| *elapsed > 0.0);
+        let rate = before.zip(elapsed).and_then(|(before, elapsed)| {
+            let (from, to) = (own_positions(before).replay?, own_positions(now).replay?);
+            Some(to.0.checked_sub(from.0)? as f64 / elapsed)
+        });
+        let looks: u32 = now.replaying.values().sum();
+        let utilisation = (looks > 0).then(|| {
+            let parts = shares(&now.replaying, replay_part);
+            let idle = |part: &Option<Part>| matches!(part, None | Some(Part::ApplyDelay | Part::Paused));
+            parts.iter().filter(|(part, _)| !idle(part)).map(|(_, share)| share).sum::<f64>()
+        });
+        let cpu =
+            before.and_then(|before| before.process).zip(now.process).zip(elapsed).and_then(|((from, to), elapsed)| {
+                let spent = |process: crate::sample::Process| process.user_seconds + process.system_seconds;
+                (from.pid == to.pid).then(|| (spent(to) - spent(from)).max(0.0) / elapsed)
+            });
+        let capacity = rate
+            .zip(utilisation)
+            .filter(|(rate, busy)| *busy >= LEAST_UTILISATION && *rate > 0.0)
+            .map(|(rate, busy)| rate / busy);
+        let catch_up =
+            capacity.zip(self.history.rate(5.0)).zip(standby.replay.bytes).map(|((capacity, wal), bytes)| {
+                match (bytes, capacity > wal) {
+                    (0, _) => 0.0,
+                    (_, true) => bytes as f64 / (capacity - wal),
+                    (_, false) => f64::INFINITY,
+                }
+            });
+        Speed { rate, utilisation, capacity, catch_up, cpu }
+    }
+}
+
+/// Changes a second of a counter; none if it was reset, or the server is another.
+fn rate_between(before: &Server, now: &Server, of: &dyn Fn(&Server) -> Option<u64>) -> Option<f64> {
+    let elapsed = now.now - before.now;
+    let grown = of(now)?.checked_sub(of(before)?)?;
+    (elapsed > 0.0).then(|| grown as f64 / elapsed)
+}
+
+fn find<'a>(sample: &'a Sample, name: &str) -> Option<&'a ServerSample> {
+    sample.servers.iter().find(|at| at.name == name)
+}
+
+fn is_standby(at: &ServerSample) -> bool {
+    at.walrider.is_some() || at.server.as_ref().is_some_and(|server| server.in_recovery)
+}
+
+#[derive(Default)]
+struct Own {
+    write: Option<Lsn>,
+    flush: Option<Lsn>,
+    replay: Option<Lsn>,
+}
+
+/// What the standby itself says.
+fn own_positions(at: &ServerSample) -> Own {
+    if let Some(status) = &at.walrider {
+        let positions = &status.positions;
+        return Own { write: positions.written.lsn, flush: positions.flushed.lsn, replay: positions.replayed.lsn };
+    }
+    let Some(server) = &at.server else { return Own::default() };
+    let receiver = server.receiver.as_ref();
+    Own {
+        write: receiver.and_then(|receiver| receiver.written_lsn),
+        // What is there is durable also when nothing is received any more.
+        flush: receiver.and_then(|receiver| receiver.flushed_lsn).or(server.receive_lsn),
+        replay: server.replay_lsn,
+    }
+}
+
+/// Whether a server that was asked is the one at the end of this walsender; `alone`: there is one of each.
+fn is_of(at: &ServerSample, sender: &Walsender, alone: bool) -> bool {
+    if let Some(status) = &at.walrider {
+        return match (&status.slot, &sender.slot) {
+            (Some(slot), Some(used)) => slot == used,
+            _ => status.application_name.as_deref() == Some(&sender.application_name),
+        };
+    }
+    let Some(server) = &at.server else { return false };
+    let receiver = server.receiver.as_ref();
+    match (receiver.and_then(|receiver| receiver.slot_name.as_deref()).filter(|slot| !slot.is_empty()), &sender.slot) {
+        (Some(slot), Some(used)) => slot == used,
+        _ => {
+            let named = receiver.and_then(|receiver| receiver.application_name.as_deref());
+            // What a walreceiver calls itself (`libpqrcv_connect` in walreceiver.c).
+            named.or(server.cluster_name.as_deref()).unwrap_or("walreceiver") == sender.application_name || alone
+        }
+    }
+}
+
+fn name_of(sender: Option<&Walsender>, asked: Option<&ServerSample>) -> String {
+    let own = |at: &ServerSample| match (&at.walrider, &at.server) {
+        (Some(status), _) => status.application_name.clone(),
+        (_, Some(server)) => server.cluster_name.clone(),
+        _ => None,
+    };
+    match sender {
+        Some(sender) => sender.application_name.clone(),
+        None => asked.and_then(|at| own(at).or_else(|| Some(at.name.clone()))).unwrap_or_default(),
+    }
+}
+
+/// What the lag of replay is made of.
+fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSample>) -> Vec<(Part, f64)> {
+    let mut parts: BTreeMap<Part, f64> = BTreeMap::new();
+    let mut add = |part, seconds: f64| {
+        if seconds > 0.0 {
+            *parts.entry(part).or_default() += seconds;
+        }
+    };
+    let receiving = live.map(|at| shares(&at.receiving, receive_part)).unwrap_or_default();
+    let (Some(replay), Some(flush)) = (standby.replay.seconds, standby.flush.seconds) else { return Vec::new() };
+    // Up to where it is durable on the standby.
+    let (sent, write) =
+        (standby.sent.seconds.unwrap_or(0.0).min(flush), standby.write.seconds.unwrap_or(flush).min(flush));
+    let blocked = |part| receiving.get(&Some(part)).copied().unwrap_or(0.0);
+    let (syncs, writes) = (blocked(Part::StandbyFsync), blocked(Part::StandbyWrite));
+    if sender.is_some() && syncs.max(writes) >= TELLING {
+        // One process receives, writes and syncs: while it is at one of these, nothing is received, and soon nothing sent.
+        add(Part::StandbyFsync, flush * syncs / (syncs + writes));
+        add(Part::StandbyWrite, flush * writes / (syncs + writes));
+    } else {
+        let stuck =
+            sender.and_then(|sender| sender.wait.as_deref()).is_some_and(|wait| wait.ends_with("WalSenderWriteData"));
+        add(if stuck { Part::Network } else { Part::NotSent }, sent);
+        add(Part::Network, (write - sent).max(0.0));
+        add(Part::StandbyFsync, flush - write.max(sent));
+    }
+    // From there on.
+    let rest = replay - flush;
+    let doing: BTreeMap<Part, f64> = live
+        .map(|at| {
+            shares(&at.replaying, replay_part).into_iter().filter_map(|(part, share)| Some((part?, share))).collect()
+        })
+        .unwrap_or_default();
+    let all: f64 = doing.values().sum();
+    match live {
+        Some(at) if at.process.is_some_and(|process| matches!(process.state, 'T' | 't')) => add(Part::Stopped, rest),
+        Some(at) if is_paused(at) => add(Part::Paused, rest),
+        Some(at) if is_delayed(at) => add(Part::ApplyDelay, rest),
+        _ if all > 0.0 => doing.iter().for_each(|(part, share)| add(*part, rest * share / all)),
+        _ => add(Part::Replay, rest),
+    }
+    let mut parts: Vec<(Part, f64)> = parts.into_iter().collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    parts
+}
+
+/// What the process that receives does; `None` while it waits for the primary.
+pub fn receive_part(wait: &str) -> Option<Part> {
+    match wait.split_once(':') {
+        Some(("IO", event)) if event.to_ascii_lowercase().contains("sync") => Some(Part::StandbyFsync),
+        Some(("IO", _)) => Some(Part::StandbyWrite),
+        _ => None,
+    }
+}
+
+fn is_paused(at: &ServerSample) -> bool {
+    match (&at.walrider, &at.server) {
+        (Some(status), _) => status.paused,
+        (_, Some(server)) => server.paused == Some(true),
+        _ => false,
+    }
+}
+
+fn is_delayed(at: &ServerSample) -> bool {
+    at.walrider.as_ref().is_some_and(|status| status.min_apply_delay_seconds > 0.0)
+}

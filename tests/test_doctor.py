@@ -1,0 +1,191 @@
+"""`walrider doctor`: each rule finds what is made for real, and nothing where all is well.
+
+Not tried: servers before 17, whose rule is tried on a sample alone; pgaudit, which is no part of PostgreSQL; disks that are slow for
+reads but for those that are in no buffer.
+"""
+
+import json
+import os
+import signal
+from contextlib import ExitStack
+
+import pytest
+
+from tests.lab.faults.proxy import Proxy
+from tests.lab.faults.shim import Disk
+from tests.lab.standby import standby
+from tests.lab.standby.standby import Walrider, wait_position, wait_streaming
+from tests.lab.standby.watched import BATCH, hot, load, primary_of
+from tests.lab.waiting import wait_for
+from tests.lab.walrider import walrider
+
+WRONG = 5
+
+
+@pytest.fixture
+def primary(primary_template, work):
+    """A primary whose commits wait for no standby."""
+    with primary_of(primary_template, work, "max_slot_wal_keep_size = 1GB\n") as server:
+        yield server
+
+
+def doctor(*servers, time="4s"):
+    """The findings by rule, and the exit code."""
+    dsns = [server if isinstance(server, str) else server.dsn() for server in servers]
+    result = walrider("doctor", "--json", "--time", time, *dsns, timeout=120)
+    assert result.code in (0, WRONG), result.stderr
+    findings = json.loads(result.stdout)["findings"]
+    assert (result.code == WRONG) == any(finding["severity"] != "notice" for finding in findings)
+    assert all(finding["what"] and (finding["advice"] or not finding["evidence"]) for finding in findings)
+    return {finding["rule"]: finding for finding in findings}
+
+
+def test_all_is_well(primary, work):
+    """A primary and a standby with a moderate load: nothing is found, and the exit code says so."""
+    with hot(primary, work) as follower, load(primary, "INSERT INTO t SELECT i, 'x' FROM generate_series(1, 100) i", pause=0.05):
+        wait_position(primary)
+        assert doctor(primary, follower.server) == {}
+        said = walrider("doctor", "--time", "2s", primary.dsn(), follower.server.dsn()).expect()
+    assert "Nothing is wrong" in said.stdout
+
+
+@pytest.mark.parametrize("cause", ["network", "not_sent", "standby_fsync", "stopped", "paused", "apply_delay"])
+def test_the_bottleneck(primary, work, cause):
+    """What most of the lag is owed to is named, with the evidence."""
+    with ExitStack() as stack:
+        proxy = stack.enter_context(Proxy(primary.port))
+        disk = Disk(work / "disk", work / "standby")
+        settings = {"recovery_min_apply_delay": "1min"} if cause == "apply_delay" else {}
+        follower = stack.enter_context(hot(primary, work, proxy.port, disk, **settings))
+        stack.enter_context(load(primary))
+        pid = None
+        match cause:
+            case "network":
+                proxy.throttle(down=100_000)
+            case "standby_fsync":
+                disk.fsync_takes(400)
+            case "not_sent":
+                pid = int(primary.value("SELECT pid FROM pg_stat_replication"))
+            case "stopped":
+                pid = int(follower.server.value("SELECT pid FROM pg_stat_activity WHERE backend_type = 'startup'"))
+            case "paused":
+                follower.server.psql("SELECT pg_wal_replay_pause()")
+        if pid:
+            os.kill(pid, signal.SIGSTOP)
+            stack.callback(os.kill, pid, signal.SIGCONT)
+        found = doctor(primary, follower.server, time="6s")
+    finding = found[f"lag_{cause}"]
+    assert finding["subject"] == standby.NAME and finding["evidence"], finding
+    assert not [rule for rule in found if rule.startswith("lag_") and rule != f"lag_{cause}"], found
+    assert (finding["severity"] == "notice") == (cause == "apply_delay")
+
+
+def test_conflicts(primary, work):
+    """Replay waits for a query; then the query is cancelled."""
+    with hot(primary, work, max_standby_streaming_delay="5s", hot_standby_feedback="off") as follower:
+        primary.psql(BATCH)
+        wait_position(primary)
+        with follower.server.session() as reader:
+            reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            reader.run("SELECT count(*) FROM t")
+            primary.psql("DELETE FROM t")
+            primary.psql("VACUUM (FREEZE, TRUNCATE off) t")
+            with load(primary):
+                found = doctor(primary, follower.server, time="8s")
+    assert "lag_conflict" in found or "queries_cancelled" in found, found
+    assert found["queries_cancelled"]["evidence"][0].startswith("1 for snapshot"), found
+
+
+def test_not_connected_and_a_slot_that_nobody_uses(primary, work):
+    """The standby cannot reach the primary; its slot keeps WAL, without bound where that is not set."""
+    primary.psql("SELECT pg_create_physical_replication_slot('gone', true)")
+    with Proxy(primary.port) as proxy, hot(primary, work, proxy.port) as follower:
+        found = doctor(primary, follower.server, time="2s")
+        assert "slot_unused" not in found and "not_connected" not in found, "it does not hold much"
+        proxy.cut(refuse=True)
+        primary.psql("CREATE TABLE large AS SELECT repeat(md5(i::text), 30) v FROM generate_series(1, 70000) i")
+        found = doctor(primary, follower.server)
+    assert found["not_connected"]["severity"] == "critical" and "slot_unused" in found, found
+    assert "until the disk is full" not in found["slot_unused"]["what"], found
+
+
+def test_commits_that_wait_for_nobody(primary, work):
+    """synchronous_standby_names names a standby that is not there."""
+    with hot(primary, work) as follower:
+        primary.psql("ALTER SYSTEM SET synchronous_standby_names = 'other'")
+        primary.psql("SELECT pg_reload_conf()")
+        session = primary.session()
+        session.send("INSERT INTO t VALUES (1, 'waits')")
+        wait_for(lambda: primary.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'") == "1", "a wait")
+        found = doctor(primary, follower.server, time="2s")
+        primary.psql("ALTER SYSTEM RESET synchronous_standby_names")
+        primary.psql("SELECT pg_reload_conf()")
+        session.wait()
+        session.close()
+    assert found["no_synchronous_standby"]["severity"] == "critical", found
+
+
+def test_a_slow_synchronous_standby(primary, work):
+    """Commits wait for the standby's disk."""
+    disk = Disk(work / "disk", work / "standby")
+    with hot(primary, work, disk=disk) as follower:
+        primary.psql(f"ALTER SYSTEM SET synchronous_standby_names = '{standby.NAME}'")
+        primary.psql("SELECT pg_reload_conf()")
+        disk.fsync_takes(150)
+        with load(primary, "INSERT INTO t VALUES (1, 'x')"):
+            found = doctor(primary, follower.server, time="5s")
+        disk.fsync_takes(0)
+    assert "synchronous_wait" in found and "no_synchronous_standby" not in found, found
+    assert "slow_fsync" in found, found
+
+
+def test_an_archiver_that_fails(primary, work):
+    """archive_command says no."""
+    primary.configure("archive_mode = on\narchive_command = 'false'\n")
+    primary.restart(listen_addresses="127.0.0.1")
+    primary.switch_wal()
+    wait_for(lambda: primary.value("SELECT failed_count > 0 FROM pg_stat_archiver") == "t", "a failure")
+    found = doctor(primary, time="2s")
+    assert found["archiver_fails"]["severity"] == "critical" and "false" in "".join(found["archiver_fails"]["evidence"]), found
+
+
+def test_checkpoints_images_and_buffers(primary, work):
+    """max_wal_size is too small for the load, so that most of its WAL is images, and wal_buffers for its rows."""
+    primary.configure("max_wal_size = 4MB\nmin_wal_size = 2MB\nwal_buffers = 32kB\ncheckpoint_timeout = 1h\n")
+    primary.restart(listen_addresses="127.0.0.1")
+    primary.psql("CREATE TABLE wide AS SELECT i AS id, 0 AS n FROM generate_series(1, 200000) i; CREATE INDEX ON wide (id)")
+    update = "UPDATE wide SET n = n + 1 WHERE id IN (SELECT (random() * 200000)::int FROM generate_series(1, 1500))"
+    with load(primary, update), load(primary, BATCH):
+        found = doctor(primary, time="8s")
+    assert {"max_wal_size", "full_page_images", "wal_buffers"} <= found.keys(), found
+    assert "requested checkpoints" in found["max_wal_size"]["evidence"][0]
+
+
+def test_settings_that_lose_data(primary, work):
+    """fsync and full_page_writes are off."""
+    primary.restart(listen_addresses="127.0.0.1", fsync="off", full_page_writes="off")
+    result = walrider("doctor", "--time", "2s", primary.dsn())
+    result.expect(WRONG)
+    assert "fsync is off" in result.stdout and "full_page_writes is off" in result.stdout, result.stdout
+
+
+def test_rights_and_a_server_that_is_down(primary, work):
+    """An ordinary user is told what it does not see; a server that does not answer is a finding, and no hang."""
+    primary.psql("CREATE ROLE nobody LOGIN")
+    found = doctor(primary.dsn().replace("user=postgres", "user=nobody"), "host=127.0.0.1 port=1 user=postgres", time="2s")
+    assert found["rights"]["severity"] == "notice" and found["no_answer"]["severity"] == "warning", found
+
+
+def test_walrider_and_a_recording(primary, work):
+    """A paused standby of Walrider; and the same from a recording."""
+    recording = work / "recording"
+    with Walrider(standby.clone(primary, work / "standby")).start() as follower:
+        wait_streaming(primary)
+        follower.pause()
+        servers = [primary.dsn(), f"http://127.0.0.1:{follower.port}"]
+        with load(primary):
+            walrider("top", "--batch", "-n", 6, "--record", recording, *servers, timeout=60).expect()
+            assert "lag_paused" in doctor(*servers)
+    result = walrider("doctor", "--json", "--recording", recording)
+    result.expect(WRONG)
+    assert [finding["rule"] for finding in json.loads(result.stdout)["findings"]] == ["lag_paused"], result.stdout
