@@ -52,8 +52,7 @@ impl ApplyError {
 }
 
 impl ApplyError {
-    /// Whether the publisher failed in itself (`internal_error`). Decoding does, now and then, where a transaction changes a table's
-    /// file is streamed while it runs; the next attempt, with the transaction complete, works.
+    /// Whether the publisher failed in itself (`internal_error`), as decoding may. It may be passing, so it is tried again a few times.
     pub fn is_internal(&self) -> bool {
         matches!(self, ApplyError::Source(SourceError::Connect(error)) if error.is_sqlstate("XX000"))
     }

@@ -346,13 +346,13 @@ impl<'s> Reader<'s> {
             return;
         }
         let committed = self.turns.committed();
-        if self.queue.is_empty() && self.batches.is_open() && (came != Came::More || self.ending.is_some()) {
-            if self.ending.is_some() || (self.may_close() && self.batches.open_begins_after(committed) == 0) {
-                let mut out = Vec::new();
-                self.batches.close(&mut out);
-                self.queue.extend(out);
-                self.closed = Instant::now();
-            }
+        let wants = self.queue.is_empty() && self.batches.is_open() && (came != Came::More || self.ending.is_some());
+        let may = self.ending.is_some() || (self.may_close() && self.batches.open_begins_after(committed) == 0);
+        if wants && may {
+            let mut out = Vec::new();
+            self.batches.close(&mut out);
+            self.queue.extend(out);
+            self.closed = Instant::now();
         }
         while self.queue.front().is_some_and(|batch| self.may_dispatch(batch.number)) {
             let batch = self.queue.pop_front().expect("there is one");

@@ -152,7 +152,9 @@ impl Worker {
         if outcome.failure.is_some() || outcome.unexpected_total > 0 {
             match &outcome.failure {
                 Some((_, error)) => tracing::debug!("batch {}, executed ahead: {error}", batch.number),
-                None => tracing::debug!("batch {}, executed ahead: a row was not found, or not as expected", batch.number),
+                None => {
+                    tracing::debug!("batch {}, executed ahead: a row was not found, or not as expected", batch.number)
+                }
             }
             self.roll_back()?;
             return Ok(false);
