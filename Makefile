@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE = 1
         bench-logical-long bench-logical-apply bench-top test test-quick test-rust test-datadir test-e2e test-17 test-suites \
         test-subscription test-tools \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
-        soak-standby soak-early soak-logical soak-power soak-plugin soak-sim planted packages clean
+        soak-standby soak-early soak-logical soak-logical-boundaries soak-power soak-plugin soak-sim planted packages clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -176,6 +176,10 @@ soak-early: build fetch extension
 # Two hundred times: publisher, target or Walrider die while it is applied; both sides compared row by row.
 soak-logical: build fetch
 	$(SOAK) WALRIDER_LOGICAL_ROUNDS=$${WALRIDER_LOGICAL_ROUNDS:-200} $(E2E) tests/test_logical_apply.py -k crashes -s $(PYTEST_ARGS)
+
+# The connections of `walrider logical apply` are lost right behind each message of the publisher, and each answer of the target.
+soak-logical-boundaries: build fetch
+	WALRIDER_BOUNDARY_STEP=$${WALRIDER_BOUNDARY_STEP:-1} $(E2E) tests/test_logical_apply_operation.py -k boundaries -s $(PYTEST_ARGS)
 
 # The power goes two thousand times: at any moment of a replay, a promotion, a standby; both we and PostgreSQL go on.
 soak-power: build fetch extension

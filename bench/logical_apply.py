@@ -96,8 +96,9 @@ def apply_once(publisher, template, contender, slot, latency, scratch, jobs):
         proxy.delay(*(dict(up_ms=0.5, down_ms=0.5) if latency else {}).values())
         port = {True: proxy.port, False: target.port if contender == "walrider" else publisher.port}[latency]
         conninfo = f"host=127.0.0.1 port={port} user=postgres dbname=postgres"
+        source = f"host=127.0.0.1 port={publisher.port} user=postgres dbname=postgres"
         if contender == "walrider":
-            command = [walrider.binary(), "logical", "apply", "--source", publisher.dsn(), "--target", conninfo, "-S", slot, "-P", "p",
+            command = [walrider.binary(), "logical", "apply", "--source", source, "--target", conninfo, "-S", slot, "-P", "p",
                        "--jobs", str(jobs), "--log-level", "warn"]
             begun = time.monotonic()
             process = subprocess.Popen(command)

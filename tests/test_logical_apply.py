@@ -395,7 +395,7 @@ def test_hidden_dependencies(work, rng):
     that always run: what is executed ahead in the wrong order is rolled back, and executed again.
 
     One transaction in a batch, eight sessions. `walrider_logical_retries_total` says that it happened. Where no batch gives
-    way to the oldest, it hangs. It does not reach the check that a row was found ahead: no load is known that needs it.
+    way to the oldest, it hangs. That a row was not found ahead is for `test_row_not_found_ahead`.
     """
     with make_publisher(work / "publisher").start() as publisher, make_target(work / "target").start() as target:
         for server in (publisher, target):

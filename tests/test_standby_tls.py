@@ -276,6 +276,31 @@ def test_a_password_for_this_server_alone(primary, work, files, monkeypatch):
         follower.takes_over()
 
 
+def test_a_target(primary, files, work):
+    """`walrider logical apply` connects so to its target: that proves who it is, SCRAM is bound to the channel; a target that another
+    authority has signed, and a wrong password, are refused with nothing applied."""
+    conf = "wal_level = logical\nmax_prepared_transactions = 0\n"
+    with PgCluster.init(work / "publisher", conf=conf).start() as publisher:
+        publisher.psql("CREATE TABLE applied (id int PRIMARY KEY)")
+        primary.psql("CREATE TABLE applied (id int PRIMARY KEY); ALTER ROLE scram SUPERUSER", options=LOCALLY)
+        publisher.psql("CREATE PUBLICATION p FOR TABLE applied")
+        publisher.psql("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+        publisher.psql("INSERT INTO applied VALUES (1)")
+        end = publisher.value("SELECT pg_current_wal_insert_lsn()")
+
+        def apply(authority, password=SECRET):
+            target = (f"host={HOST} hostaddr=127.0.0.1 port={primary.port} dbname=postgres user=scram sslmode=verify-full "
+                      f"sslrootcert={files}/{authority}.crt channel_binding=require password={password}")
+            return walrider("logical", "apply", "--source", publisher.dsn(), "--target", target, "-S", "s", "-P", "p", "--jobs", 2,
+                            "--until", end, timeout=60)
+
+        assert "certificate" in apply("theirs").expect(1).stderr
+        assert "password authentication failed" in apply("ours", "wrong").expect(1).stderr
+        assert primary.value("SELECT count(*) FROM applied") == "0"
+        apply("ours").expect()
+        assert primary.value("SELECT count(*) FROM applied") == "1"
+
+
 def test_a_logical_slot(primary, files):
     """`walrider logical stream` connects in the same way: the primary proves who it is, SCRAM is bound to the channel."""
     primary.stop()

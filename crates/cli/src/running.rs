@@ -59,6 +59,20 @@ pub enum ControlError {
         /// The first words of its command line.
         command: String,
     },
+    /// Nobody who applies.
+    #[error("no walrider logical apply with slot \"{slot}\" runs on this machine, as far as this user may see")]
+    NotApplying {
+        /// The slot.
+        slot: String,
+    },
+    /// More than one.
+    #[error("several processes apply a slot \"{slot}\" ({pids}): say which with --origin, or send the signal yourself")]
+    SeveralApply {
+        /// The slot.
+        slot: String,
+        /// Their ids.
+        pids: String,
+    },
     /// The lock file makes no sense.
     #[error("lock file \"{}\" does not begin with a process id", .0.display())]
     Lock(PathBuf),
@@ -101,6 +115,8 @@ pub enum Kind {
     Replay,
     /// `walrider receive`.
     Receive,
+    /// `walrider logical apply`.
+    LogicalApply,
     /// A server.
     Postgres,
     /// A stand-alone backend, or a stranger that has got the number of somebody dead.
@@ -114,6 +130,7 @@ impl Kind {
             Kind::Standby => "standby",
             Kind::Replay => "replay",
             Kind::Receive => "receive",
+            Kind::LogicalApply => "logical apply",
             Kind::Postgres => "postgres",
             Kind::Other => "other",
         }
@@ -180,14 +197,22 @@ impl Running {
     /// A `walrider receive` that puts WAL there.
     fn receiving(directory: &Path) -> Option<Running> {
         let directory = fs::canonicalize(directory).ok()?;
-        let processes = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         let receives = |running: &Running| {
             let Some(Command::Receive(args)) = running.command() else { return false };
             fs::canonicalize(running.path(args.directory())).is_ok_and(|path| path == directory)
         };
+        Running::all(Kind::Receive).ok()?.find(receives)
+    }
+
+    /// All processes of a kind, of whoever they are.
+    pub fn all(kind: Kind) -> Result<impl Iterator<Item = Running>, ControlError> {
+        let path = PathBuf::from("/proc");
+        let failed = |source| ControlError::Io { operation: "read", path: path.clone(), source };
+        let entries = fs::read_dir(&path).map_err(failed)?;
+        let processes = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         // Those that end meanwhile, and those of others, are none of ours.
         let open = |pid| Running::open(Pid::from_raw(pid)?).ok().flatten();
-        processes.filter_map(open).find(|running| running.kind == Kind::Receive && receives(running))
+        Ok(processes.filter_map(open).filter(move |running| running.kind == kind))
     }
 
     /// `None`: it has ended.
@@ -253,6 +278,7 @@ fn kind_of(words: &[String]) -> Kind {
         Some("standby") => Kind::Standby,
         Some("replay") => Kind::Replay,
         Some("receive") => Kind::Receive,
+        Some("logical") if words.get(2).map(String::as_str) == Some("apply") => Kind::LogicalApply,
         _ => Kind::Other,
     }
 }

@@ -26,6 +26,9 @@ pub use crate::error::ApplyError;
 /// Between attempts to connect, at least and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// Internal errors of the publisher, without progress in between.
+const MAX_INTERNAL: u32 = 10;
+
 /// What is applied, from where to where.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -98,6 +101,7 @@ pub struct Apply {
     pub(crate) progress: Mutex<Progress>,
     pub(crate) wake: Arc<Wake>,
     stop: AtomicBool,
+    paused: AtomicBool,
 }
 
 /// How it ended.
@@ -119,6 +123,7 @@ impl Apply {
             progress: Mutex::default(),
             wake: Arc::new(wake),
             stop: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
         }))
     }
 
@@ -126,6 +131,20 @@ impl Apply {
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.wake.wake();
+    }
+
+    /// Begins no transaction any more, until it is to go on: what is under way is committed, the connections stay. Both may be asked for
+    /// more than once.
+    pub fn pause(&self, pause: bool) {
+        if self.paused.swap(pause, Ordering::Relaxed) != pause {
+            tracing::info!("{}", if pause { "paused" } else { "resumed" });
+        }
+        self.wake.wake();
+    }
+
+    /// Whether it is not to begin anything.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
     }
 
     /// Whether it is to end.
@@ -147,6 +166,7 @@ impl Apply {
     pub fn run(&self) -> Result<Ended, ApplyError> {
         let mut back_off = BACK_OFF.0;
         let mut in_use: Option<Instant> = None;
+        let mut internal = 0;
         let result = loop {
             if self.is_stopping() {
                 break Ok(Ended::Stopped);
@@ -176,6 +196,13 @@ impl Apply {
             }
             if Counters::get(&self.counters.transactions) > before {
                 back_off = BACK_OFF.0;
+                internal = 0;
+            }
+            if error.is_internal() {
+                internal += 1;
+                if internal > MAX_INTERNAL {
+                    break Err(error);
+                }
             }
             tracing::warn!("{error}; connecting again in {} ms", back_off.as_millis());
             self.note(|progress| {

@@ -31,6 +31,9 @@ const HEADER: usize = 8;
 /// Bytes of a spilled transaction that are read at once.
 const READ_AHEAD: usize = 256 << 10;
 
+/// Memory that a transaction may get before anything of it has come, in bytes.
+const RESERVED: usize = 64 << 10;
+
 /// What ends a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
@@ -213,6 +216,8 @@ pub struct Assembler {
     spilled_bytes: u64,
     /// Between BEGIN and COMMIT.
     current: Option<Changes>,
+    /// Bytes of the last transaction: most often the next is as large.
+    last_bytes: usize,
     /// Transactions that are streamed, and the one whose chunk this is.
     streamed: HashMap<u32, Changes>,
     chunk: Option<u32>,
@@ -221,7 +226,16 @@ pub struct Assembler {
 impl Assembler {
     /// With so many bytes of memory.
     pub fn new(limit: usize, spill: Box<dyn Spill>) -> Assembler {
-        Assembler { spill, limit, memory: 0, spilled_bytes: 0, current: None, streamed: HashMap::new(), chunk: None }
+        Assembler {
+            spill,
+            limit,
+            memory: 0,
+            spilled_bytes: 0,
+            current: None,
+            last_bytes: 0,
+            streamed: HashMap::new(),
+            chunk: None,
+        }
     }
 
     /// Bytes written to files so far.
@@ -239,7 +253,8 @@ impl Assembler {
         let order = |what| AssembleError::Order { tag: body[0], what };
         let ended = match message {
             Message::Begin { .. } | Message::BeginPrepare(_) => {
-                self.current = Some(Changes::default());
+                let memory = Vec::with_capacity(self.last_bytes.min(RESERVED));
+                self.current = Some(Changes { memory, ..Changes::default() });
                 None
             }
             Message::Commit { commit_lsn, end_lsn, commit_time } => {
@@ -299,6 +314,7 @@ impl Assembler {
         self.make_room()?;
         let Some((end, xid, commit_lsn, end_lsn, time, mut changes)) = ended else { return Ok(None) };
         self.memory -= changes.memory_bytes();
+        self.last_bytes = changes.memory_bytes();
         if !changes.in_memory() {
             self.spilled_bytes += changes.spill(&*self.spill)?;
         }

@@ -1,9 +1,8 @@
 //! Updates of a batch that nobody will see, since another update of the same row follows in it: the hot row is changed once.
 
-use std::collections::HashMap;
-
 use crate::assemble::AssembleError;
 use crate::batch::{Batch, Operation};
+use crate::hashed::{Hashed, Spread};
 use crate::message::{Decoder, Message, ReplicaIdentity, Tuple, Value};
 use crate::target::Table;
 
@@ -14,8 +13,11 @@ use crate::target::Table;
 /// executed row by row.
 pub fn superseded(decoder: &mut Decoder, batch: &Batch, operations: &[Operation]) -> Result<Vec<bool>, AssembleError> {
     let mut found = vec![false; operations.len()];
+    if !operations.iter().any(|operation| batch.body(operation)[0] == b'U') {
+        return Ok(found);
+    }
     // The last update of each row, by the hash of its key.
-    let mut last: HashMap<u64, (usize, Tuple<'_>)> = HashMap::with_capacity(operations.len());
+    let mut last: Hashed<(usize, Tuple<'_>)> = Hashed::with_capacity_and_hasher(operations.len(), Spread::new());
     for (number, operation) in operations.iter().enumerate() {
         match decoder.decode(batch.body(operation))? {
             Message::Update { old: None, new, .. } => {
@@ -44,7 +46,7 @@ pub fn superseded(decoder: &mut Decoder, batch: &Batch, operations: &[Operation]
     Ok(found)
 }
 
-fn forget(last: &mut HashMap<u64, (usize, Tuple<'_>)>, table: &Table, row: Tuple<'_>) {
+fn forget(last: &mut Hashed<(usize, Tuple<'_>)>, table: &Table, row: Tuple<'_>) {
     if let Some(hash) = table.keys.identity_hash(row) {
         last.remove(&hash);
     }

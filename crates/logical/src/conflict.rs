@@ -11,7 +11,6 @@ use crate::counters::Counters;
 use crate::error::ApplyError;
 use crate::message::Tuple;
 use crate::message::{Decoder, Message, OldTuple, Value};
-use crate::statements::change_decoder;
 use crate::target::Table;
 
 /// A kind of conflict.
@@ -19,25 +18,42 @@ use crate::target::Table;
 pub enum Kind {
     /// A new row is there already.
     InsertExists,
+    /// A row to be changed was last changed by somebody else.
+    UpdateOriginDiffers,
     /// Another row has what a row was changed to.
     UpdateExists,
     /// A row to be changed is not there.
     UpdateMissing,
+    /// A row to be deleted was last changed by somebody else.
+    DeleteOriginDiffers,
     /// A row to be deleted is not there.
     DeleteMissing,
+    /// Rows are there with the values of several unique keys of one row.
+    MultipleUniqueConflicts,
 }
 
 impl Kind {
     /// In the order of their numbers.
-    pub const ALL: [Kind; 4] = [Kind::InsertExists, Kind::UpdateExists, Kind::UpdateMissing, Kind::DeleteMissing];
+    pub const ALL: [Kind; 7] = [
+        Kind::InsertExists,
+        Kind::UpdateOriginDiffers,
+        Kind::UpdateExists,
+        Kind::UpdateMissing,
+        Kind::DeleteOriginDiffers,
+        Kind::DeleteMissing,
+        Kind::MultipleUniqueConflicts,
+    ];
 
     /// PostgreSQL's name.
     pub fn name(self) -> &'static str {
         match self {
             Kind::InsertExists => "insert_exists",
+            Kind::UpdateOriginDiffers => "update_origin_differs",
             Kind::UpdateExists => "update_exists",
             Kind::UpdateMissing => "update_missing",
+            Kind::DeleteOriginDiffers => "delete_origin_differs",
             Kind::DeleteMissing => "delete_missing",
+            Kind::MultipleUniqueConflicts => "multiple_unique_conflicts",
         }
     }
 }
@@ -49,7 +65,14 @@ pub enum OnConflict {
     Error,
     /// The change is skipped, and counted.
     Skip,
+    /// Of two changes of a row the later counts, by the times of their commits, wherever they were made.
+    LastUpdateWins,
 }
+
+/// Added to the number of a change: no change, but the question whether the row is as the publisher left it.
+pub const ASKED: u64 = 1 << 62;
+/// The question whether several unique keys have rows in its way.
+pub const ASKED_SEVERAL: u64 = 1 << 61;
 
 /// Conflicts that are logged in one minute.
 const LOGGED: u32 = 100;
@@ -89,12 +112,14 @@ impl Conflicts {
         Conflicts { logged: Mutex::new((Instant::now(), 0)) }
     }
 
-    /// An error of the oldest batch, executed row by row: the conflict that it is, if that is to be skipped.
+    /// An error of the oldest batch, executed row by row: the conflict that it is, if that is to be skipped. `several`: more than one
+    /// unique key has rows in the way.
     pub fn judge(
         &self,
         batch: &Batch,
         number: u64,
         error: &ServerMessage,
+        several: bool,
         policy: OnConflict,
     ) -> Result<Kind, ApplyError> {
         let row = find(batch, number);
@@ -102,6 +127,7 @@ impl Conflicts {
         // unique_violation, exclusion_violation
         let exists = error.is("23505") || error.is("23P01");
         let kind = match row.as_ref().map(|row| row.kind) {
+            Some(b'I' | b'U') if exists && several => Kind::MultipleUniqueConflicts,
             Some(b'I') if exists => Kind::InsertExists,
             Some(b'U') if exists => Kind::UpdateExists,
             _ => return Err(ApplyError::Conflict(refused(batch, error, &place))),
@@ -110,8 +136,12 @@ impl Conflicts {
             self.log(&format!("conflict {}: skipped {place}: {}", kind.name(), brief(error)));
             return Ok(kind);
         }
+        let unsettled = match policy {
+            OnConflict::LastUpdateWins => "; it is another row, with which that one's time is not compared",
+            _ => "",
+        };
         Err(ApplyError::Conflict(format!(
-            "conflict {}: {place}: {}; remove that row on the target, or let such changes be skipped with --on-conflict skip, \
+            "conflict {}: {place}: {}{unsettled}; remove that row on the target, or let such changes be skipped with --on-conflict skip, \
              or the whole transaction with --skip {}, and start again",
             kind.name(),
             brief(error),
@@ -119,19 +149,32 @@ impl Conflicts {
         )))
     }
 
-    /// Rows that the oldest batch did not find.
-    pub fn missing(&self, batch: &Batch, unexpected: &[(u64, u64)], total: u64, counters: &Counters) {
+    /// Rows that the oldest batch did not find, and what its questions found ([`ASKED`]).
+    pub fn unexpected(&self, batch: &Batch, unexpected: &[(u64, u64)], total: u64, counters: &Counters) {
         let mut last = Kind::UpdateMissing;
-        for (number, _) in unexpected {
-            let row = find(batch, *number);
+        let mut at = 0;
+        while let Some(&(first, _)) = unexpected.get(at) {
+            let number = first & !(ASKED | ASKED_SEVERAL);
+            // All that is said of one change stands together: what was asked, and whether it then was made.
+            let said = unexpected[at..].iter().take_while(|(of, _)| of & !(ASKED | ASKED_SEVERAL) == number);
+            let said: Vec<u64> = said.map(|(of, _)| *of).collect();
+            at += said.len();
+            let several = said.iter().any(|of| of & ASKED_SEVERAL != 0);
+            let differs = said.iter().any(|of| of & ASKED != 0);
+            let kept = said.contains(&number);
+            let row = find(batch, number);
             last = match row.as_ref().map(|row| row.kind) {
+                Some(b'I' | b'U') if several => Kind::MultipleUniqueConflicts,
                 Some(b'I') => Kind::InsertExists,
+                Some(b'U') if differs => Kind::UpdateOriginDiffers,
+                Some(b'D') if differs => Kind::DeleteOriginDiffers,
                 Some(b'D') => Kind::DeleteMissing,
                 _ => Kind::UpdateMissing,
             };
             Counters::add(&counters.conflicts[last as usize], 1);
             if let Some(row) = row {
-                self.log(&format!("conflict {}: skipped {row}", last.name()));
+                let done = if kept { "skipped" } else { "applied all the same" };
+                self.log(&format!("conflict {}: {done} {row}", last.name()));
             }
         }
         Counters::add(&counters.conflicts[last as usize], total - unexpected.len() as u64);
@@ -189,7 +232,7 @@ fn transaction(batch: &Batch, number: u64) -> &crate::assemble::Transaction {
 }
 
 fn find(batch: &Batch, number: u64) -> Option<Row> {
-    let decoder = change_decoder();
+    let decoder = Decoder::again(false);
     match &batch.work {
         Work::Operations(operations) => {
             let operation = operations.get(number as usize)?;

@@ -43,6 +43,7 @@ impl ApplyError {
     /// Whether it is worth connecting again.
     pub fn can_heal(&self) -> bool {
         match self {
+            _ if self.is_internal() => true,
             ApplyError::Source(SourceError::Connect(error)) | ApplyError::Target(error) => can_heal(error),
             ApplyError::Source(SourceError::Silent | SourceError::Closed | SourceError::InUse { .. }) => true,
             _ => false,
@@ -51,6 +52,11 @@ impl ApplyError {
 }
 
 impl ApplyError {
+    /// Whether the publisher failed in itself (`internal_error`), as decoding may. It may be passing, so it is tried again a few times.
+    pub fn is_internal(&self) -> bool {
+        matches!(self, ApplyError::Source(SourceError::Connect(error)) if error.is_sqlstate("XX000"))
+    }
+
     /// Whether a slot or an origin is in use by somebody else (`object_in_use`).
     pub fn is_in_use(&self) -> bool {
         match self {

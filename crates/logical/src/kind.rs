@@ -46,6 +46,16 @@ pub enum Kind {
     StreamPrepare = b'p',
 }
 
+static BY_BYTE: [Option<Kind>; 256] = {
+    let mut by_byte = [None; 256];
+    let mut at = 0;
+    while at < Kind::ALL.len() {
+        by_byte[Kind::ALL[at] as usize] = Some(Kind::ALL[at]);
+        at += 1;
+    }
+    by_byte
+};
+
 impl Kind {
     /// All of them.
     pub const ALL: [Kind; 19] = [
@@ -72,7 +82,7 @@ impl Kind {
 
     /// The kind of a message with this first byte, if there is one.
     pub fn from_byte(byte: u8) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| *kind as u8 == byte)
+        BY_BYTE[usize::from(byte)]
     }
 
     /// PostgreSQL's name for it.

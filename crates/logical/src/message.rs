@@ -403,12 +403,24 @@ impl Place {
 pub struct Decoder {
     protocol: Protocol,
     place: Place,
+    /// The values of rows at the end of messages are known to be well-formed.
+    checked: bool,
 }
 
 impl Decoder {
     /// Streaming begins.
     pub fn new(protocol: Protocol) -> Decoder {
-        Decoder { protocol, place: Place::Outside }
+        Decoder { protocol, place: Place::Outside, checked: false }
+    }
+
+    /// For changes that [`Decoder::decode`] has read before, without the xid that those in chunks have: in a transaction, without its
+    /// BEGIN. `checked`: they are the same bytes, and are not checked again.
+    pub(crate) fn again(checked: bool) -> Decoder {
+        Decoder { protocol: Protocol::V1, place: Place::Transaction, checked }
+    }
+
+    fn last_tuple<'a>(&self, reader: &mut Reader<'a>) -> Result<Tuple<'a>, WireError> {
+        if self.checked { Tuple::read_last(reader) } else { Tuple::read(reader) }
     }
 
     /// Whether the last message leaves a transaction or a chunk open.
@@ -461,7 +473,7 @@ impl Decoder {
             Kind::Insert => {
                 let relation = reader.u32()?;
                 let b'N' = reader.u8()? else { return Err(reader.malformed()) };
-                Message::Insert { xid, relation, new: Tuple::read(reader)? }
+                Message::Insert { xid, relation, new: self.last_tuple(reader)? }
             }
             Kind::Update => {
                 let relation = reader.u32()?;
@@ -470,7 +482,7 @@ impl Decoder {
                     mark => (None, mark),
                 };
                 let b'N' = mark else { return Err(reader.malformed()) };
-                Message::Update { xid, relation, old, new: Tuple::read(reader)? }
+                Message::Update { xid, relation, old, new: self.last_tuple(reader)? }
             }
             Kind::Delete => {
                 let relation = reader.u32()?;

@@ -12,11 +12,13 @@ use crate::keys::{self, RowChange};
 use crate::message::{Decoder, Message, Relation};
 use crate::origins::PROGRESS_NAMES;
 use crate::schedule::{Access, Schedule};
-use crate::statements::change_decoder;
 use crate::target::Table;
 
 /// Rows of one transaction whose keys are looked at; of a larger one its tables are accessed as a whole.
 const MAX_KEYS: usize = 200_000;
+
+/// Transactions in a batch that came while another was executed: with so many it is no writer who waits for the last to be applied.
+const MANY: usize = 3;
 
 /// Bounds of a batch. One transaction may be more.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +50,8 @@ struct Open {
 struct Looked {
     accesses: Vec<Access>,
     touched: HashSet<u64>,
+    /// The last of them.
+    last_touched: Option<u64>,
     /// Tables that are accessed as a whole.
     whole: HashSet<u64>,
     rows: usize,
@@ -74,7 +78,6 @@ pub struct Batches {
     bounds: Bounds,
     relations: HashMap<Oid, Known>,
     schedule: Schedule,
-    decoder: Decoder,
     open: Open,
     last: u64,
 }
@@ -82,9 +85,8 @@ pub struct Batches {
 impl Batches {
     /// Nothing is known of the publisher's relations.
     pub fn new(bounds: Bounds) -> Batches {
-        let decoder = change_decoder();
         let (relations, schedule) = (HashMap::new(), Schedule::new());
-        Batches { bounds, relations, schedule, decoder, open: Open::default(), last: 0 }
+        Batches { bounds, relations, schedule, open: Open::default(), last: 0 }
     }
 
     /// All batches up to this one have committed.
@@ -102,10 +104,9 @@ impl Batches {
         !self.open.transactions.is_empty()
     }
 
-    /// Whether the open batch is worth a session beside others. While one is busy, many small ones cost more than they gain: each has its
-    /// round trip, its commit, and sessions that are woken for it.
-    pub fn is_worth_a_session(&self) -> bool {
-        self.open.rows >= self.bounds.rows / 8 || self.open.bytes >= self.bounds.bytes / 8
+    /// Whether so much has come into the open batch that more is coming.
+    pub fn is_one_of_many(&self) -> bool {
+        self.open.transactions.len() >= MANY
     }
 
     /// What the open batch has to wait for; zero if it may begin.
@@ -229,7 +230,8 @@ impl Batches {
             let tables = self.relations.iter().filter_map(|(id, known)| Some((0, *id, known.table.clone()?)));
             looked.relations.extend(tables);
         }
-        let Batches { relations, decoder, .. } = self;
+        let relations = &mut self.relations;
+        let mut decoder = Decoder::again(in_memory);
         transaction.changes.each(|number, at, body| -> Result<(), ApplyError> {
             let message = decoder.decode(body).map_err(AssembleError::Wire)?;
             let operation = Operation { table: 0, transaction: 0, at, len: body.len() };
@@ -307,7 +309,9 @@ impl Looked {
     }
 
     fn row(&mut self, table: &Arc<Table>, change: RowChange<'_>, operation: Option<Operation>) {
-        if self.touched.insert(table.keys.table) {
+        if self.last_touched.replace(table.keys.table) != Some(table.keys.table)
+            && self.touched.insert(table.keys.table)
+        {
             table.keys.touch(&mut self.accesses);
         }
         self.rows += 1;

@@ -71,7 +71,8 @@ fn name(settings: &Settings, number: usize) -> String {
     format!("{}{number}", prefix(settings))
 }
 
-fn prefix(settings: &Settings) -> String {
+/// What the names of our origins begin with; a number follows.
+pub fn prefix(settings: &Settings) -> String {
     format!("walrider_{}_", settings.origin)
 }
 

@@ -15,9 +15,10 @@ use walrider_session::{ConnectOptions, Connection};
 use crate::apply::{Apply, Ended};
 use crate::assemble::{Assembler, Directory, Transaction};
 use crate::batch::Batch;
-use crate::conflict::Conflicts;
+use crate::conflict::{Conflicts, OnConflict};
 use crate::counters::Counters;
 use crate::error::ApplyError;
+use crate::last_update::Rule;
 use crate::message::Protocol;
 use crate::open_batch::{Batches, Bounds};
 use crate::origins::{self, Durable};
@@ -36,6 +37,12 @@ const DRAIN: Duration = Duration::from_secs(60);
 const READ_AT_ONCE: usize = 1000;
 /// Batches that wait for a worker, for each worker.
 const QUEUED: usize = 2;
+/// While something is under way and more comes, it is fetched this often. Whoever is woken for each message costs the publisher,
+/// which has to wake, more than the message does.
+const NAP: Duration = Duration::from_micros(300);
+/// Under load, batches that are not full are at least so far apart; while others are executed, so far.
+const LINGER: Duration = Duration::from_millis(2);
+const BESIDE: Duration = Duration::from_millis(10);
 
 /// A batch that is not known to have committed.
 struct UnderWay {
@@ -69,8 +76,21 @@ pub struct Reader<'s> {
     /// End of the last transaction that was applied, or where it began.
     applied: Lsn,
     looked: Instant,
+    /// When a batch was closed before it was full.
+    closed: Instant,
     spilled: u64,
     ending: Option<Ending>,
+}
+
+/// What came of a look at what the publisher has sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    /// Nothing, or nothing more is wanted now.
+    Nothing,
+    /// Something.
+    Some,
+    /// There may be more at once.
+    More,
 }
 
 impl<'s> Reader<'s> {
@@ -99,6 +119,14 @@ impl<'s> Reader<'s> {
             any_origin: settings.any_origin,
             timing: TIMING,
         };
+        let by_time = settings.on_conflict == OnConflict::LastUpdateWins;
+        let rule = match by_time {
+            true => {
+                let system = crate::source::identify(&publisher)?.system_identifier;
+                Some(Rule::find(&mut control, &origins::prefix(settings), system)?)
+            }
+            false => None,
+        };
         let source = Source::open(&publisher, &wanted, Some(quit))?;
         if source.slot().two_phase {
             origins::check_prepared(&mut control)?;
@@ -122,6 +150,7 @@ impl<'s> Reader<'s> {
             counters: apply.counters.clone(),
             wake: apply.wake.clone(),
             on_conflict: settings.on_conflict,
+            rule,
             conflicts: Arc::new(Conflicts::new()),
             origin: settings.origin.clone(),
         };
@@ -137,7 +166,8 @@ impl<'s> Reader<'s> {
             workers.push((give, thread.map_err(|error| ApplyError::System("start a thread", error))?));
         }
         let spill = Box::new(Directory(settings.spill_dir.clone()));
-        let bounds = Bounds { rows: settings.batch_rows, bytes: settings.batch_bytes };
+        // Each keeps its own time where times are compared.
+        let bounds = Bounds { rows: if by_time { 1 } else { settings.batch_rows }, bytes: settings.batch_bytes };
         Ok(Reader {
             apply,
             assembler: Assembler::new(settings.memory, spill),
@@ -153,6 +183,7 @@ impl<'s> Reader<'s> {
             durable: Durable::new(settings.synchronous_commit, start),
             applied: start,
             looked: Instant::now(),
+            closed: Instant::now(),
             spilled: 0,
             ending: None,
         })
@@ -181,21 +212,23 @@ impl<'s> Reader<'s> {
                 self.ending = Some(Ending::Stop(Instant::now()));
             }
             self.note_committed();
-            let read = self.read()?;
-            self.dispatch(read);
+            let came = self.read()?;
+            self.dispatch(came);
             self.look()?;
             self.tell()?;
             if let Some(ended) = self.has_ended() {
                 return ended;
             }
-            if !read {
-                self.wait()?;
+            if came != Came::More {
+                self.wait(came)?;
             }
         }
     }
 
     fn has_ended(&mut self) -> Option<Result<Ended, ApplyError>> {
-        let drained = self.under_way.is_empty() && self.queue.is_empty() && !self.batches.is_open();
+        // What was read and not begun while it is paused stays undone: it is read again.
+        let waits = matches!(self.ending, Some(Ending::Stop(_))) && self.apply.is_paused();
+        let drained = self.under_way.is_empty() && (waits || (self.queue.is_empty() && !self.batches.is_open()));
         let too_long = matches!(self.ending, Some(Ending::Stop(since)) if since.elapsed() > DRAIN);
         if !drained && !too_long {
             return None;
@@ -235,14 +268,15 @@ impl<'s> Reader<'s> {
     fn is_full(&self) -> bool {
         let bytes = |batch: &Batch| batch.transactions.iter().map(|one| one.changes.memory_bytes()).sum::<usize>();
         self.ending.is_some()
+            || self.apply.is_paused()
             || self.queue.len() > QUEUED * self.workers.len()
             || self.queue.iter().map(bytes).sum::<usize>() > self.apply.settings.memory
     }
 
-    /// Reads some of what is there, unless too much waits. Whether there may be more.
-    fn read(&mut self) -> Result<bool, ApplyError> {
+    /// Reads some of what is there, unless too much waits.
+    fn read(&mut self) -> Result<Came, ApplyError> {
         if self.is_full() {
-            return Ok(false);
+            return Ok(Came::Nothing);
         }
         let (mut out, mut messages) = (Vec::new(), 0);
         while self.ending.is_none() && messages < READ_AT_ONCE {
@@ -267,7 +301,11 @@ impl<'s> Reader<'s> {
         let spilled = self.assembler.spilled_bytes();
         Counters::add(&self.apply.counters.spilled_bytes, spilled - self.spilled);
         self.spilled = spilled;
-        Ok(messages == READ_AT_ONCE)
+        Ok(match messages {
+            0 => Came::Nothing,
+            READ_AT_ONCE => Came::More,
+            _ => Came::Some,
+        })
     }
 
     /// Puts a transaction into a batch. What cannot be applied ends it when all before is.
@@ -290,17 +328,31 @@ impl<'s> Reader<'s> {
         }
     }
 
-    /// Gives batches to workers. `more`: there may be more to read at once, so that the open batch still grows.
-    fn dispatch(&mut self, more: bool) {
+    /// Whether the open batch may wait for more: others came while the one before it was executed, and that was not long ago.
+    fn lingers(&self) -> bool {
+        self.batches.is_one_of_many() && self.closed.elapsed() < LINGER
+    }
+
+    /// Whether a batch that is not full may begin now: a session is free and nothing is executed, or that takes so long that it is time to
+    /// begin beside it. Many small batches cost more than they gain: each has its round trip, its commit, and sessions that are woken.
+    fn may_close(&self) -> bool {
+        let idle = self.under_way.is_empty() && !self.lingers();
+        self.may_dispatch(self.batches.last() + 1) && (idle || self.closed.elapsed() >= BESIDE)
+    }
+
+    /// Gives batches to workers. If more can be read at once, the open batch still grows.
+    fn dispatch(&mut self, came: Came) {
+        if self.apply.is_paused() {
+            return;
+        }
         let committed = self.turns.committed();
-        if self.queue.is_empty() && self.batches.is_open() && (!more || self.ending.is_some()) {
-            let free = self.may_dispatch(self.batches.last() + 1)
-                && (self.under_way.is_empty() || self.batches.is_worth_a_session());
-            if self.ending.is_some() || (free && self.batches.open_begins_after(committed) == 0) {
-                let mut out = Vec::new();
-                self.batches.close(&mut out);
-                self.queue.extend(out);
-            }
+        let wants = self.queue.is_empty() && self.batches.is_open() && (came != Came::More || self.ending.is_some());
+        let may = self.ending.is_some() || (self.may_close() && self.batches.open_begins_after(committed) == 0);
+        if wants && may {
+            let mut out = Vec::new();
+            self.batches.close(&mut out);
+            self.queue.extend(out);
+            self.closed = Instant::now();
         }
         while self.queue.front().is_some_and(|batch| self.may_dispatch(batch.number)) {
             let batch = self.queue.pop_front().expect("there is one");
@@ -340,7 +392,9 @@ impl<'s> Reader<'s> {
         let queued: u64 = self.under_way.iter().map(|batch| batch.transactions).sum();
         let queued = queued + self.queue.iter().map(|batch| batch.transactions.len() as u64).sum::<u64>();
         let (received, flushed, idle) = (self.received, self.durable.position(), self.is_idle());
+        let state = if self.apply.is_paused() { ApplyState::Paused } else { ApplyState::Streaming };
         self.apply.note(|progress| {
+            progress.state = state;
             progress.received = received;
             progress.waiting = count(&[Phase::Waiting]);
             progress.executing = count(&[Phase::Executing, Phase::Executed]);
@@ -391,11 +445,18 @@ impl<'s> Reader<'s> {
         Ok(self.source.tend()?)
     }
 
-    fn wait(&mut self) -> Result<(), ApplyError> {
+    fn wait(&mut self, came: Came) -> Result<(), ApplyError> {
         let busy = !self.under_way.is_empty() || self.durable.is_waiting();
-        let time = if busy { LOOK } else { Duration::from_millis(200) };
+        let nap = came == Came::Some && (!self.under_way.is_empty() || self.lingers());
+        let time = match busy {
+            _ if nap => NAP,
+            _ if self.lingers() => LINGER,
+            true if self.batches.is_open() => BESIDE,
+            true => LOOK,
+            false => Duration::from_millis(200),
+        };
         let wake = self.apply.wake.clone();
-        if self.is_full() {
+        if nap || self.is_full() {
             let time = Timespec::try_from(time).ok();
             match poll(&mut [PollFd::new(&*wake, PollFlags::IN)], time.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => (),

@@ -3,7 +3,7 @@
 //! Batches are numbered from 1 in the publisher's order, and commit in that order. So all that one may have to wait for is that
 //! another has committed, and with it all before: a single number.
 
-use std::collections::HashMap;
+use crate::hashed::Hashed;
 
 /// What is read or written, hashed. That two things have one hash costs time, nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ struct Last {
 /// What was accessed by batches that have not committed.
 #[derive(Debug, Default)]
 pub struct Schedule {
-    last: HashMap<u64, Last>,
+    last: Hashed<Last>,
     committed: u64,
     /// Size of `last` at which those that have committed are forgotten.
     forget_at: usize,

@@ -7,9 +7,11 @@ use walrider_session::{Connection, Outcome, Pipeline};
 use crate::assemble::End;
 use crate::batch::{Batch, Operation, Relations, Work};
 use crate::coalesce;
+use crate::conflict::{ASKED, ASKED_SEVERAL};
 use crate::error::ApplyError;
+use crate::last_update::Rule;
 use crate::message::Tuple;
-use crate::message::{Decoder, Message, OldTuple, Protocol, Value};
+use crate::message::{Decoder, Message, OldTuple, Value};
 use crate::target::{EQUAL, IS_NULL, Kind, SET, Table, truncate_sql};
 use crate::worker::Mode;
 
@@ -37,15 +39,8 @@ pub struct Statements {
     next: u64,
     /// Changes of the batch that are left out.
     pub skipped: HashSet<u64>,
-}
-
-/// Reads the changes of a transaction, which are kept as they are in one that is not streamed.
-pub fn change_decoder() -> Decoder {
-    let mut decoder = Decoder::new(Protocol::V1);
-    // A BEGIN with an LSN and an xid.
-    let begin = [&b"B"[..], &[1; 20]].concat();
-    decoder.decode(&begin).expect("a BEGIN can always be first");
-    decoder
+    /// Which of two changes of a row counts, where it is not always the publisher's.
+    rule: Option<Rule>,
 }
 
 impl Statements {
@@ -55,7 +50,7 @@ impl Statements {
     const ORIGIN: &str = "wo";
 
     /// Prepares what every batch needs.
-    pub fn new(connection: &mut Connection, progress: &str) -> Result<Statements, ApplyError> {
+    pub fn new(connection: &mut Connection, progress: &str, rule: Option<Rule>) -> Result<Statements, ApplyError> {
         let mut pipeline = connection.pipeline()?;
         pipeline.prepare(0, Statements::BEGIN, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")?;
         pipeline.prepare(0, Statements::COMMIT, "COMMIT")?;
@@ -66,7 +61,7 @@ impl Statements {
         if let Some((_, error)) = pipeline.finish()?.failure {
             return Err(walrider_session::ConnectError::Server(error).into());
         }
-        Ok(Statements { progress: progress.to_owned(), names: HashMap::new(), next: 0, skipped: HashSet::new() })
+        Ok(Statements { progress: progress.to_owned(), names: HashMap::new(), next: 0, skipped: HashSet::new(), rule })
     }
 
     /// Leaves a change out when the batch is executed again.
@@ -83,7 +78,7 @@ impl Statements {
         if self.names.len() >= MAX_STATEMENTS || self.next - self.names.len() as u64 > MAX_STATEMENTS as u64 {
             connection.simple_query("DEALLOCATE ALL")?;
             let skipped = std::mem::take(&mut self.skipped);
-            *self = Statements { skipped, ..Statements::new(connection, &self.progress)? };
+            *self = Statements { skipped, ..Statements::new(connection, &self.progress, self.rule.take())? };
         }
         Ok(())
     }
@@ -140,16 +135,28 @@ pub struct Writer<'a> {
     or_nothing: bool,
     decoder: Decoder,
     key: Vec<u8>,
+    /// When the batch was committed on the publisher, as text.
+    time: Vec<u8>,
 }
 
 impl<'a> Writer<'a> {
     /// Into a pipeline that was just begun.
     pub fn new(pipeline: Pipeline<'a>, statements: &'a mut Statements, mode: Mode, or_nothing: bool) -> Writer<'a> {
-        Writer { pipeline, statements, fresh: Vec::new(), mode, or_nothing, decoder: change_decoder(), key: Vec::new() }
+        Writer {
+            pipeline,
+            statements,
+            fresh: Vec::new(),
+            mode,
+            or_nothing,
+            decoder: Decoder::again(true),
+            key: Vec::new(),
+            time: Vec::new(),
+        }
     }
 
     /// BEGIN, and how far the session is with it; of what is prepared, that it was.
     pub fn begin(&mut self, batch: &Batch) -> Result<(), ApplyError> {
+        self.time = batch.time().to_string().into_bytes();
         self.pipeline.execute(NO_CHANGE, Statements::BEGIN, [], None)?;
         if *batch.end() == End::Commit {
             let lsn = batch.end_lsn().to_string();
@@ -256,6 +263,8 @@ impl<'a> Writer<'a> {
     }
 
     fn spilled(&mut self, batch: &Batch, relations: &[(u64, u32, std::sync::Arc<Table>)]) -> Result<(), ApplyError> {
+        // What comes from a disk is checked again.
+        self.decoder = Decoder::again(false);
         let mut known = Relations::new();
         let mut next = relations.iter().peekable();
         let mut run = Run::default();
@@ -348,7 +357,61 @@ impl<'a> Writer<'a> {
     fn insert_one(&mut self, number: u64, new: Tuple<'_>, table: &Table) -> Result<(), ApplyError> {
         let rows = if table.keys.alone { None } else { Some(1) };
         let kind = Kind::Insert { or_nothing: self.or_nothing };
-        self.execute(number, table, kind, &[], new.values().map(bytes), rows)
+        let values = new.values().map(bytes);
+        if self.mode == Mode::Fast {
+            return self.execute(number, table, kind, &[], values, rows);
+        }
+        self.ask_several(number, table, &vec![SET; new.len()], new, new)?;
+        if self.statements.rule.is_none() || !table.can_replace() {
+            return self.execute(number, table, kind, &[], values, rows);
+        }
+        let identity = table.identity_pattern();
+        self.execute(number | ASKED, table, Kind::Ask, &identity, found(new, &identity), Some(0))?;
+        let time = self.time.clone();
+        let values = values.chain([Some(time.as_slice())]);
+        self.execute(number, table, Kind::InsertOrUpdate, &[], values, rows)
+    }
+
+    /// Row by row it can be asked whether several unique keys have rows in the way of a new version of a row.
+    fn ask_several(
+        &mut self,
+        number: u64,
+        table: &Table,
+        pattern: &[u8],
+        by: Tuple<'_>,
+        new: Tuple<'_>,
+    ) -> Result<(), ApplyError> {
+        if self.mode == Mode::Fast || !table.has_several_keys() {
+            return Ok(());
+        }
+        let pattern = table.several_pattern(pattern);
+        if !pattern.iter().any(|wanted| wanted & SET != 0) || pattern.iter().any(|wanted| wanted & IS_NULL != 0) {
+            return Ok(());
+        }
+        let set = new.values().zip(&pattern).filter(|(_, wanted)| *wanted & SET != 0).map(|(value, _)| bytes(value));
+        let values = set.chain(found(by, &pattern));
+        self.execute(number | ASKED_SEVERAL, table, Kind::AskSeveral, &pattern, values, Some(0))
+    }
+
+    /// An UPDATE or DELETE, by the rule if there is one.
+    fn execute_by_rule<'v>(
+        &mut self,
+        number: u64,
+        table: &Table,
+        kind: Kind,
+        pattern: &[u8],
+        by: Tuple<'_>,
+        values: impl Iterator<Item = Option<&'v [u8]>>,
+    ) -> Result<(), ApplyError> {
+        let rows = if table.keys.alone { None } else { Some(1) };
+        if self.statements.rule.is_none() {
+            return self.execute(number, table, kind, pattern, values, rows);
+        }
+        let ask: Vec<u8> = pattern.iter().map(|wanted| wanted & !SET).collect();
+        self.execute(number | ASKED, table, Kind::AskDiffers, &ask, found(by, &ask), Some(0))?;
+        let time = self.time.clone();
+        let values = values.map(|value| value.map(<[u8]>::to_vec)).chain([Some(time)]).collect::<Vec<_>>();
+        self.execute(number, table, kind, pattern, values.iter().map(Option::as_deref), rows)
     }
 
     fn begin_copy(&mut self, run: &mut Run<'_>) -> Result<(), ApplyError> {
@@ -437,12 +500,11 @@ impl<'a> Writer<'a> {
             return Ok(());
         }
         let set = new.values().zip(&pattern).filter(|(_, wanted)| *wanted & SET != 0).map(|(value, _)| bytes(value));
-        let found = by.values().zip(&pattern).filter(|(_, wanted)| *wanted & EQUAL != 0).map(|(value, _)| bytes(value));
-        let rows = if table.keys.alone { None } else { Some(1) };
-        let values = set.chain(found);
+        let values = set.chain(found(by, &pattern));
         let key =
             table.keys.identity_hash(by).filter(|_| old.is_none() && self.mode == Mode::Fast && run.table.is_some());
-        if let Some(key) = key.filter(|_| !table.keys.alone && table.takes_arrays(&pattern)) {
+        let together = self.statements.rule.is_none() && !table.keys.alone;
+        if let Some(key) = key.filter(|_| together && table.takes_arrays(&pattern)) {
             if !run.updates.takes(&pattern, key) {
                 self.end_updates(run)?;
             }
@@ -454,7 +516,8 @@ impl<'a> Writer<'a> {
             return Ok(());
         }
         self.end_updates(run)?;
-        self.execute(number, table, Kind::Update, &pattern, values, rows)
+        self.ask_several(number, table, &pattern, by, new)?;
+        self.execute_by_rule(number, table, Kind::Update, &pattern, by, values)
     }
 
     fn delete(&mut self, number: u64, old: Tuple<'_>, table: &Table) -> Result<(), ApplyError> {
@@ -464,10 +527,7 @@ impl<'a> Writer<'a> {
             _ => EQUAL,
         };
         let pattern: Vec<u8> = old.values().enumerate().map(wanted).collect();
-        let values =
-            old.values().zip(&pattern).filter(|(_, wanted)| **wanted & EQUAL != 0).map(|(value, _)| bytes(value));
-        let rows = if table.keys.alone { None } else { Some(1) };
-        self.execute(number, table, Kind::Delete, &pattern, values, rows)
+        self.execute_by_rule(number, table, Kind::Delete, &pattern, old, found(old, &pattern))
     }
 
     fn execute<'v>(
@@ -490,18 +550,40 @@ impl<'a> Writer<'a> {
             Kind::Update => 3,
             Kind::Delete => 4,
             Kind::UpdateMany => 5,
+            Kind::Ask => 6,
+            Kind::AskDiffers => 7,
+            Kind::InsertOrUpdate => 8,
+            Kind::AskSeveral => 9,
         });
         self.key.extend(pattern);
         if !self.statements.names.contains_key(&self.key) {
             self.statements.next += 1;
             let name = format!("w{}", self.statements.next);
-            self.pipeline.prepare(number, &name, &table.sql(kind, pattern))?;
+            let text = table.sql(kind, pattern) + &self.by_rule(table, kind, pattern);
+            self.pipeline.prepare(number, &name, &text)?;
             self.fresh.push(self.key.clone());
             self.statements.names.insert(self.key.clone(), name);
         }
         let name = &self.statements.names[&self.key];
         Ok(self.pipeline.execute(number, name, values, rows)?)
     }
+
+    /// What the rule adds to a statement; its last parameter is the time.
+    fn by_rule(&self, table: &Table, kind: Kind, pattern: &[u8]) -> String {
+        let Some(rule) = &self.statements.rule else { return String::new() };
+        let parameters = |wish: u8| pattern.iter().filter(|wanted| *wanted & wish != 0).count();
+        match kind {
+            Kind::AskDiffers => rule.differs(),
+            Kind::Update | Kind::Delete => rule.wins(parameters(SET) + parameters(EQUAL) + 1, false),
+            Kind::InsertOrUpdate => rule.wins(table.relation.columns.len() + 1, true),
+            _ => String::new(),
+        }
+    }
+}
+
+/// The values that a row is found by.
+fn found<'t>(by: Tuple<'t>, pattern: &[u8]) -> impl Iterator<Item = Option<&'t [u8]>> {
+    by.values().zip(pattern).filter(|(_, wanted)| *wanted & EQUAL != 0).map(|(value, _)| bytes(value))
 }
 
 fn bytes(value: Value<'_>) -> Option<&[u8]> {
@@ -527,8 +609,14 @@ fn array_element(out: &mut Vec<u8>, value: Option<&[u8]>) {
     out.push(b'"');
 }
 
+/// Whether COPY's text format has another spelling for it.
+fn is_special(byte: u8) -> bool {
+    (byte == b'\\') | (byte == b'\n') | (byte == b'\r') | (byte == b'\t')
+}
+
 /// A row in COPY's text format (`CopyAttributeOutText`, copyto.c).
 fn copy_row(out: &mut Vec<u8>, tuple: Tuple<'_>) {
+    out.reserve(tuple.byte_len());
     for (at, value) in tuple.values().enumerate() {
         if at > 0 {
             out.push(b'\t');
@@ -537,16 +625,19 @@ fn copy_row(out: &mut Vec<u8>, tuple: Tuple<'_>) {
             out.extend(b"\\N");
             continue;
         };
-        while let Some(special) = bytes.iter().position(|byte| matches!(byte, b'\\' | b'\n' | b'\r' | b'\t')) {
-            out.extend(&bytes[..special]);
-            out.push(b'\\');
-            out.push(match bytes[special] {
-                b'\n' => b'n',
-                b'\r' => b'r',
-                b'\t' => b't',
-                other => other,
-            });
-            bytes = &bytes[special + 1..];
+        // All at once, which is quick; nearly always there is none.
+        if bytes.iter().fold(false, |found, &byte| found | is_special(byte)) {
+            while let Some(special) = bytes.iter().position(|&byte| is_special(byte)) {
+                out.extend(&bytes[..special]);
+                out.push(b'\\');
+                out.push(match bytes[special] {
+                    b'\n' => b'n',
+                    b'\r' => b'r',
+                    b'\t' => b't',
+                    other => other,
+                });
+                bytes = &bytes[special + 1..];
+            }
         }
         out.extend(bytes);
     }

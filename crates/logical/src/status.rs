@@ -17,7 +17,7 @@ impl Apply {
         let known = |lsn: u64| Some(Lsn(lsn)).filter(|lsn| lsn.0 > 0);
         let now = Time::now();
         let applied = known(Counters::get(&counters.applied));
-        let streaming = progress.state == ApplyState::Streaming;
+        let streaming = matches!(progress.state, ApplyState::Streaming | ApplyState::Paused);
         let received = known(progress.received.0).max(applied);
         let caught_up = progress.idle && streaming;
         let lag = received.zip(applied).map(|(received, applied)| received.0.saturating_sub(applied.0));

@@ -27,6 +27,10 @@ pub struct Table {
     only: String,
     partitioned: bool,
     columns: Vec<TableColumn>,
+    /// Where the columns of its unique indexes are in the publisher's rows, of indexes that have only such.
+    unique: Vec<Vec<usize>>,
+    /// The one of them that its rows are known by.
+    identity: Option<usize>,
     /// Why rows cannot be changed or deleted, if so.
     no_key: Option<String>,
 }
@@ -57,6 +61,14 @@ pub enum Kind {
     UpdateMany,
     /// DELETE.
     Delete,
+    /// Counts the rows that a pattern finds.
+    Ask,
+    /// The same, of rows that somebody else changed last, as [`crate::last_update::Rule`] adds.
+    AskDiffers,
+    /// INSERT, or the same as an UPDATE of the row that is there.
+    InsertOrUpdate,
+    /// Finds a row if more than one unique key of a row is there, in other rows than the one that is changed, if one is.
+    AskSeveral,
 }
 
 /// In a pattern: the column is set to a parameter.
@@ -65,6 +77,9 @@ pub const SET: u8 = 1;
 pub const EQUAL: u8 = 2;
 /// The column must be null.
 pub const IS_NULL: u8 = 4;
+
+/// What [`Kind::InsertOrUpdate`] calls the row that is there.
+pub const ROW: &str = "walrider_row";
 
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
@@ -156,6 +171,7 @@ impl Table {
         let columns = match_columns(&relation, &name, &columns)?;
         let root: Oid = root.parse().map_err(|_| schema(format!("the target's catalog has no OID for \"{name}\"")))?;
         let no_key = no_key(&relation, &name, &indexes);
+        let (unique, identity) = unique_columns(&relation, &indexes);
         let partitioned = kind == "p";
         let sql = format!("{}.{}", quote_identifier(&relation.namespace), quote_identifier(&relation.name));
         Ok(Table {
@@ -167,6 +183,8 @@ impl Table {
             sql,
             partitioned,
             columns,
+            unique,
+            identity,
             no_key,
         })
     }
@@ -232,9 +250,7 @@ impl Table {
                 if all.is_empty() {
                     return format!("INSERT INTO {} DEFAULT VALUES{conflict}", self.sql);
                 }
-                let values: Vec<String> = all.iter().map(|_| format!("${}", next())).collect();
-                let (columns, values) = (all.join(", "), values.join(", "));
-                format!("INSERT INTO {} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({values}){conflict}", self.sql)
+                format!("{}{conflict}", self.insert(""))
             }
             Kind::Update => {
                 let mut set = Vec::new();
@@ -248,11 +264,90 @@ impl Table {
             }
             Kind::UpdateMany => self.update_many(pattern),
             Kind::Delete => format!("DELETE FROM {} WHERE {}", self.only, self.found(pattern, &mut next)),
+            Kind::Ask | Kind::AskDiffers => {
+                format!("SELECT FROM {} WHERE {}", self.only, self.conditions(pattern, &mut next))
+            }
+            Kind::InsertOrUpdate => {
+                let insert = self.insert(&format!(" AS {ROW}"));
+                let name = |at: &usize| self.columns[*at].quoted.as_str();
+                let identity = self.identity.map(|at| &self.unique[at]).expect("asked for where there is one");
+                let set: Vec<String> = (0..self.columns.len())
+                    .filter(|at| !identity.contains(at))
+                    .map(|at| format!("{0} = excluded.{0}", self.columns[at].quoted))
+                    .collect();
+                // With nothing else in the row, it is what it is to become.
+                let set =
+                    if set.is_empty() { format!("{0} = excluded.{0}", name(&identity[0])) } else { set.join(", ") };
+                let arbiter: Vec<&str> = identity.iter().map(name).collect();
+                format!("{insert} ON CONFLICT ({}) DO UPDATE SET {set} WHERE true", arbiter.join(", "))
+            }
+            Kind::AskSeveral => self.ask_several(pattern),
         }
     }
 
-    /// The condition that finds a row; at most one where the columns are not unique.
-    fn found(&self, pattern: &[u8], next: &mut impl FnMut() -> usize) -> String {
+    fn insert(&self, alias: &str) -> String {
+        let columns: Vec<&str> = self.columns.iter().map(|column| column.quoted.as_str()).collect();
+        let values: Vec<String> = (1..=columns.len()).map(|number| format!("${number}")).collect();
+        let (columns, values) = (columns.join(", "), values.join(", "));
+        format!("INSERT INTO {}{alias} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({values})", self.sql)
+    }
+
+    /// The pattern that finds a row by what it is known by; [`Table::can_replace`] says whether there is one.
+    pub fn identity_pattern(&self) -> Vec<u8> {
+        let identity = self.identity.map_or(&[][..], |at| &self.unique[at]);
+        (0..self.columns.len()).map(|at| if identity.contains(&at) { EQUAL } else { 0 }).collect()
+    }
+
+    /// Whether a new row can replace one that is there.
+    pub fn can_replace(&self) -> bool {
+        self.identity.is_some() && !self.columns.is_empty()
+    }
+
+    /// Whether a row can have several others in its way.
+    pub fn has_several_keys(&self) -> bool {
+        self.unique.len() > 1
+    }
+
+    /// Of a pattern, what [`Kind::AskSeveral`] takes: the columns of unique keys that are set, then what the row is found by.
+    pub fn several_pattern(&self, pattern: &[u8]) -> Vec<u8> {
+        let is_set = |at: &usize| pattern[*at] & SET != 0;
+        let mut left: Vec<u8> = pattern.iter().map(|wanted| wanted & !SET).collect();
+        for columns in self.unique.iter().filter(|columns| columns.iter().all(is_set)) {
+            columns.iter().for_each(|at| left[*at] |= SET);
+        }
+        left
+    }
+
+    /// A row if two unique keys or more of those that are set have rows, besides the row itself.
+    fn ask_several(&self, pattern: &[u8]) -> String {
+        let mut parameter = 0;
+        let mut numbers = |wish: u8| -> Vec<Option<usize>> {
+            let number = |wanted: &u8| {
+                (wanted & wish != 0).then(|| {
+                    parameter += 1;
+                    parameter
+                })
+            };
+            pattern.iter().map(number).collect()
+        };
+        let (set, found) = (numbers(SET), numbers(EQUAL));
+        let equal = |at: usize, number: usize| {
+            let column = &self.columns[at];
+            format!("{}{} = ${number}", column.quoted, if column.as_text { "::pg_catalog.text" } else { "" })
+        };
+        let itself: Vec<String> = found.iter().enumerate().filter_map(|(at, n)| Some(equal(at, (*n)?))).collect();
+        let others = if itself.is_empty() { String::new() } else { format!(" AND NOT ({})", itself.join(" AND ")) };
+        let mut counts = vec!["0".to_owned()];
+        for columns in &self.unique {
+            let key: Option<Vec<String>> = columns.iter().map(|at| Some(equal(*at, set[*at]?))).collect();
+            let Some(key) = key else { continue };
+            let exists = format!("EXISTS (SELECT FROM {} WHERE {}{others})", self.only, key.join(" AND "));
+            counts.push(format!("{exists}::pg_catalog.int4"));
+        }
+        format!("SELECT WHERE {} > 1", counts.join(" + "))
+    }
+
+    fn conditions(&self, pattern: &[u8], next: &mut impl FnMut() -> usize) -> String {
         let mut conditions = Vec::new();
         for (column, wanted) in self.columns.iter().zip(pattern) {
             let name = &column.quoted;
@@ -263,15 +358,20 @@ impl Table {
                 conditions.push(format!("{name}{cast} = ${}", next()));
             }
         }
-        if self.relation.identity != ReplicaIdentity::Full {
-            return conditions.join(" AND ");
-        }
         if conditions.is_empty() {
             conditions.push("true".to_owned());
         }
+        conditions.join(" AND ")
+    }
+
+    /// The condition that finds a row; at most one where the columns are not unique.
+    fn found(&self, pattern: &[u8], next: &mut impl FnMut() -> usize) -> String {
+        let conditions = self.conditions(pattern, next);
+        if self.relation.identity != ReplicaIdentity::Full {
+            return conditions;
+        }
         let id = if self.partitioned { "(tableoid, ctid)" } else { "ctid" };
         let plain = if self.partitioned { "tableoid, ctid" } else { "ctid" };
-        let conditions = conditions.join(" AND ");
         // The conditions again: a row that was changed meanwhile is looked at once more (EvalPlanQual).
         format!("{id} = (SELECT {plain} FROM {} WHERE {conditions} LIMIT 1) AND {conditions}", self.only)
     }
@@ -350,6 +450,24 @@ fn no_key(relation: &Relation, name: &str, indexes: &[UniqueIndex]) -> Option<St
         "rows of the target's table \"{name}\" cannot be found: it needs a primary key or a replica identity of columns that the \
          publisher sends as its own; or set REPLICA IDENTITY FULL on the publisher's table"
     ))
+}
+
+/// Of unique indexes of which the publisher sends all columns: where these are; and which of them the rows are known by.
+fn unique_columns(relation: &Relation, indexes: &[UniqueIndex]) -> (Vec<Vec<usize>>, Option<usize>) {
+    let place = |name: &Option<String>| relation.columns.iter().position(|column| Some(&column.name) == name.as_ref());
+    let (mut unique, mut identity) = (Vec::<Vec<usize>>::new(), None);
+    for index in indexes {
+        let Some(mut columns) = index.columns.iter().map(place).collect::<Option<Vec<usize>>>() else { continue };
+        columns.sort_unstable();
+        // Partitions have them once more.
+        if !unique.contains(&columns) {
+            unique.push(columns);
+            if index.identity {
+                identity = Some(unique.len() - 1);
+            }
+        }
+    }
+    (unique, identity)
 }
 
 fn keys(relation: &Relation, root: Oid, alone: bool, indexes: &[UniqueIndex]) -> Keys {

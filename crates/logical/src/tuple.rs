@@ -28,10 +28,17 @@ impl<'a> Tuple<'a> {
     pub(crate) fn read(reader: &mut Reader<'a>) -> Result<Tuple<'a>, WireError> {
         let columns = reader.u16()?;
         let all = reader.rest();
+        let mut rest = all;
         for _ in 0..columns {
-            value(reader)?;
+            (_, rest) = split(rest).ok_or(reader.malformed())?;
         }
-        Ok(Tuple { columns, bytes: &all[..all.len() - reader.rest().len()] })
+        Ok(Tuple { columns, bytes: reader.take(all.len() - rest.len())? })
+    }
+
+    /// The row that a message ends with, where the message was checked before.
+    pub(crate) fn read_last(reader: &mut Reader<'a>) -> Result<Tuple<'a>, WireError> {
+        let columns = reader.u16()?;
+        Ok(Tuple { columns, bytes: reader.take(reader.rest().len())? })
     }
 
     /// How many columns it has; those of its relation, or the message before it was another one's.
@@ -51,7 +58,7 @@ impl<'a> Tuple<'a> {
 
     /// The values, in the order of the relation's columns.
     pub fn values(&self) -> Values<'a> {
-        Values { left: self.columns, reader: Reader::new(self.bytes, "tuple") }
+        Values { left: self.columns, bytes: self.bytes }
     }
 }
 
@@ -59,15 +66,18 @@ impl<'a> Tuple<'a> {
 #[derive(Clone)]
 pub struct Values<'a> {
     left: u16,
-    reader: Reader<'a>,
+    bytes: &'a [u8],
 }
 
 impl<'a> Iterator for Values<'a> {
     type Item = Value<'a>;
 
+    #[inline]
     fn next(&mut self) -> Option<Value<'a>> {
         self.left = self.left.checked_sub(1)?;
-        Some(value(&mut self.reader).expect("checked when it was read"))
+        let (value, rest) = split(self.bytes).expect("checked when it was read");
+        self.bytes = rest;
+        Some(value)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -77,16 +87,19 @@ impl<'a> Iterator for Values<'a> {
 
 impl ExactSizeIterator for Values<'_> {}
 
-fn value<'a>(reader: &mut Reader<'a>) -> Result<Value<'a>, WireError> {
-    let mark = reader.u8()?;
+/// The value at the front, and what comes after it; `None` if there is none.
+#[inline]
+fn split(bytes: &[u8]) -> Option<(Value<'_>, &[u8])> {
+    let (&mark, rest) = bytes.split_first()?;
     match mark {
-        b'n' => Ok(Value::Null),
-        b'u' => Ok(Value::UnchangedToast),
+        b'n' => Some((Value::Null, rest)),
+        b'u' => Some((Value::UnchangedToast, rest)),
         b't' | b'b' => {
-            let len = reader.u32()?;
-            let contents = reader.take(usize::try_from(len).map_err(|_| reader.malformed())?)?;
-            Ok(if mark == b't' { Value::Text(contents) } else { Value::Binary(contents) })
+            let (len, rest) = rest.split_first_chunk()?;
+            let len = usize::try_from(u32::from_be_bytes(*len)).ok()?;
+            let (contents, rest) = rest.split_at_checked(len)?;
+            Some((if mark == b't' { Value::Text(contents) } else { Value::Binary(contents) }, rest))
         }
-        _ => Err(reader.malformed()),
+        _ => None,
     }
 }

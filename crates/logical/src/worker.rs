@@ -15,9 +15,10 @@ use walrider_wire::command::quote_literal;
 
 use crate::assemble::End;
 use crate::batch::{Batch, Work};
-use crate::conflict::{Conflicts, OnConflict};
+use crate::conflict::{ASKED, ASKED_SEVERAL, Conflicts, OnConflict};
 use crate::counters::Counters;
 use crate::error::ApplyError;
+use crate::last_update::Rule;
 use crate::origins::{self, PROGRESS};
 use crate::statements::{Statements, Writer, queue_commit};
 use crate::turn::{Phase, Turn, Turns};
@@ -39,6 +40,8 @@ pub struct Common {
     pub wake: Arc<Wake>,
     /// What to do with conflicts.
     pub on_conflict: OnConflict,
+    /// Which of two changes of a row counts, where it is not always the publisher's.
+    pub rule: Option<Rule>,
     /// Bounds what is logged of them.
     pub conflicts: Arc<Conflicts>,
     /// Names prepared transactions.
@@ -81,7 +84,7 @@ impl Worker {
     /// On a session that was set up.
     pub fn new(number: usize, mut connection: Connection, common: Common) -> Result<Worker, ApplyError> {
         let progress = origins::progress_sql(&common.origin, &origins::part(number), "$1");
-        let statements = Statements::new(&mut connection, &progress)?;
+        let statements = Statements::new(&mut connection, &progress, common.rule.clone())?;
         Ok(Worker { number, connection, statements, common })
     }
 
@@ -147,8 +150,11 @@ impl Worker {
         }
         let outcome = self.execute(batch, Mode::Fast, false)?;
         if outcome.failure.is_some() || outcome.unexpected_total > 0 {
-            if let Some((_, error)) = &outcome.failure {
-                tracing::debug!("batch {}, executed ahead: {error}", batch.number);
+            match &outcome.failure {
+                Some((_, error)) => tracing::debug!("batch {}, executed ahead: {error}", batch.number),
+                None => {
+                    tracing::debug!("batch {}, executed ahead: a row was not found, or not as expected", batch.number)
+                }
             }
             self.roll_back()?;
             return Ok(false);
@@ -188,7 +194,7 @@ impl Worker {
             let one_go = *batch.end() == End::Commit && !matches!(batch.work, Work::Finish);
             let outcome = if one_go { self.execute(batch, mode, true)? } else { self.two_phase(batch, mode)? };
             let Some((number, error)) = outcome.failure else {
-                return self.count_missing(batch, &outcome.unexpected, outcome.unexpected_total);
+                return self.count_unexpected(batch, &outcome.unexpected, outcome.unexpected_total);
             };
             if outcome.transaction != Transaction::None {
                 self.roll_back()?;
@@ -202,21 +208,23 @@ impl Worker {
                 Counters::add(&self.common.counters.retries, 1);
                 mode = Mode::Careful;
             } else {
-                self.failed(batch, number, &error)?;
+                let number = if number == u64::MAX { number } else { number & !(ASKED | ASKED_SEVERAL) };
+                let several = outcome.unexpected.iter().any(|(of, _)| *of == number | ASKED_SEVERAL);
+                self.failed(batch, number, &error, several)?;
             }
         }
     }
 
     /// A row that cannot be applied: skips it, or ends with it.
-    fn failed(&mut self, batch: &Batch, number: u64, error: &ServerMessage) -> Result<(), ApplyError> {
-        let found = self.common.conflicts.judge(batch, number, error, self.common.on_conflict)?;
+    fn failed(&mut self, batch: &Batch, number: u64, error: &ServerMessage, several: bool) -> Result<(), ApplyError> {
+        let found = self.common.conflicts.judge(batch, number, error, several, self.common.on_conflict)?;
         Counters::add(&self.common.counters.conflicts[found as usize], 1);
         self.statements.skip(number)
     }
 
-    fn count_missing(&mut self, batch: &Batch, unexpected: &[(u64, u64)], total: u64) -> Result<(), ApplyError> {
+    fn count_unexpected(&mut self, batch: &Batch, unexpected: &[(u64, u64)], total: u64) -> Result<(), ApplyError> {
         if total > 0 {
-            self.common.conflicts.missing(batch, unexpected, total, &self.common.counters);
+            self.common.conflicts.unexpected(batch, unexpected, total, &self.common.counters);
         }
         Ok(())
     }

@@ -20,6 +20,8 @@ pub enum ApplyState {
     Connecting,
     /// Receiving and applying.
     Streaming,
+    /// Connected, and told to begin nothing.
+    Paused,
     /// Stopped cleanly.
     Stopped,
     /// Stopped by an error.
@@ -27,13 +29,14 @@ pub enum ApplyState {
 }
 
 impl ApplyState {
-    const ALL: [ApplyState; 4] =
-        [ApplyState::Connecting, ApplyState::Streaming, ApplyState::Stopped, ApplyState::Failed];
+    const ALL: [ApplyState; 5] =
+        [ApplyState::Connecting, ApplyState::Streaming, ApplyState::Paused, ApplyState::Stopped, ApplyState::Failed];
 
     fn name(self) -> &'static str {
         match self {
             ApplyState::Connecting => "connecting",
             ApplyState::Streaming => "streaming",
+            ApplyState::Paused => "paused",
             ApplyState::Stopped => "stopped",
             ApplyState::Failed => "failed",
         }
@@ -182,7 +185,7 @@ impl Observed for ApplyStatus {
     }
 
     fn health(&self, limits: &Limits) -> Result<(), String> {
-        if self.state != ApplyState::Streaming {
+        if !matches!(self.state, ApplyState::Streaming | ApplyState::Paused) {
             let because = self.last_error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
             return Err(format!("{}{because}", self.state.name()));
         }

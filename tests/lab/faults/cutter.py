@@ -77,7 +77,7 @@ class Cutter:
                 pending += data
                 at = 0
                 while len(pending) >= at + 5 and len(pending) >= at + (length := 1 + struct.unpack_from(">I", pending, at + 1)[0]):
-                    if pending[at:at + 1] + pending[at + 5:at + 6] == SENT_DATA and self._is_last():
+                    if self._counts(pending[at:at + 1] + pending[at + 5:at + 6]) and self._is_last():
                         client.sendall(pending[:at + length])
                         return
                     at += length
@@ -88,6 +88,10 @@ class Cutter:
         finally:
             self._shut(server, client)
 
+    def _counts(self, head):
+        """Whether a message is one of those that are counted: its type, and the first byte after its length."""
+        return head == SENT_DATA
+
     def _is_last(self):
         """One more message passes: whether it is the chosen one."""
         with self.lock:
@@ -96,3 +100,10 @@ class Cutter:
             self.left -= 1
             self.cuts += self.left == 0
             return self.left == 0
+
+
+class AnswerCutter(Cutter):
+    """In front of a server that executes statements: it counts those that are done, COMMIT among them."""
+
+    def _counts(self, head):
+        return head[:1] == b"C"

@@ -24,7 +24,8 @@ use crate::values::{parse_duration, parse_size, parse_slot};
 /// Both sides have the same tables. `walrider logical setup` makes the publication and the slot, with the copy of the tables that
 /// fits to it.
 ///
-/// SIGTERM and SIGINT stop it, and the same command goes on where it stopped.
+/// SIGTERM and SIGINT stop it, and the same command goes on where it stopped. SIGUSR2 pauses it, and SIGUSR1 has it go on, as
+/// `walrider logical pause` and `resume` do.
 #[derive(Args)]
 pub struct ApplyArgs {
     /// How to connect to the publisher, with the database of the slot
@@ -35,13 +36,13 @@ pub struct ApplyArgs {
     target: String,
     /// Logical replication slot of the publisher, with the plugin pgoutput or walrider_pgoutput
     #[arg(short = 'S', long, value_name = "NAME", value_parser = parse_slot)]
-    slot: String,
+    pub slot: String,
     /// Publications, separated by commas
     #[arg(short = 'P', long = "publication", value_name = "NAME", value_delimiter = ',', required = true)]
     publications: Vec<String>,
     /// Names the replication origins on the target; the slot's name unless it is given
     #[arg(long, value_name = "NAME", value_parser = parse_slot)]
-    origin: Option<String>,
+    pub origin: Option<String>,
     /// How many sessions execute on the target
     #[arg(short, long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     jobs: u16,
@@ -93,6 +94,8 @@ enum Policy {
     Error,
     /// Leave the change out, and count it
     Skip,
+    /// The change counts that was committed later, by the clocks of both servers; the target needs track_commit_timestamp
+    LastUpdateWins,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -161,6 +164,7 @@ fn apply(args: ApplyArgs) -> Result<Ended, RunError> {
         on_conflict: match args.on_conflict {
             Policy::Error => OnConflict::Error,
             Policy::Skip => OnConflict::Skip,
+            Policy::LastUpdateWins => OnConflict::LastUpdateWins,
         },
         until: args.until,
         skip: args.skip,
@@ -170,10 +174,12 @@ fn apply(args: ApplyArgs) -> Result<Ended, RunError> {
     })?;
     let (told, observed) = (apply.clone(), apply.clone());
     let status = Arc::new(move || observed.status(env!("CARGO_PKG_VERSION"), started));
-    let _http = service::start(args.http.as_deref(), status, move |wish| {
-        if wish == Wish::Stop {
-            told.stop();
-        }
+    let _http = service::start(args.http.as_deref(), status, move |wish| match wish {
+        Wish::Stop => told.stop(),
+        // `walrider logical pause` and `resume`.
+        Wish::Look => told.pause(true),
+        Wish::Promote => told.pause(false),
+        Wish::Reload => {}
     })?;
     Ok(apply.run()?)
 }
