@@ -48,26 +48,6 @@ PLANTED = {
         "spool/src/flusher.rs",
         "unsynced.file.sync_data().map_err(",
         "unsynced.file.sync_data().or_else(|_| unsynced.file.sync_data()).map_err("),
-    "WAL past a timeline's end counts": (
-        "store/src/source.rs",
-        "upto.min(segment.limit.unwrap_or(upto)).min(visible)",
-        "upto.min(visible)"),
-    "what is past the horizon is replayed": (
-        "store/src/source.rs",
-        "upto.min(segment.limit.unwrap_or(upto)).min(visible)",
-        "upto.min(segment.limit.unwrap_or(upto).min(visible.max(upto)))"),
-    "what was missing stays missing": (
-        "store/src/source.rs",
-        "Some(None) => false,",
-        "Some(None) => true,"),
-    "a promotion ends with the first look": (
-        "replay/src/follow.rs",
-        "(Wanted::Promote, News::Perhaps) if !moved => AtEnd::Release,",
-        "(Wanted::Promote, _) => AtEnd::Release,"),
-    "what is not flushed is removed": (
-        "spool/src/remove.rs",
-        "if flushed.is_valid() { keep_from.min(flushed) } else { keep_from }",
-        "keep_from"),
     "a promotion does not wait for the receiver": (
         "standby/src/machine.rs",
         "self.wishes.promotes && self.link == Link::Down && self.stream.is_none() =>",

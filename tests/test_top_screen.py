@@ -103,6 +103,14 @@ def test_it_leaves_the_terminal_as_it_was(primary, how):
         wait_for(lambda: terminal.text().count("seen") == 2, lambda: f"echo\n{terminal.text()}")
 
 
+def test_a_terminal_that_is_gone(primary):
+    """The terminal goes away, as when a connection is lost. It read on and on from what was left of it, at a core's cost, for ever."""
+    with top(primary) as terminal:
+        terminal.wait_text("no standby is connected")
+        pid = terminal.pid()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of the program", 10)
+
+
 def test_no_color(primary):
     """NO_COLOR, and nothing is coloured; what is empty does not count."""
     coloured = re.compile(r"\x1b\[(?:[\d;]*;)?(?:3[0-7]|9[0-7]|38)[;m]")

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use walrider_lag::split::View;
 
 use super::Stop;
@@ -21,6 +23,14 @@ pub struct Terminal {
     /// What is displayed: the newest, unless the display is held.
     shown: (View, Trend, String),
     interval: Duration,
+}
+
+/// What a wait ended with.
+enum Found {
+    Nothing,
+    Event,
+    /// The terminal is gone.
+    Gone,
 }
 
 impl Drop for Terminal {
@@ -63,8 +73,10 @@ impl Terminal {
             if left.is_zero() {
                 return Ok(true);
             }
-            if !event::poll(left.min(LOOK_INTERVAL))? {
-                continue;
+            match self.wait(left.min(LOOK_INTERVAL))? {
+                Found::Gone => return Ok(false),
+                Found::Nothing => continue,
+                Found::Event => {}
             }
             let wish = match event::read()? {
                 Event::Key(key) => self.screen.key(key, &self.shown.0),
@@ -78,6 +90,21 @@ impl Terminal {
             }
         }
         Ok(false)
+    }
+
+    /// Waits for a key. crossterm reads on and on from a terminal that is gone (0.29), so it must not be the one that waits.
+    fn wait(&self, time: Duration) -> io::Result<Found> {
+        let stdin = io::stdin();
+        let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+        match poll(&mut fds, Some(&time.try_into().unwrap_or_default())) {
+            // A signal: perhaps the size has changed.
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+            return Ok(Found::Gone);
+        }
+        Ok(if event::poll(Duration::ZERO)? { Found::Event } else { Found::Nothing })
     }
 
     fn draw(&mut self) -> io::Result<()> {
