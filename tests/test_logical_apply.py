@@ -280,7 +280,7 @@ def test_conflicts(pair, work, jobs):
         publisher.psql("UPDATE plain SET v = 'new' WHERE id = 1; DELETE FROM plain WHERE id = 2; UPDATE plain SET k = 77 WHERE id = 3;"
                        "UPDATE plain SET v = 'last' WHERE id = 9")
         apply.wait_caught_up()
-        found = apply.status()["conflicts"]
+        found = {kind: times for kind, times in apply.status()["conflicts"].items() if times}
         assert found == dict(insert_exists=1, update_exists=1, update_missing=1, delete_missing=1), found
         assert apply.metrics()['walrider_logical_conflicts_total{kind="update_exists"}'] == 1
         assert target.psql("SELECT v FROM plain WHERE id = 9") == [["last"]]

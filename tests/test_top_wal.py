@@ -11,7 +11,8 @@ from tests.lab.walrider import walrider
 @pytest.fixture
 def primary(primary_template, work):
     """A primary whose commits wait for no standby."""
-    with primary_of(primary_template, work) as server:
+    # What was looked at is looked at once more.
+    with primary_of(primary_template, work, "wal_keep_size = 1GB\n") as server:
         yield server
 
 
