@@ -15,7 +15,7 @@ from tests.lab.faults.proxy import Proxy
 from tests.lab.faults.shim import Disk
 from tests.lab.standby import standby
 from tests.lab.standby.standby import Walrider, wait_position, wait_streaming
-from tests.lab.standby.watched import BATCH, hot, load, primary_of
+from tests.lab.standby.watched import BATCH, conflict, hot, load, primary_of
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
@@ -83,21 +83,13 @@ def test_the_bottleneck(primary, work, cause):
 def test_conflicts(primary, work):
     """Replay waits for a query; then the query is cancelled."""
     with hot(primary, work, max_standby_streaming_delay="5s", hot_standby_feedback="off") as follower:
-        primary.psql(BATCH)
-        wait_position(primary)
-        with follower.server.session() as reader:
-            reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ")
-            reader.run("SELECT count(*) FROM t")
-            primary.psql("DELETE FROM t")
-            primary.psql("VACUUM (FREEZE, TRUNCATE off) t")
-            with load(primary):
-                found = doctor(primary, follower.server, time="8s")
-    assert "lag_conflict" in found or "queries_cancelled" in found, found
+        with conflict(primary, follower), load(primary):
+            found = doctor(primary, follower.server, time="8s")
     assert found["queries_cancelled"]["evidence"][0].startswith("1 for snapshot"), found
 
 
 def test_not_connected_and_a_slot_that_nobody_uses(primary, work):
-    """The standby cannot reach the primary; its slot keeps WAL, without bound where that is not set."""
+    """The standby cannot reach the primary; another's slot keeps WAL, up to a bound or without."""
     primary.psql("SELECT pg_create_physical_replication_slot('gone', true)")
     with Proxy(primary.port) as proxy, hot(primary, work, proxy.port) as follower:
         found = doctor(primary, follower.server, time="2s")
@@ -107,6 +99,9 @@ def test_not_connected_and_a_slot_that_nobody_uses(primary, work):
         found = doctor(primary, follower.server)
     assert found["not_connected"]["severity"] == "critical" and "slot_unused" in found, found
     assert "until the disk is full" not in found["slot_unused"]["what"], found
+    primary.psql("ALTER SYSTEM SET max_slot_wal_keep_size = -1")
+    primary.psql("SELECT pg_reload_conf()")
+    assert "until the disk is full" in doctor(primary, time="2s")["slot_unused"]["what"]
 
 
 def test_commits_that_wait_for_nobody(primary, work):

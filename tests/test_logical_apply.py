@@ -8,8 +8,7 @@ import time
 import pytest
 
 from tests.lab.logical import load
-from tests.lab.logical.apply import Apply, assert_equal, make_publisher, make_target, publish
-from tests.lab.server.cluster import PgCluster, copy_tree
+from tests.lab.logical.apply import Apply, assert_equal, make_publisher, make_target, publish, running, templates_of
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
@@ -17,21 +16,13 @@ from tests.lab.walrider import walrider
 @pytest.fixture(scope="module")
 def templates(scratch):
     """A publisher with a slot and a target, stopped, both with the tables of the load."""
-    publisher, target = make_publisher(scratch / "apply_publisher"), make_target(scratch / "apply_target")
-    with publisher.start(), target.start():
-        publisher.psql(load.PUBLISHER)
-        target.psql(load.TARGET)
-        publish(publisher)
-        publisher.stop()
-        target.stop()
-    return publisher.data_dir, target.data_dir
+    return templates_of(make_publisher(scratch / "apply_publisher"), make_target(scratch / "apply_target"), publish)
 
 
 @pytest.fixture
 def pair(templates, work):
     """Both, running; they end with the test."""
-    made = [PgCluster(copy_tree(data_dir, work / data_dir.name)) for data_dir in templates]
-    with made[0].start(), made[1].start():
+    with running(templates, work) as made:
         yield made
 
 

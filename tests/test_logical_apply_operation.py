@@ -11,29 +11,21 @@ from tests.lab.as_user import ROOT
 from tests.lab.faults.cutter import AnswerCutter, Cutter
 from tests.lab.faults.shim import Disk
 from tests.lab.logical import load
-from tests.lab.logical.apply import Apply, assert_equal, make_publisher, make_target, publish
-from tests.lab.server.cluster import PgCluster, copy_tree
-from tests.lab.standby.standby import wait_for
+from tests.lab.logical.apply import Apply, assert_equal, make_publisher, make_target, publish, running, templates_of
+from tests.lab.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
 def templates(scratch):
     """A publisher and a target, stopped, with the tables of the load and without a slot; the target keeps times of commits."""
-    publisher = make_publisher(scratch / "operation_publisher", "track_commit_timestamp = on\n")
-    target = make_target(scratch / "operation_target", "track_commit_timestamp = on\n")
-    with publisher.start(), target.start():
-        publisher.psql(load.PUBLISHER)
-        target.psql(load.TARGET)
-        publisher.stop()
-        target.stop()
-    return publisher.data_dir, target.data_dir
+    times = "track_commit_timestamp = on\n"
+    return templates_of(make_publisher(scratch / "operation_publisher", times), make_target(scratch / "operation_target", times))
 
 
 @pytest.fixture
 def pair(templates, work):
     """Both, running, the publisher with a slot; they end with the test."""
-    made = [PgCluster(copy_tree(data_dir, work / data_dir.name)) for data_dir in templates]
-    with made[0].start(), made[1].start():
+    with running(templates, work) as made:
         publish(made[0])
         yield made
 

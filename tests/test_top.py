@@ -14,7 +14,7 @@ from tests.lab.faults.proxy import Proxy
 from tests.lab.faults.shim import Disk
 from tests.lab.standby import standby
 from tests.lab.standby.standby import Walrider, wait_position, wait_streaming
-from tests.lab.standby.watched import BATCH, hot, load, primary_of
+from tests.lab.standby.watched import conflict, hot, load, primary_of
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
@@ -100,15 +100,8 @@ def test_replay_that_is_stopped(primary, work):
 def test_a_conflicting_query(primary, work):
     """A query holds a snapshot that replay of a vacuum has to wait for."""
     with hot(primary, work, max_standby_streaming_delay="-1", hot_standby_feedback="off") as follower:
-        primary.psql(BATCH)
-        wait_position(primary)
-        with follower.server.session() as reader:
-            reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ")
-            reader.run("SELECT count(*) FROM t")
-            primary.psql("DELETE FROM t")
-            primary.psql("VACUUM (FREEZE, TRUNCATE off) t")
-            with load(primary):
-                one = shown(top(primary, follower.server))
+        with conflict(primary, follower), load(primary):
+            one = shown(top(primary, follower.server))
     assert one["parts"][0][0] == "conflict", one
 
 

@@ -63,8 +63,8 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
 
 fn watch(args: &DoctorArgs) -> Result<Series, Failure> {
     let targets = top::targets(&args.servers)?;
-    let collector = Collector::start(&targets, INTERVAL);
-    collector.wait_for(1, PATIENCE);
+    let collector = Collector::start(&targets, INTERVAL, false);
+    collector.wait(PATIENCE);
     let mut series = Series::default();
     let mut next = Instant::now();
     let end = next + args.time.max(2 * INTERVAL);

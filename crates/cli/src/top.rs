@@ -166,10 +166,9 @@ fn rounds(
     mut recording: Option<Recording>,
     stop: &Stop,
 ) -> Result<(), Failure> {
-    let start = if args.wal { Collector::start_with_wal } else { Collector::start };
-    let collector = start(targets, args.interval);
+    let collector = Collector::start(targets, args.interval, args.wal);
     let (mut observer, mut trend) = (Observer::default(), Trend::default());
-    collector.wait_for(1, if args.batch { PATIENCE } else { SHORT_PATIENCE });
+    collector.wait(if args.batch { PATIENCE } else { SHORT_PATIENCE });
     let mut next = Instant::now();
     for round in 0.. {
         let sample = collector.sample();

@@ -75,8 +75,8 @@ struct Shared {
 
 struct Latest {
     samples: Vec<ServerSample>,
-    /// Answers and failures so far, of each.
-    rounds: Vec<u64>,
+    /// Which of them have answered, or failed to.
+    heard: Vec<bool>,
     stop: bool,
 }
 
@@ -101,26 +101,18 @@ impl Shared {
     fn tell(&self, number: usize, change: impl FnOnce(&mut ServerSample)) {
         let mut latest = self.lock();
         change(&mut latest.samples[number]);
-        latest.rounds[number] += 1;
+        latest.heard[number] = true;
         self.told.notify_all();
     }
 }
 
 impl Collector {
-    /// Begins to ask each of them every `interval`.
-    pub fn start(targets: &[Target], interval: Duration) -> Collector {
-        Collector::begin(targets, interval, false)
-    }
-
-    /// The same, and now and then asks primaries what their WAL is made of. That costs them more than all the rest.
-    pub fn start_with_wal(targets: &[Target], interval: Duration) -> Collector {
-        Collector::begin(targets, interval, true)
-    }
-
-    fn begin(targets: &[Target], interval: Duration, wal: bool) -> Collector {
+    /// Begins to ask each of them every `interval`; `wal`: and primaries now and then what their WAL is made of, which costs them more
+    /// than all the rest.
+    pub fn start(targets: &[Target], interval: Duration, wal: bool) -> Collector {
         let samples =
             targets.iter().map(|target| ServerSample { name: target.name(), ..ServerSample::default() }).collect();
-        let latest = Latest { samples, rounds: vec![0; targets.len()], stop: false };
+        let latest = Latest { samples, heard: vec![false; targets.len()], stop: false };
         let shared = Arc::new(Shared { servers: Mutex::new(latest), told: Condvar::new() });
         let threads = targets.iter().cloned().enumerate().map(|(number, target)| {
             let watcher = Watcher { shared: shared.clone(), number, interval, wal };
@@ -148,11 +140,11 @@ impl Collector {
         Sample { schema_version: SCHEMA_VERSION, time, servers }
     }
 
-    /// Waits until each has answered, or failed to, `rounds` times, or for `timeout`.
-    pub fn wait_for(&self, rounds: u64, timeout: Duration) {
+    /// Waits until each has answered, or failed to, or for `timeout`.
+    pub fn wait(&self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
         let mut latest = self.shared.lock();
-        while latest.rounds.iter().any(|done| *done < rounds) {
+        while latest.heard.contains(&false) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;

@@ -11,3 +11,4 @@ pub mod rules;
 pub mod sample;
 pub mod slots;
 pub mod split;
+pub mod words;

@@ -125,12 +125,3 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (sum, count) = values.fold((0.0, 0_u32), |(sum, count), value| (sum + value, count + 1));
     (count > 0).then(|| sum / f64::from(count))
 }
-
-/// Bytes for people.
-fn megabytes(bytes: f64) -> String {
-    match bytes {
-        ..10_240.0 => format!("{bytes:.0} B"),
-        ..10_485_760.0 => format!("{:.0} kB", bytes / 1024.0),
-        _ => format!("{:.0} MB", bytes / 1_048_576.0),
-    }
-}

@@ -227,13 +227,6 @@ pub struct Standby {
     pub receiving: BTreeMap<String, f64>,
 }
 
-impl Standby {
-    /// What its lag is owed to most, if it has any.
-    pub fn cause(&self) -> Option<Part> {
-        self.parts.first().map(|(part, _)| *part)
-    }
-}
-
 /// A primary with what follows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct View {

@@ -5,9 +5,11 @@ import re
 import signal
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 
 from tests.lab import walrider
-from tests.lab.server.cluster import PgCluster, free_port, parse_lsn
+from tests.lab.logical import load
+from tests.lab.server.cluster import PgCluster, copy_tree, free_port, parse_lsn
 from tests.lab.standby.standby import Standby
 from tests.lab.waiting import wait_for
 
@@ -51,6 +53,25 @@ def publish(server, tables="ALL TABLES", slot=SLOT, options="publish_via_partiti
     tables = tables if tables == "ALL TABLES" else f"TABLE {tables}"
     server.psql(f"CREATE PUBLICATION p FOR {tables} WITH ({options})")
     server.psql(f"SELECT pg_create_logical_replication_slot('{slot}', '{plugin}', false, {str(two_phase).lower()})")
+
+
+def templates_of(publisher, target, ready=lambda publisher: None):
+    """Both with the tables of the load, and stopped; `ready` does what else the publisher needs. Their directories."""
+    with publisher.start(), target.start():
+        publisher.psql(load.PUBLISHER)
+        target.psql(load.TARGET)
+        ready(publisher)
+        publisher.stop()
+        target.stop()
+    return publisher.data_dir, target.data_dir
+
+
+@contextmanager
+def running(templates, work):
+    """Copies of both, running."""
+    made = [PgCluster(copy_tree(data_dir, work / data_dir.name)) for data_dir in templates]
+    with made[0].start(), made[1].start():
+        yield made
 
 
 def contents(server, tables, database="postgres"):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from tests.lab.server.cluster import PgCluster, copy_tree
 from tests.lab.standby import standby
-from tests.lab.standby.standby import Stock, wait_streaming
+from tests.lab.standby.standby import Stock, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 
 NOBODY_WAITS = "synchronous_standby_names = ''\nautovacuum = off\n"
@@ -49,3 +49,16 @@ def hot(primary, work, port=None, disk=None, name=standby.NAME, slot=None, **set
         wait_streaming(primary, name)
         wait_for(lambda: follower.server.psql("SELECT 1", check=False) == [["1"]], follower.log_tail)
         yield follower
+
+
+@contextmanager
+def conflict(primary, follower):
+    """A query on the standby holds a snapshot that replay of a vacuum has to wait for."""
+    primary.psql(BATCH)
+    wait_position(primary)
+    with follower.server.session() as reader:
+        reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        reader.run("SELECT count(*) FROM t")
+        primary.psql("DELETE FROM t")
+        primary.psql("VACUUM (FREEZE, TRUNCATE off) t")
+        yield

@@ -9,8 +9,9 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Clear, Paragraph, Row, Sparkline, SparklineBar, Table, TableState, Wrap};
 use walrider_lag::split::{Part, Stage, Standby, View};
+use walrider_lag::words::bytes;
 
-use super::text::{self, bytes, duration};
+use super::text::{self, duration};
 use super::trend::{self, Trend};
 
 /// Width of words before a sparkline or a bar.

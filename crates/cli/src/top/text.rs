@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use walrider_lag::slots::SlotView;
 use walrider_lag::split::{Stage, Standby, View};
+use walrider_lag::words::bytes;
 
 /// What [`row`] has.
 pub const COLUMNS: [&str; 11] =
@@ -153,17 +154,6 @@ pub fn lag(stage: &Stage) -> String {
         Some(seconds) => format!("{}{}", if stage.at_least { ">" } else { "" }, duration(seconds)),
         None => "?".into(),
     }
-}
-
-/// A number of bytes in three digits or four, with its unit.
-pub fn bytes(count: f64) -> String {
-    let units = ["B", "kB", "MB", "GB", "TB", "PB"];
-    let (mut count, mut unit) = (count, 0);
-    while count >= 9999.5 && unit + 1 < units.len() {
-        count /= 1024.0;
-        unit += 1;
-    }
-    format!("{count:.0} {}", units[unit])
 }
 
 /// A time in two units at the most.

@@ -1,6 +1,7 @@
 //! What is wrong on a primary, and with servers that do not answer.
 
-use super::{Finding, Series, Severity, Spoken, megabytes};
+use super::{Finding, Series, Severity, Spoken};
+use crate::words::bytes;
 
 /// A slot that nobody uses may hold so much before it is worth a word.
 const SLOT_BYTES: u64 = 64 << 20;
@@ -156,7 +157,7 @@ fn slots(series: &Series, primary: &Spoken<'_>, findings: &mut Vec<Finding>) {
         }
         let evidence = vec![
             format!("slot \"{}\" is {}", slot.slot_name, if slot.active { "active" } else { "not active" }),
-            format!("it holds {} of WAL, wal_status = {status}", megabytes(held as f64)),
+            format!("it holds {} of WAL, wal_status = {status}", bytes(held as f64)),
         ];
         findings.push(Finding {
             rule: if lost { "slot_lost" } else { "slot_unused" },
@@ -228,11 +229,11 @@ fn checkpoints(series: &Series, primary: &Spoken<'_>, findings: &mut Vec<Finding
         what: "max_wal_size is too small: checkpoints come because there is so much WAL, and each of them makes full-page images".into(),
         evidence: vec![
             format!("{requested} requested checkpoints and {timed} timed ones in {:.0} s", series.seconds()),
-            format!("{}/s of WAL fill the {} between two of them in {:.0} s", megabytes(rate), megabytes(distance), distance / rate),
+            format!("{}/s of WAL fill the {} between two of them in {:.0} s", bytes(rate), bytes(distance), distance / rate),
         ],
         advice: format!(
             "set max_wal_size to at least {}, for one checkpoint each checkpoint_timeout = {timeout:.0} s",
-            megabytes(wanted * (1.0 + target))
+            bytes(wanted * (1.0 + target))
         ),
         cost: "that much disk in pg_wal, and longer recovery after a crash".into(),
     });
@@ -240,15 +241,15 @@ fn checkpoints(series: &Series, primary: &Spoken<'_>, findings: &mut Vec<Finding
 
 /// Full-page images are most of the WAL.
 fn images(series: &Series, primary: &Spoken<'_>, findings: &mut Vec<Finding>) {
-    let (Some(images), Some(bytes)) =
+    let (Some(images), Some(written)) =
         (primary.grown(|server| Some(server.wal?.fpi)), primary.grown(|server| Some(server.wal?.bytes)))
     else {
         return;
     };
-    let rate = bytes as f64 / series.seconds().max(0.1);
+    let rate = written as f64 / series.seconds().max(0.1);
     let compression = primary.last.settings.get("wal_compression").map_or("off", String::as_str);
     // Without compression an image is a page, less a hole.
-    let share = (images * 8192) as f64 / bytes.max(1) as f64;
+    let share = (images * 8192) as f64 / written.max(1) as f64;
     if rate < LEAST_WAL_RATE || share < IMAGE_SHARE || compression != "off" {
         return;
     }
@@ -257,7 +258,7 @@ fn images(series: &Series, primary: &Spoken<'_>, findings: &mut Vec<Finding>) {
         severity: Severity::Notice,
         subject: primary.name().to_owned(),
         what: "most of the WAL is full-page images".into(),
-        evidence: vec![format!("{images} images in {} of WAL, up to {:.0} % of it", megabytes(bytes as f64), (share * 100.0).min(100.0))],
+        evidence: vec![format!("{images} images in {} of WAL, up to {:.0} % of it", bytes(written as f64), (share * 100.0).min(100.0))],
         advice: "make checkpoints rarer (max_wal_size, checkpoint_timeout); where the network or the archive is the limit, \
                  wal_compression = lz4"
             .into(),
@@ -271,7 +272,7 @@ fn buffers(series: &Series, primary: &Spoken<'_>, findings: &mut Vec<Finding>) {
     if rate < FULL_BUFFERS {
         return;
     }
-    let buffers = primary.last.number("wal_buffers").map_or("?".to_owned(), |pages| megabytes(pages * 8192.0));
+    let buffers = primary.last.number("wal_buffers").map_or("?".to_owned(), |pages| bytes(pages * 8192.0));
     findings.push(Finding {
         rule: "wal_buffers",
         severity: Severity::Warning,

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Finding, Series, Severity, Spoken, mean, megabytes};
+use super::{Finding, Series, Severity, Spoken, mean};
 use crate::sample::ServerSample;
 use crate::split::{Part, Standby, receive_part, replay_part};
+use crate::words::bytes;
 
 /// Lag of less is none, in seconds, and bytes.
 const LEAST_LAG: (f64, u64) = (1.0, 1 << 20);
@@ -75,9 +76,9 @@ fn mean_lag(series: &Series, name: &str) -> f64 {
 
 fn bottleneck(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
     let lag = mean_lag(series, &standby.name);
-    let bytes = standby.replay.bytes.unwrap_or(0);
+    let behind = standby.replay.bytes.unwrap_or(0);
     let parts = mean_parts(series, &standby.name);
-    let Some((worst, seconds)) = parts.first().copied().filter(|_| lag >= LEAST_LAG.0 && bytes >= LEAST_LAG.1) else {
+    let Some((worst, seconds)) = parts.first().copied().filter(|_| lag >= LEAST_LAG.0 && behind >= LEAST_LAG.1) else {
         return;
     };
     if worst == Part::NotConnected {
@@ -97,8 +98,7 @@ fn bottleneck(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
             .collect::<Vec<_>>()
             .join(", ")
     };
-    let mut evidence =
-        vec![format!("{lag:.1} s and {} behind; of that {}", megabytes(bytes as f64), shares.join(", "))];
+    let mut evidence = vec![format!("{lag:.1} s and {} behind; of that {}", bytes(behind as f64), shares.join(", "))];
     evidence.extend((!standby.receiving.is_empty()).then(|| format!("walreceiver: {}", seen(&standby.receiving))));
     evidence.extend((!standby.replaying.is_empty()).then(|| format!("startup process: {}", seen(&standby.replaying))));
     findings.push(Finding {
@@ -216,7 +216,7 @@ fn headroom(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
         rule: "little_headroom",
         severity: Severity::Notice,
         subject: standby.name.clone(),
-        what: format!("replay is near its limit: it falls behind above {}/s of WAL", megabytes(capacity)),
+        what: format!("replay is near its limit: it falls behind above {}/s of WAL", bytes(capacity)),
         evidence: vec![format!("the startup process is busy {:.0} % of the time", busy * 100.0)],
         advice: "make less WAL, or replay it in parallel: walrider standby".into(),
         cost: "a standby of Walrider answers no queries until it is promoted".into(),
