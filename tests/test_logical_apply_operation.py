@@ -133,19 +133,21 @@ def test_multiple_unique_conflicts(pair, work, policy):
 def test_pause(pair, work):
     """Paused, it begins nothing, stays connected, and says so; it goes on where it was, and ends when it is told to, paused or not."""
     publisher, target = pair
+    # Tests that run beside this one apply a slot of the same name.
+    origin = ("--origin", "walrider_pausing")
 
-    def tell(what, *options):
-        return walrider.walrider("logical", what, "-S", "apply", *options)
+    def tell(what):
+        return walrider.walrider("logical", what, "-S", "apply", *origin)
 
     def state(wanted):
         wait_for(lambda: (apply.status() or {}).get("state") == wanted, lambda: f"{wanted}: {apply.status()}")
 
-    with Apply(work, publisher, target).start() as apply:
+    with Apply(work, publisher, target, *origin).start() as apply:
         publisher.psql("INSERT INTO plain VALUES (1, 1, 'x')")
         apply.wait_caught_up()
         pid = publisher.value("SELECT active_pid FROM pg_replication_slots")
         assert "no walrider logical apply with slot" in walrider.walrider("logical", "pause", "-S", "other").stderr
-        assert tell("pause", "--origin", "other").code == 1
+        assert walrider.walrider("logical", "pause", "-S", "apply", "--origin", "other").code == 1
         for _ in range(2):
             tell("pause").expect()
         state("paused")
