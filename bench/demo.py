@@ -209,7 +209,7 @@ class Recoveries:
             figures = ", ".join(f"{name} {run[what]:.2f} s" for name, run in self.runs.items())
             say(f"  {title:<23} {self.ratio(what):5.2f}x   ({figures})")
         stages = self.runs["Walrider"]["stages"] or {}
-        say("  where ours goes         " + ", ".join(f"{name} {value:.2f} s" for name, value in stages.items()))
+        say("  where ours goes         " + ", ".join(f"{name} {value:.2f} s" for name, value in stages.items() if value >= 0.005))
 
 
 class Demo:

@@ -14,7 +14,7 @@ from tests.lab.faults.proxy import Proxy
 from tests.lab.faults.shim import Disk
 from tests.lab.standby import standby
 from tests.lab.standby.standby import Walrider, wait_position, wait_streaming
-from tests.lab.standby.watched import conflict, hot, load, primary_of
+from tests.lab.standby.watched import BATCH, conflict, hot, load, primary_of
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
@@ -31,6 +31,16 @@ def top(*servers, rounds=8, interval="500ms"):
     dsns = [server if isinstance(server, str) else server.dsn() for server in servers]
     result = walrider("top", "--batch", "--json", "-n", rounds, "-i", interval, *dsns, timeout=120).expect()
     return json.loads(result.stdout.splitlines()[-1])["view"]
+
+
+def scattered(primary):
+    """Prepares a table of 10,000 pages; returns what changes a row on some of them, without images of the pages."""
+    primary.psql("CREATE TABLE wide (id int PRIMARY KEY, v int, filler text) WITH (fillfactor = 50)")
+    primary.psql("INSERT INTO wide SELECT i, 0, repeat('x', 1900) FROM generate_series(1, 20000) i")
+    primary.psql("ALTER SYSTEM SET full_page_writes = off")
+    primary.psql("SELECT pg_reload_conf()")
+    primary.psql("CHECKPOINT")
+    return "UPDATE wide SET v = v + 1 WHERE id IN (SELECT (random() * 20000)::int FROM generate_series(1, 100))"
 
 
 def shown(view):
@@ -165,6 +175,55 @@ def test_walrider_beside(primary, work):
             follower.pause()
             one = shown(top(primary, f"http://127.0.0.1:{follower.port}"))
     assert one["parts"][0][0] == "paused", one
+
+
+def walrider_top(primary, follower, **options):
+    """The view of a standby that is Walrider's."""
+    return shown(top(primary, f"http://127.0.0.1:{follower.port}", **options))
+
+
+@pytest.mark.parametrize("cause", ["network", "standby_fsync", "apply_delay", "paused", "replay_read"])
+def test_what_holds_walrider_up(primary, work, cause):
+    """The same causes, named first from its own status; and it says how fast it could be."""
+    disk = Disk(work / "disk", work / "standby")
+    options = ["--min-apply-delay", "20s"] if cause == "apply_delay" else []
+    sql = scattered(primary) if cause == "replay_read" else BATCH
+    with Proxy(primary.port) as proxy:
+        data_dir = standby.clone(primary, work / "standby", proxy.port)
+        with Walrider(data_dir, *options, disk=disk).start() as follower:
+            wait_streaming(primary)
+            match cause:
+                case "network":
+                    proxy.throttle(down=100_000)
+                case "standby_fsync":
+                    disk.fsync_takes(400)
+                case "paused":
+                    follower.pause()
+                case "replay_read":
+                    disk.reads_take(20)
+            with load(primary, sql):
+                one = walrider_top(primary, follower)
+    assert one["walrider"] and one["parts"][0][0] == cause, json.dumps(one)
+    busy = one["speed"]["utilisation"]
+    assert busy > 0.5 if cause == "replay_read" else busy < 0.5, one
+    if cause == "replay_read":
+        assert one["replaying"]["read"] > 0.3 and one["speed"]["capacity"] < 1e6, one
+
+
+def test_walrider_waits_for_its_archive(primary, work):
+    """restore_command takes a second, and the primary cannot be reached."""
+    archive = work / "archive"
+    archive.mkdir()
+    primary.configure(f"archive_mode = on\narchive_command = 'cp %p {archive}/%f'\n")
+    primary.restart(listen_addresses="127.0.0.1")
+    with Proxy(primary.port) as proxy:
+        data_dir = standby.clone(primary, work / "standby", proxy.port)
+        proxy.cut(refuse=True)
+        command = ["--restore-command", f"sleep 1; cp {archive}/%f %p", "--fetch-jobs", "1"]
+        with load(primary):
+            with Walrider(data_dir, *command).start() as follower:
+                one = walrider_top(primary, follower)
+    assert "wal_fetch" in [part for part, _ in one["parts"][:2]] and one["replaying"]["fetch"] > 0.5, json.dumps(one)
 
 
 def test_a_recording_says_the_same(primary, work):

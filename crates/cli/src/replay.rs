@@ -260,7 +260,7 @@ fn end_reason(stop: Option<&Stop>) -> &'static str {
 fn to_json(summary: &Summary) -> Value {
     let stats = &summary.stats;
     let stages: serde_json::Map<String, Value> =
-        stats.stages().into_iter().map(|(name, time)| (name.to_owned(), json!(time.as_secs_f64()))).collect();
+        stats.stages.times().map(|(stage, time)| (stage.name().to_owned(), json!(time.as_secs_f64()))).collect();
     let settings: serde_json::Map<String, Value> =
         summary.settings_written.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
     let mut object = json!({

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 use walrider_layout::Lsn;
+use walrider_observe::status::StandbyStatus;
 
 use crate::content::WalContent;
 use crate::sample::{Sample, Server, ServerSample, Walsender};
@@ -16,6 +17,8 @@ use crate::slots::{self, SlotView};
 const MAX_POINTS: usize = 3600;
 /// A process that is seen in a state this often, as a share of all looks, owes its lag to it.
 const TELLING: f64 = 0.3;
+/// Seconds over which the speed of Walrider's replay is told.
+const WINDOW: f64 = 5.0;
 /// Less replay than this, as a share of all time, says nothing of how fast it could be.
 const LEAST_UTILISATION: f64 = 0.02;
 
@@ -79,11 +82,17 @@ impl Part {
 }
 
 /// What the process that replays does, by its wait event; `None` while it has nothing to do. The names are those of 13 to 18
-/// (`utils/activity/wait_event_names.txt`, 18; `storage/procsignal.h`, before).
+/// (`utils/activity/wait_event_names.txt`, 18; `storage/procsignal.h`, before), and without a type the stages of Walrider's status.
 pub fn replay_part(wait: &str) -> Option<Part> {
     let (kind, event) = wait.split_once(':').unwrap_or(("", wait));
     Some(match (kind, event) {
-        ("", "") => Part::ReplayCpu,
+        ("", "" | "load" | "sequence" | "gather" | "apply" | "fsm") => Part::ReplayCpu,
+        ("", "fetch") => Part::WalFetch,
+        ("", "read") => Part::ReplayRead,
+        ("", "actions" | "write" | "sync") => Part::ReplayWrite,
+        ("", "delay") => Part::ApplyDelay,
+        ("", "pause") => Part::Paused,
+        ("", "wait") => return None,
         (_, "RecoveryWalStream" | "RecoveryWalAll" | "RecoveryRetrieveRetryInterval") => return None,
         (_, "RestoreCommand" | "WALRead" | "WalRead") => Part::WalFetch,
         (_, "RecoveryApplyDelay") => Part::ApplyDelay,
@@ -99,13 +108,29 @@ pub fn replay_part(wait: &str) -> Option<Part> {
 }
 
 /// Shares of the looks at a process: what it was seen doing. Empty if nobody looked.
-fn shares<T: Ord>(seen: &BTreeMap<String, u32>, part: impl Fn(&str) -> T) -> BTreeMap<T, f64> {
+fn shares(seen: &BTreeMap<String, u32>) -> BTreeMap<String, f64> {
     let all: u32 = seen.values().sum();
-    let mut shares = BTreeMap::new();
-    for (wait, times) in seen {
-        *shares.entry(part(wait)).or_default() += f64::from(*times) / f64::from(all.max(1));
+    seen.iter().map(|(wait, times)| (wait.clone(), f64::from(*times) / f64::from(all.max(1)))).collect()
+}
+
+/// What Walrider's replay did between two moments, as shares of the time. Empty for two processes.
+fn stage_shares(before: &StandbyStatus, now: &StandbyStatus) -> BTreeMap<String, f64> {
+    if (before.pid, before.started_at) != (now.pid, now.started_at) {
+        return BTreeMap::new();
     }
-    shares
+    let (before, mut stages) = (&before.replay.stages, now.replay.stages.clone());
+    stages.iter_mut().for_each(|(stage, time)| *time = (*time - before.get(stage).unwrap_or(&0.0)).max(0.0));
+    stages.retain(|_, time| *time > 0.0);
+    let all: f64 = stages.values().sum();
+    stages.values_mut().for_each(|time| *time /= all);
+    stages
+}
+
+/// The same shares by what they mean for lag.
+fn by_part<T: Ord>(shares: &BTreeMap<String, f64>, part: impl Fn(&str) -> T) -> BTreeMap<T, f64> {
+    let mut parts = BTreeMap::new();
+    shares.iter().for_each(|(wait, share)| *parts.entry(part(wait)).or_default() += share);
+    parts
 }
 
 /// When the primary had flushed how much.
@@ -259,7 +284,8 @@ pub struct View {
 #[derive(Clone, Debug, Default)]
 pub struct Observer {
     history: History,
-    before: Option<Sample>,
+    /// The samples of the last [`WINDOW`], the oldest first.
+    recent: VecDeque<Sample>,
     /// What standbys called themselves when they were connected, by address.
     names: BTreeMap<String, String>,
 }
@@ -273,14 +299,14 @@ impl Observer {
                 sample.servers.iter().find_map(|at| at.error.clone()).or(Some("no primary among the servers".into()));
             let mut standbys = self.standbys(sample, None);
             Observer::name_as_before(&mut self.names, &mut standbys);
-            self.before = Some(sample.clone());
+            self.remember(sample);
             return View { error, notes: slots::notes(sample, &standbys), standbys, ..View::default() };
         };
         if let Some(flushed) = server.flush_lsn.filter(|_| at.error.is_none()) {
             self.history.note(at.answered_at, flushed);
         }
-        let before = self.before.as_ref().and_then(|before| find(before, &at.name)).and_then(|at| at.server.as_ref());
-        let rate = |of: &dyn Fn(&Server) -> Option<u64>| rate_between(before?, server, of);
+        let before = self.before(at).and_then(|at| at.server.clone());
+        let rate = |of: &dyn Fn(&Server) -> Option<u64>| rate_between(before.as_ref()?, server, of);
         let mut standbys = self.standbys(sample, Some((at, server)));
         Observer::name_as_before(&mut self.names, &mut standbys);
         if at.error.is_some() {
@@ -299,7 +325,7 @@ impl Observer {
             notes: slots::notes(sample, &standbys),
             standbys,
         };
-        self.before = Some(sample.clone());
+        self.remember(sample);
         view
     }
 
@@ -371,8 +397,8 @@ impl Observer {
             write: stage(sender.and_then(|sender| sender.write_lsn), own.write),
             flush: stage(sender.and_then(|sender| sender.flush_lsn), own.flush),
             replay: stage(sender.and_then(|sender| sender.replay_lsn), own.replay),
-            replaying: live.map(|at| shares(&at.replaying, str::to_owned)).unwrap_or_default(),
-            receiving: live.map(|at| shares(&at.receiving, str::to_owned)).unwrap_or_default(),
+            replaying: live.map(|at| self.replaying(at)).unwrap_or_default(),
+            receiving: live.map(|at| self.receiving(at)).unwrap_or_default(),
             ..Standby::default()
         };
         standby.parts = parts(&standby, sender, live);
@@ -380,18 +406,53 @@ impl Observer {
         standby
     }
 
+    fn remember(&mut self, sample: &Sample) {
+        self.recent.push_back(sample.clone());
+        while self.recent.front().is_some_and(|oldest| oldest.time < sample.time - WINDOW) {
+            self.recent.pop_front();
+        }
+    }
+
+    /// The answer to compare this one with: the last, or for Walrider, which replays in large batches, that of [`WINDOW`] ago.
+    fn before(&self, now: &ServerSample) -> Option<&ServerSample> {
+        let mut answers = self.recent.iter().filter_map(|at| find(at, &now.name)).filter(|at| at.error.is_none());
+        match now.walrider {
+            Some(_) => answers.next(),
+            None => answers.next_back(),
+        }
+    }
+
+    fn replaying(&self, now: &ServerSample) -> BTreeMap<String, f64> {
+        match &now.walrider {
+            None => shares(&now.replaying),
+            Some(status) => {
+                let before = self.before(now).and_then(|before| before.walrider.as_ref());
+                before.map(|before| stage_shares(before, status)).unwrap_or_default()
+            }
+        }
+    }
+
+    fn receiving(&self, now: &ServerSample) -> BTreeMap<String, f64> {
+        let Some(status) = &now.walrider else { return shares(&now.receiving) };
+        let before = self.before(now).and_then(|before| Some((before.answered_at, before.walrider.as_ref()?)));
+        let Some((at, before)) = before.filter(|(at, _)| *at < now.answered_at) else { return BTreeMap::new() };
+        let share = |to: f64, from: f64| ((to - from) / (now.answered_at - at)).clamp(0.0, 1.0);
+        let (to, from) = (&status.spool, &before.spool);
+        let write = share(to.write_seconds, from.write_seconds);
+        let segment = share(to.segment_wait_seconds, from.segment_wait_seconds);
+        BTreeMap::from([("write".into(), write), ("segment".into(), segment)])
+    }
+
     fn speed(&self, standby: &Standby, live: Option<&ServerSample>) -> Speed {
         let Some(now) = live else { return Speed::default() };
-        let before =
-            self.before.as_ref().and_then(|before| find(before, &now.name)).filter(|before| before.error.is_none());
+        let before = self.before(now);
         let elapsed = before.map(|before| now.answered_at - before.answered_at).filter(|elapsed| *elapsed > 0.0);
         let rate = before.zip(elapsed).and_then(|(before, elapsed)| {
             let (from, to) = (own_positions(before).replay?, own_positions(now).replay?);
             Some(to.0.checked_sub(from.0)? as f64 / elapsed)
         });
-        let looks: u32 = now.replaying.values().sum();
-        let utilisation = (looks > 0).then(|| {
-            let parts = shares(&now.replaying, replay_part);
+        let utilisation = (!standby.replaying.is_empty()).then(|| {
+            let parts = by_part(&standby.replaying, replay_part);
             let idle = |part: &Option<Part>| matches!(part, None | Some(Part::ApplyDelay | Part::Paused));
             // A sum of nothing would be -0.
             parts.iter().filter(|(part, _)| !idle(part)).fold(0.0, |busy, (_, share)| busy + share)
@@ -506,16 +567,13 @@ fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSamp
             *parts.entry(part).or_default() += seconds;
         }
     };
-    let receiving = live.map(|at| shares(&at.receiving, receive_part)).unwrap_or_default();
-    let (Some(replay), Some(flush)) = (standby.replay.seconds, standby.flush.seconds) else { return Vec::new() };
-    let doing: BTreeMap<Part, f64> = live
-        .map(|at| {
-            shares(&at.replaying, replay_part).into_iter().filter_map(|(part, share)| Some((part?, share))).collect()
-        })
-        .unwrap_or_default();
+    let receiving = by_part(&standby.receiving, receive_part);
+    let doing: BTreeMap<Part, f64> =
+        by_part(&standby.replaying, replay_part).into_iter().filter_map(|(part, share)| Some((part?, share))).collect();
     let fetches = sender.is_none() && doing.get(&Part::WalFetch).is_some_and(|share| *share >= TELLING);
-    // What was received long ago says nothing where all comes from an archive.
-    let flush = if fetches { 0.0 } else { flush };
+    // What was received long ago, or never, says nothing where all comes from an archive.
+    let flush = if fetches { Some(0.0) } else { standby.flush.seconds };
+    let (Some(replay), Some(flush)) = (standby.replay.seconds, flush) else { return Vec::new() };
     // Up to where it is durable on the standby.
     let (sent, write) =
         (standby.sent.seconds.unwrap_or(0.0).min(flush), standby.write.seconds.unwrap_or(flush).min(flush));
@@ -540,7 +598,6 @@ fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSamp
     match live {
         Some(at) if at.process.is_some_and(|process| matches!(process.state, 'T' | 't')) => add(Part::Stopped, rest),
         Some(at) if is_paused(at) => add(Part::Paused, rest),
-        Some(at) if is_delayed(at) => add(Part::ApplyDelay, rest),
         _ if all > 0.0 => doing.iter().for_each(|(part, share)| add(*part, rest * share / all)),
         _ => add(Part::Replay, rest),
     }
@@ -549,11 +606,14 @@ fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSamp
     parts
 }
 
-/// What the process that receives does; `None` while it waits for the primary.
+/// What the process that receives does; `None` while it waits for the primary. Of Walrider's own status come `write`, and `segment`:
+/// the next one is not there yet, because that, or one before, is not durable.
 pub fn receive_part(wait: &str) -> Option<Part> {
     match wait.split_once(':') {
         Some(("IO", event)) if event.to_ascii_lowercase().contains("sync") => Some(Part::StandbyFsync),
         Some(("IO", _)) => Some(Part::StandbyWrite),
+        None if wait == "segment" => Some(Part::StandbyFsync),
+        None if wait == "write" => Some(Part::StandbyWrite),
         _ => None,
     }
 }
@@ -564,10 +624,6 @@ fn is_paused(at: &ServerSample) -> bool {
         (_, Some(server)) => server.paused == Some(true),
         _ => false,
     }
-}
-
-fn is_delayed(at: &ServerSample) -> bool {
-    at.walrider.as_ref().is_some_and(|status| status.min_apply_delay_seconds > 0.0)
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ pub enum Source {
     Counter(fn(&StandbyStatus) -> f64),
     /// Any number.
     Gauge(fn(&StandbyStatus) -> Option<f64>),
+    /// The same for each value of a label.
+    Counters(&'static str, fn(&StandbyStatus) -> Vec<(String, f64)>),
     /// One number for each value of a label.
     Gauges(&'static str, fn(&StandbyStatus) -> Vec<(String, f64)>),
     /// The number 1, with labels that say who this is.
@@ -30,7 +32,7 @@ pub enum Source {
     Fsyncs,
 }
 
-use Source::{Counter, Fsyncs, Gauge, Gauges, Info};
+use Source::{Counter, Counters, Fsyncs, Gauge, Gauges, Info};
 
 const fn metric(name: &'static str, help: &'static str, source: Source) -> Metric {
     Metric { name, help, source }
@@ -89,6 +91,11 @@ pub const METRICS: &[Metric] = &[
     metric("pages_read_total", "Pages read from relation files.", Counter(|s| s.replay.pages_read as f64)),
     metric("pages_written_total", "Pages written to relation files.", Counter(|s| s.replay.pages_written as f64)),
     metric("restartpoints_total", "Restartpoints made.", Counter(|s| s.replay.restartpoints as f64)),
+    metric(
+        "replay_seconds_total",
+        "Time of replay in each stage, those of waiting included.",
+        Counters("stage", |s| s.replay.stages.clone().into_iter().collect()),
+    ),
     metric("spool_written_bytes_total", "WAL written to the spool.", Counter(|s| s.spool.bytes as f64)),
     metric("spool_writes_total", "Calls that wrote WAL to the spool.", Counter(|s| s.spool.writes as f64)),
     metric(
@@ -97,6 +104,7 @@ pub const METRICS: &[Metric] = &[
         Counter(|s| s.spool.early_bytes as f64),
     ),
     metric("spool_early_writes_total", "Calls that wrote it.", Counter(|s| s.spool.early_writes as f64)),
+    metric("spool_write_seconds_total", "How long all these calls took.", Counter(|s| s.spool.write_seconds)),
     metric(
         "spool_segments_created_total",
         "Segments made ahead of their use.",
@@ -112,6 +120,11 @@ pub const METRICS: &[Metric] = &[
         "spool_segment_waits_total",
         "How often writing waited for its next segment.",
         Counter(|s| s.spool.segment_waits as f64),
+    ),
+    metric(
+        "spool_segment_wait_seconds_total",
+        "How long, until that or one before was durable.",
+        Counter(|s| s.spool.segment_wait_seconds),
     ),
     metric("spool_fsync_seconds", "How long each fsync of the spool took.", Fsyncs),
 ];
@@ -162,7 +175,7 @@ pub fn render(status: &StandbyStatus) -> String {
 fn render_one(text: &mut String, metric: &Metric, status: &StandbyStatus) {
     let name = metric.name;
     let kind = match metric.source {
-        Counter(_) => "counter",
+        Counter(_) | Counters(..) => "counter",
         Fsyncs => "histogram",
         Gauge(_) | Gauges(..) | Info(_) => "gauge",
     };
@@ -176,7 +189,7 @@ fn render_one(text: &mut String, metric: &Metric, status: &StandbyStatus) {
                 line(format_args!("walrider_{name} {value}"));
             }
         }
-        Gauges(label, get) => {
+        Counters(label, get) | Gauges(label, get) => {
             for (of, value) in get(status) {
                 line(format_args!("walrider_{name}{{{label}=\"{}\"}} {value}", escaped(&of)));
             }

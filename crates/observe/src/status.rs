@@ -1,6 +1,7 @@
 //! The status of a standby, or of `walrider receive`, at one moment: each key of `/status`, and what it means. What is not known
 //! is null.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime};
@@ -208,7 +209,7 @@ impl Positions {
 }
 
 /// What replay has done since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Replay {
     /// Records.
@@ -223,6 +224,10 @@ pub struct Replay {
     pub pages_written: u64,
     /// Restartpoints made.
     pub restartpoints: u64,
+    /// Seconds of each stage so far. It is in one of them at each moment.
+    pub stages: BTreeMap<String, f64>,
+    /// The stage that it is in.
+    pub stage: Option<String>,
 }
 
 /// What the spool has done since the start.
@@ -237,6 +242,8 @@ pub struct Spool {
     pub early_bytes: u64,
     /// Calls that wrote them.
     pub early_writes: u64,
+    /// How long all these calls took, all together.
+    pub write_seconds: f64,
     /// Calls of fsync.
     pub fsyncs: u64,
     /// How long they took, all together.
@@ -253,6 +260,8 @@ pub struct Spool {
     pub segments_removed: u64,
     /// How often writing waited for its next segment.
     pub segment_waits: u64,
+    /// How long, all together: until that, or one before, was durable.
+    pub segment_wait_seconds: f64,
 }
 
 /// An error that the run survived, or the one that ended it.
@@ -448,12 +457,15 @@ pub(crate) mod tests {
                 pages_read: 1004,
                 pages_written: 1005,
                 restartpoints: 1006,
+                stages: BTreeMap::from([("apply".into(), 30.5), ("wait".into(), 60.0)]),
+                stage: Some("apply".into()),
             },
             spool: Spool {
                 bytes: 1007,
                 writes: 1008,
                 early_bytes: 1013,
                 early_writes: 1014,
+                write_seconds: 0.5,
                 fsyncs: 9,
                 fsync_seconds: 0.25,
                 fsync_buckets: vec![(0.001, 5), (0.01, 3)],
@@ -461,6 +473,7 @@ pub(crate) mod tests {
                 segments_recycled: 1010,
                 segments_removed: 1011,
                 segment_waits: 1012,
+                segment_wait_seconds: 0.75,
             },
             ..StandbyStatus::new()
         }
@@ -512,7 +525,9 @@ pub(crate) mod tests {
 
     #[test]
     fn the_same_keys_are_there_whatever_is_known() {
-        let known = StandbyStatus { last_error: None, ..streaming() };
+        let mut known = StandbyStatus { last_error: None, ..streaming() };
+        // These are names of stages.
+        known.replay.stages.clear();
         assert_eq!(keys(&known.to_json()), keys(&StandbyStatus::new().to_json()));
     }
 

@@ -27,6 +27,7 @@ use crate::plan::{PARTITIONS, Planned};
 use crate::restartpoint::Recovery;
 use crate::sequence::Sequencer;
 use crate::spread::{Spread, Step};
+use crate::stages::Stage;
 use crate::stats::Stats;
 use crate::target::RecoveryStop;
 
@@ -267,7 +268,7 @@ impl<'a> Engine<'a> {
         if batch.actions.is_empty() {
             return Ok(());
         }
-        let started = Instant::now();
+        let _actions = self.stats.stages.enter(Stage::Actions);
         let end = batch.end(&self.feed.queue).unwrap_or(self.replayed);
         let ahead = self.sequencer.certain_until().and_then(|limit| loaded_end(&self.feed.queue, limit)).unwrap_or(end);
         self.sequencer.recovery.move_min_recovery_point(end, ahead)?;
@@ -282,7 +283,6 @@ impl<'a> Engine<'a> {
         for action in batch.actions.drain(..) {
             context.execute(action)?;
         }
-        self.stats.actions += started.elapsed();
         Ok(())
     }
 
@@ -353,16 +353,16 @@ impl<'a> Engine<'a> {
     /// Does one step of the restartpoint that is under way. Whether there is another to do now.
     fn step_restartpoint(&mut self) -> Result<bool, ReplayError> {
         let Some(spread) = &mut self.spread else { return Ok(false) };
-        let started = Instant::now();
         match spread.step(self.pages.files())? {
             Step::Write(partitions) => {
+                let _write = self.stats.stages.enter(Stage::Write);
                 self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
                 self.stats.pages_written += self.pages.write_back(partitions)?;
-                self.stats.write += started.elapsed();
                 Ok(true)
             }
             Step::Wait => Ok(false),
             Step::Done => {
+                let _sync = self.stats.stages.enter(Stage::Sync);
                 let checkpoint = spread.checkpoint;
                 self.spread = None;
                 self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
@@ -373,7 +373,6 @@ impl<'a> Engine<'a> {
                     false,
                 )?;
                 self.stats.restartpoints += 1;
-                self.stats.sync += started.elapsed();
                 self.feed.source.note_restartpoint(checkpoint.body.redo);
                 Ok(false)
             }
@@ -385,11 +384,11 @@ impl<'a> Engine<'a> {
         if let Some(mut spread) = self.spread.take() {
             spread.join()?;
         }
-        let started = Instant::now();
+        let writing = self.stats.stages.enter(Stage::Write);
         self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
         self.stats.pages_written += self.pages.write_back(0..PARTITIONS)?;
-        self.stats.write += started.elapsed();
-        let started = Instant::now();
+        drop(writing);
+        let _sync = self.stats.stages.enter(Stage::Sync);
         let eligible = self.pages.first_invalid().is_none();
         self.sequencer.recovery.restartpoint(
             &mut self.sequencer.globals,
@@ -399,7 +398,6 @@ impl<'a> Engine<'a> {
             finished,
         )?;
         self.stats.restartpoints += 1;
-        self.stats.sync += started.elapsed();
         Ok(())
     }
 

@@ -1,7 +1,6 @@
 //! The engine's supply of WAL: stretches that are decoded and planned, and why there is no more.
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use walrider_layout::Lsn;
 use walrider_store::read::{ReadWal, goes_on_past};
@@ -12,6 +11,7 @@ use crate::error::ReplayError;
 use crate::load::{Ending, Loader};
 use crate::plan::Planned;
 use crate::rels::RelTable;
+use crate::stages::Stage;
 use crate::stats::Stats;
 
 /// Most WAL in the first batch, in bytes.
@@ -45,9 +45,8 @@ impl<'a> Feed<'a> {
     /// Loads a batch if there is nothing left; false: there is no more.
     pub fn fill(&mut self, rels: &RelTable, stats: &mut Stats) -> bool {
         if self.queue.is_empty() {
-            let started = Instant::now();
+            let _load = stats.stages.enter(Stage::Load);
             self.queue.extend(self.loader.load(self.stretches, self.source, rels));
-            stats.load += started.elapsed();
         }
         !self.queue.is_empty()
     }

@@ -13,6 +13,7 @@ use walrider_store::source::Source;
 
 use crate::engine::{Engine, Flow, Stop};
 use crate::error::ReplayError;
+use crate::stages::Stage;
 use crate::stats::Stats;
 use crate::upstream::{Missing, News, Upstream, Wanted};
 
@@ -96,7 +97,8 @@ fn follow_upstream(
             Wanted::Stop => return Ok(Followed { stop: Stop::Interrupted, promotes }),
             Wanted::Pause => {
                 // WAL is received all the same.
-                wait_for_more(engine, source, upstream, "replay is paused")?;
+                let _pause = engine.stats.stages.enter(Stage::Pause);
+                bring_more(engine, source, upstream, "replay is paused")?;
                 upstream.sleep(SAFETY_INTERVAL);
                 continue;
             }
@@ -135,6 +137,7 @@ fn follow_upstream(
             Stop::ApplyDelay { committed } => {
                 let due = SystemTime::now() - delay.unwrap_or_default();
                 let micros = committed.0.saturating_sub(TimestampTz::from(due).0);
+                let _delay = engine.stats.stages.enter(Stage::Delay);
                 upstream.sleep(Duration::from_micros(micros.max(0) as u64).min(SAFETY_INTERVAL));
                 news = News::More;
             }
@@ -158,6 +161,12 @@ fn wait_for_more(
     upstream: &dyn Upstream,
     why: &str,
 ) -> Result<News, ReplayError> {
+    let _wait = engine.stats.stages.enter(Stage::Wait);
+    bring_more(engine, source, upstream, why)
+}
+
+/// Has more brought, and waits as [`Upstream::wait`] does.
+fn bring_more(engine: &Engine<'_>, source: &Source, upstream: &dyn Upstream, why: &str) -> Result<News, ReplayError> {
     let needed = engine.needed();
     upstream.wait(missing(source, engine.replayed(), needed)?, why)
 }
@@ -204,7 +213,10 @@ fn follow_directories(
         if progress(&engine.stats, engine.replayed()) == Flow::Stop {
             return Ok(Stop::Interrupted);
         }
-        if waiting.wait(source) != Woken::Written && latest {
+        let wait = engine.stats.stages.enter(Stage::Wait);
+        let woken = waiting.wait(source);
+        drop(wait);
+        if woken != Woken::Written && latest {
             look_for_timeline(engine, source)?;
         }
     }

@@ -20,6 +20,7 @@ pub mod rels;
 pub mod restartpoint;
 mod sequence;
 mod spread;
+pub mod stages;
 pub mod startup;
 pub mod stats;
 pub mod target;

@@ -15,6 +15,7 @@ use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, 
 use crate::plan::{PARTITIONS, partition_of};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
+use crate::stages::Stage;
 use crate::stats::Stats;
 
 /// Fewest pages that the cache may be limited to: a record has at most 33 blocks and as many maps.
@@ -156,14 +157,15 @@ impl<'a> Pages<'a> {
         stats: &mut Stats,
     ) -> Result<(), ReplayError> {
         let dropped = self.forks_of(drops);
-        let started = Instant::now();
+        let gathering = stats.stages.enter(Stage::Gather);
         self.batch += 1;
         let batch = self.batch;
         let small = is_small(parts);
         let gather = |(number, partition): (usize, &mut Partition)| partition.gather(number, batch, parts, &dropped);
         let missing: usize = each(self.partitions.iter_mut().enumerate().collect(), small, gather).iter().sum();
-        stats.gather += started.elapsed();
-        let started = Instant::now();
+        drop(gathering);
+        let threads = if small { 1 } else { rayon::current_num_threads() };
+        let applying = stats.stages.enter_on(Stage::Apply, threads);
         let resident: usize = self.partitions.iter().map(Partition::resident).sum();
         let budget = ((self.shares().page_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES);
         let quota = (resident + missing > budget).then(|| (budget / PARTITIONS).max(1));
@@ -174,14 +176,14 @@ impl<'a> Pages<'a> {
         }
         let (partitions, shared, _) = self.split();
         let reports = each(partitions.iter_mut().collect(), small, |partition| {
-            let (started, mut report) = (Instant::now(), Report::default());
+            let (started, mut report) = (Instant::now(), Report { stages: stats.stages.clone(), ..Report::default() });
             partition.work(parts, &shared, quota, &mut report);
             report.took = started.elapsed();
             report
         });
-        stats.apply += started.elapsed();
+        applying.end(reports.iter().map(|report| report.took).sum());
         stats.apply_longest += reports.iter().map(|report| report.took).max().unwrap_or_default();
-        let started = Instant::now();
+        let _fsm = stats.stages.enter(Stage::Fsm);
         let mut fsm_ops: Vec<Vec<FsmOp>> = vec![Vec::new(); PARTITIONS];
         registered_fsm_ops(parts, &mut fsm_ops);
         self.take_reports(reports, &mut fsm_ops, stats)?;
@@ -194,9 +196,7 @@ impl<'a> Pages<'a> {
             partition.apply_fsm(batch, ops, parts, &shared, &mut report);
             report
         });
-        self.take_reports(reports, &mut fsm_ops, stats)?;
-        stats.fsm += started.elapsed();
-        Ok(())
+        self.take_reports(reports, &mut fsm_ops, stats)
     }
 
     fn take_reports(

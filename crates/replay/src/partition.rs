@@ -23,6 +23,7 @@ use crate::error::{RedoFailure, ReplayError};
 use crate::frames::Frames;
 use crate::plan::{PageOp, Planned};
 use crate::rels::{PageKey, RelFork, RelTable};
+use crate::stages::Stages;
 
 /// What all partitions share while a batch is worked on.
 pub struct Shared<'a> {
@@ -134,6 +135,8 @@ pub struct Report {
     pub pages_evicted: u64,
     /// How long the work took.
     pub took: Duration,
+    /// Hears how long pages are read.
+    pub stages: Stages,
     /// The error with the smallest LSN.
     pub failure: Option<(Lsn, ReplayError)>,
 }

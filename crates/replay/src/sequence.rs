@@ -1,7 +1,6 @@
 //! What must be done in order: the records that concern more than a page, one after the other, up to where the batch ends.
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use walrider_datadir::recovery_settings::RecoveryTarget;
 use walrider_datadir::timestamp::TimestampTz;
@@ -18,6 +17,7 @@ use crate::error::{ReplayError, type_name};
 use crate::globals::{Action, GlobalError, Globals};
 use crate::plan::{Global, Obstacle, Planned};
 use crate::restartpoint::Recovery;
+use crate::stages::Stage;
 use crate::stats::Stats;
 use crate::target::RecoveryStop;
 
@@ -65,7 +65,7 @@ impl<'a> Sequencer<'a> {
         replayed: Lsn,
         stats: &mut Stats,
     ) -> Result<Batch, ReplayError> {
-        let started = Instant::now();
+        let _sequence = stats.stages.enter(Stage::Sequence);
         let mut batch = Batch::default();
         for planned in queue {
             self.pass_over(&planned.stretch);
@@ -78,7 +78,6 @@ impl<'a> Sequencer<'a> {
                 break;
             }
         }
-        stats.sequence += started.elapsed();
         Ok(batch)
     }
 

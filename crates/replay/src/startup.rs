@@ -41,6 +41,7 @@ use crate::load::Loader;
 use crate::pages::MemoryShares;
 use crate::partition::PageSettings;
 use crate::restartpoint::Recovery;
+use crate::stages::Stage;
 use crate::stats::Stats;
 use crate::target::RecoveryStop;
 use crate::upstream::AsIncoming;
@@ -219,6 +220,11 @@ impl Entered<'_> {
         let Entered { options, settings, archive_recovery, promotes, source, .. } = self;
         let loader = Loader::new(self.format, engine_settings.window_bytes, self.start);
         let mut engine = Engine::new(engine_settings, &source, &self.files, self.globals, self.recovery, loader);
+        let (stages, mut waiting) = (engine.stats.stages.clone(), None);
+        source.on_wait(move |waits| {
+            drop(waiting.take());
+            waiting = waits.then(|| stages.enter(Stage::Fetch));
+        });
         let redo_started = Instant::now();
         let Followed { stop, promotes: told } = match options.follow {
             true => {

@@ -1,4 +1,4 @@
-//! Counters of a replay, and the time of each stage.
+//! Counters of a replay.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
 
 use crate::partition::ImageDifference;
+use crate::stages::Stages;
 
 /// What a replay has done so far.
 #[derive(Debug, Default)]
@@ -36,24 +37,10 @@ pub struct Stats {
     pub image_differences: Vec<ImageDifference>,
     /// Restartpoints made.
     pub restartpoints: u64,
-    /// Time in which replay had nothing to do but read and decode WAL.
-    pub load: Duration,
-    /// Records in order: transaction ends and all else that is global.
-    pub sequence: Duration,
-    /// Grouping operations by page.
-    pub gather: Duration,
-    /// Reading and redoing pages (the next WAL is decoded meanwhile).
-    pub apply: Duration,
-    /// Of `apply`, what the longest partition of each batch took: more threads than it leaves work for do not help.
+    /// Where the time goes.
+    pub stages: Stages,
+    /// Of applying, what the longest partition of each batch took: more threads than it leaves work for do not help.
     pub apply_longest: Duration,
-    /// Free space maps.
-    pub fsm: Duration,
-    /// File actions: drops, truncations, databases.
-    pub actions: Duration,
-    /// Writing pages.
-    pub write: Duration,
-    /// Making them durable, SLRUs and the control file.
-    pub sync: Duration,
 }
 
 impl Stats {
@@ -74,19 +61,5 @@ impl Stats {
                 _ => {}
             }
         }
-    }
-
-    /// The stages with their times, in the order in which a batch passes them.
-    pub fn stages(&self) -> [(&'static str, Duration); 8] {
-        [
-            ("load", self.load),
-            ("sequence", self.sequence),
-            ("gather", self.gather),
-            ("apply", self.apply),
-            ("fsm", self.fsm),
-            ("actions", self.actions),
-            ("write", self.write),
-            ("sync", self.sync),
-        ]
     }
 }

@@ -25,7 +25,7 @@ use crate::error::{Result, SpoolError};
 use crate::files::{SegmentFile, read_all, write_all_at};
 use crate::prepare;
 use crate::state::{Shared, State};
-use crate::stats::count;
+use crate::stats::{count, count_time};
 use crate::tail::Tail;
 
 /// Length in bytes of what precedes the WAL of an entry.
@@ -241,9 +241,11 @@ impl Shared {
             early.recovered || at != early.ends.written()
         };
         Entry { timeline, at, bytes, anew }.encode(buffer, number);
+        let began = Instant::now();
         let calls = write_all_at(&*file, buffer, offset)
             .map_err(|error| self.error("write to file", &name_of(number), error))?;
         count(&self.counters.early_writes, calls);
+        count_time(&self.counters.write_micros, began);
         count(&self.counters.early_bytes, bytes.len() as u64);
         let end = Lsn(at.0 + bytes.len() as u64);
         let mut state = self.lock();

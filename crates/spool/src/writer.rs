@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use walrider_layout::{Lsn, TimelineId};
 
@@ -11,7 +12,7 @@ use crate::error::Result;
 use crate::files::write_all_at;
 use crate::spool::Spool;
 use crate::state::{Preparation, Prepared, SegmentId, State, Unsynced, max_unsynced};
-use crate::stats::count;
+use crate::stats::{count, count_time};
 use crate::tail::Tail;
 
 /// Appends WAL to a spool. There is one at a time; the next gets its place when it is dropped.
@@ -146,11 +147,12 @@ impl Writer {
             let (piece, more) = rest.split_at(rest.len().min(room));
             let segment = size.segment_of(position);
             let index = self.open(segment)?;
-            let shared = &self.spool.shared;
+            let (shared, began) = (&self.spool.shared, Instant::now());
             let calls = write_all_at(&*self.open[index].file, piece, size.offset_of(position)).map_err(|error| {
                 shared.error("write to WAL segment", &shared.names_of((self.timeline, segment)).0, error)
             })?;
             count(&shared.counters.writes, calls);
+            count_time(&shared.counters.write_micros, began);
             position = Lsn(position.0 + piece.len() as u64);
             rest = more;
         }
@@ -212,8 +214,10 @@ impl Writer {
             return Ok(index);
         }
         let id = (self.timeline, segment);
-        let prepared = self.take_prepared(id)?;
         let shared = &self.spool.shared;
+        let prepared = self.take_prepared(id);
+        shared.counters.segment_wait().end();
+        let prepared = prepared?;
         if let Some(temporary) = &prepared.temporary {
             let (name, _) = shared.names_of(id);
             shared.directory.rename(temporary, &name).map_err(|error| shared.error("rename to", &name, error))?;
@@ -229,6 +233,7 @@ impl Writer {
         let mut state = shared.lock();
         while state.failed.is_none() && state.unsynced.len() >= max_unsynced() {
             shared.flush_all(&mut state);
+            shared.counters.segment_wait().begin();
             state = shared.wait(&shared.on_flushed, state);
         }
         let mut waited = false;
@@ -254,6 +259,7 @@ impl Writer {
             if !waited {
                 waited = true;
                 count(&shared.counters.segment_waits, 1);
+                shared.counters.segment_wait().begin();
             }
             state = shared.wait(&shared.prepared, state);
         }

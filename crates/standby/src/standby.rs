@@ -17,6 +17,7 @@ use walrider_observe::status::{self, LastError, StandbyStatus, State, Time};
 use walrider_replay::end_of_recovery::Promoted;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::restartpoint::RestartpointPolicy;
+use walrider_replay::stages::Stages;
 use walrider_replay::startup::{Options, Promotion, Summary, replay};
 use walrider_replay::stats::Stats;
 use walrider_replay::upstream::{Upstream, Wanted};
@@ -53,6 +54,7 @@ struct Replayed {
     state: Option<State>,
     lsn: Lsn,
     stats: status::Replay,
+    stages: Stages,
     commit: Option<i64>,
     consistent: bool,
 }
@@ -163,7 +165,9 @@ impl Standby {
             pages_read: stats.pages_read,
             pages_written: stats.pages_written,
             restartpoints: stats.restartpoints,
+            ..status::Replay::default()
         };
+        replayed.stages = stats.stages.clone();
         drop(replayed);
         match shell.wanted() {
             Wanted::Stop | Wanted::Pause => Flow::Stop,
@@ -287,11 +291,21 @@ impl Standby {
             last_message_received: Time::from_timestamptz(heard),
             replayed_commit: replayed.commit.and_then(Time::from_timestamptz),
             min_apply_delay_seconds: settings.min_apply_delay.as_secs_f64(),
-            replay: replayed.stats,
+            replay: replay_status(&replayed),
             spool: spool.map(|spool| spool_status(&spool.stats())).unwrap_or_default(),
             ..StandbyStatus::new()
         }
         .at(&positions, board.reported(), kept.checkpoint_redo)
+    }
+}
+
+/// What replay has done, as it is shown.
+fn replay_status(replayed: &Replayed) -> status::Replay {
+    let stages = &replayed.stages;
+    status::Replay {
+        stages: stages.times().map(|(stage, time)| (stage.name().to_owned(), time.as_secs_f64())).collect(),
+        stage: stages.now().map(|stage| stage.name().to_owned()),
+        ..replayed.stats.clone()
     }
 }
 
@@ -303,6 +317,7 @@ pub(crate) fn spool_status(stats: &SpoolStats) -> status::Spool {
         writes: stats.writes,
         early_bytes: stats.early_bytes,
         early_writes: stats.early_writes,
+        write_seconds: Duration::from_micros(stats.write_micros).as_secs_f64(),
         // Not `stats.fsyncs`, which may be a moment older: no bucket may have more than all.
         fsyncs: stats.fsync_buckets.iter().sum(),
         fsync_seconds: Duration::from_micros(stats.fsync_micros).as_secs_f64(),
@@ -311,5 +326,6 @@ pub(crate) fn spool_status(stats: &SpoolStats) -> status::Spool {
         segments_recycled: stats.segments_recycled,
         segments_removed: stats.segments_removed,
         segment_waits: stats.segment_waits,
+        segment_wait_seconds: Duration::from_micros(stats.segment_wait_micros).as_secs_f64(),
     }
 }

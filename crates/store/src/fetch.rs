@@ -47,7 +47,12 @@ struct State {
     waiting: usize,
     since: Instant,
     waited: Duration,
+    /// Hears when that begins and ends.
+    on_wait: Option<OnWait>,
 }
+
+/// See [`crate::source::Source::on_wait`].
+pub type OnWait = Box<dyn FnMut(bool) + Send>;
 
 enum Lookup {
     /// Somebody waits for it.
@@ -70,6 +75,7 @@ impl Fetcher {
             waiting: 0,
             since: Instant::now(),
             waited: Duration::ZERO,
+            on_wait: None,
         };
         let shared = Arc::new(Shared { finder, state: Mutex::new(state), changed: Condvar::new() });
         Fetcher { shared, threads: Mutex::default() }
@@ -83,6 +89,11 @@ impl Fetcher {
     /// Who looks, to be told how before anything is looked for.
     pub fn finder_mut(&mut self) -> &mut Finder {
         &mut Arc::get_mut(&mut self.shared).expect("no thread is started yet").finder
+    }
+
+    /// Who hears of waits.
+    pub fn on_wait(&self, told: OnWait) {
+        self.shared.state().on_wait = Some(told);
     }
 
     /// How long somebody waited for a segment.
@@ -221,6 +232,7 @@ impl Shared {
     fn wait<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         if state.waiting == 0 {
             state.since = Instant::now();
+            state.tell(true);
         }
         state.waiting += 1;
         state = self.changed.wait(state).expect("no panic while locked");
@@ -228,6 +240,7 @@ impl Shared {
         if state.waiting == 0 {
             let waited = state.since.elapsed();
             state.waited += waited;
+            state.tell(false);
         }
         state
     }
@@ -295,6 +308,13 @@ impl Shared {
 }
 
 impl State {
+    /// Waiting begins, or is over.
+    fn tell(&mut self, waits: bool) {
+        if let Some(told) = &mut self.on_wait {
+            told(waits);
+        }
+    }
+
     fn found(&self, segment: u64) -> Option<Found> {
         match self.segments.get(&segment) {
             Some(Lookup::Known(Ok(found))) => Some(found.clone()),

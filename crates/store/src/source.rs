@@ -64,6 +64,11 @@ impl Source {
         self
     }
 
+    /// `told` is called with true when reading begins to wait for a command, and with false when it goes on.
+    pub fn on_wait(&self, told: impl FnMut(bool) + Send + 'static) {
+        self.fetcher.on_wait(Box::new(told));
+    }
+
     fn finder(&self) -> &Finder {
         self.fetcher.finder()
     }

@@ -44,6 +44,8 @@ struct switches
 								 * or made longer, as on a real disk that has no block left */
 	_Atomic int64_t clock_s;	/* gettimeofday is ahead by this */
 	_Atomic int64_t held;		/* so many wait because of fsync_hold */
+	_Atomic int64_t read_us;	/* reads of relations take that much longer */
+	_Atomic int64_t write_us;	/* so do writes of WAL */
 };
 
 static const char *control_path(char *buffer, size_t size, const char *file)
@@ -74,7 +76,8 @@ static int is_meant(const char *path)
 	return strstr(name, wanted) != NULL;
 }
 
-static int fd_is_meant(int fd)
+/* Whether it is a file that is meant, with `within` in its path. */
+static int fd_is_within(int fd, const char *within)
 {
 	char link[64], path[4096];
 	ssize_t length;
@@ -84,7 +87,12 @@ static int fd_is_meant(int fd)
 	if (length < 0)
 		return 0;
 	path[length] = 0;
-	return path[0] == '/' && is_meant(path);
+	return path[0] == '/' && strstr(path, within) && is_meant(path);
+}
+
+static int fd_is_meant(int fd)
+{
+	return fd_is_within(fd, "");
 }
 
 /* Never returns without: a disk that obeys nothing would make tests pass. */
@@ -138,6 +146,22 @@ static void slow(int fd)
 			pause_for(now->fsync_us);
 	}
 	errno = saved;
+}
+
+static void slow_read(int fd)
+{
+	int64_t us = switches()->read_us;
+
+	if (us && fd_is_within(fd, "/base/"))
+		pause_for(us);
+}
+
+static void slow_write(int fd)
+{
+	int64_t us = switches()->write_us;
+
+	if (us && fd_is_within(fd, "/pg_wal/"))
+		pause_for(us);
 }
 
 /* Whether a write up to `end` fails. */
@@ -245,15 +269,27 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
 
 #define PWRITE(name) \
 	ssize_t name(int fd, const void *data, size_t length, off_t at) \
-	{ return is_full(fd, at + (off_t) length) ? -1 : REAL(name)(fd, data, length, at); }
+	{ slow_write(fd); return is_full(fd, at + (off_t) length) ? -1 : REAL(name)(fd, data, length, at); }
 PWRITE(pwrite)
 PWRITE(pwrite64)
 
 #define PWRITEV(name) \
 	ssize_t name(int fd, const struct iovec *parts, int count, off_t at) \
-	{ return is_full(fd, at + length_of(parts, count)) ? -1 : REAL(name)(fd, parts, count, at); }
+	{ slow_write(fd); return is_full(fd, at + length_of(parts, count)) ? -1 : REAL(name)(fd, parts, count, at); }
 PWRITEV(pwritev)
 PWRITEV(pwritev64)
+
+#define PREAD(name) \
+	ssize_t name(int fd, void *data, size_t length, off_t at) \
+	{ slow_read(fd); return REAL(name)(fd, data, length, at); }
+PREAD(pread)
+PREAD(pread64)
+
+#define PREADV(name) \
+	ssize_t name(int fd, const struct iovec *parts, int count, off_t at) \
+	{ slow_read(fd); return REAL(name)(fd, parts, count, at); }
+PREADV(preadv)
+PREADV(preadv64)
 
 #define FALLOCATE(name) \
 	int name(int fd, int mode, off_t at, off_t length) \

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.c")
-SWITCHES = ("fsync_us", "fsync_hold", "full", "clock_s", "held")
+SWITCHES = ("fsync_us", "fsync_hold", "full", "clock_s", "held", "read_us", "write_us")
 
 
 class Disk:
@@ -48,6 +48,14 @@ class Disk:
     def fsync_takes(self, ms):
         """Milliseconds more for each fsync; 0: as it is."""
         self._switch("fsync_us", round(ms * 1000))
+
+    def reads_take(self, ms):
+        """Milliseconds more for each read of a relation."""
+        self._switch("read_us", round(ms * 1000))
+
+    def writes_take(self, ms):
+        """Milliseconds more for each write of WAL."""
+        self._switch("write_us", round(ms * 1000))
 
     def hold_fsync(self, held=True):
         """No fsync returns until it is let go."""

@@ -100,7 +100,9 @@ fn bottleneck(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
     };
     let mut evidence = vec![format!("{lag:.1} s and {} behind; of that {}", bytes(behind as f64), shares.join(", "))];
     evidence.extend((!standby.receiving.is_empty()).then(|| format!("walreceiver: {}", seen(&standby.receiving))));
-    evidence.extend((!standby.replaying.is_empty()).then(|| format!("startup process: {}", seen(&standby.replaying))));
+    evidence.extend((!standby.replaying.is_empty()).then(|| {
+        format!("{}: {}", if standby.walrider { "replay" } else { "startup process" }, seen(&standby.replaying))
+    }));
     findings.push(Finding {
         rule: rule_of(worst),
         severity: if worst == Part::ApplyDelay { Severity::Notice } else { Severity::Warning },

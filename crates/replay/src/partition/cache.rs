@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::ops::Range;
+use std::time::Instant;
 
 use walrider_datadir::relation::{MAX_RUN, RelationFiles};
 use walrider_layout::checksum::page_checksum;
@@ -118,10 +119,12 @@ impl Partition {
             let reads = exists && reading[at];
             if reads {
                 self.read_buffer.resize(run * BLCKSZ, 0);
+                let began = Instant::now();
                 if let Err(error) = shared.files.read(fork.rel, fork.fork, key.block(), &mut self.read_buffer) {
                     report.fail(lsns[at], error.into());
                     return;
                 }
+                report.stages.note_read(began.elapsed());
                 report.pages_read += run as u64;
             }
             for nth in 0..run {
