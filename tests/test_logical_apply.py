@@ -99,6 +99,37 @@ TYPED = """ SELECT i, 'a' || i % 3, E'\\t\\n"' || i, i / 7.0, decode(md5(i::text
 
 
 @pytest.mark.every_major
+def test_prepared_transactions_that_change_nothing(pair, work):
+    """Before 18, the publisher sends COMMIT PREPARED for one that has only locked rows, and not what precedes it. That ended apply."""
+    publisher, target = pair
+    publisher.psql("INSERT INTO plain VALUES (1, 1, 'x')")
+    with Apply(work, publisher, target).start() as apply:
+        apply.wait_caught_up()
+        publisher.psql("BEGIN; SELECT FROM plain FOR UPDATE; PREPARE TRANSACTION 'locks'")
+        publisher.psql("COMMIT PREPARED 'locks'")
+        publisher.psql("BEGIN; SELECT FROM plain FOR UPDATE; PREPARE TRANSACTION 'locks again'")
+        publisher.psql("ROLLBACK PREPARED 'locks again'")
+        publisher.psql("BEGIN; UPDATE plain SET v = 'y'; PREPARE TRANSACTION 'changes'")
+        publisher.psql("COMMIT PREPARED 'changes'")
+        apply.wait_caught_up()
+        assert target.psql("SELECT v FROM plain") == [["y"]]
+        assert target.value("SELECT count(*) FROM walrider_logical.progress WHERE part ~ 'prepared'") == "0"
+
+
+def test_a_prepared_transaction_that_is_taken_away(pair, work):
+    """Somebody rolls back on the target what was prepared: its commit is not passed over as if it had changed nothing."""
+    publisher, target = pair
+    with Apply(work, publisher, target).start() as apply:
+        publisher.psql("BEGIN; INSERT INTO plain VALUES (1, 1, 'x'); PREPARE TRANSACTION 'changes'")
+        apply.wait_caught_up()
+        gid = target.value("SELECT gid FROM pg_prepared_xacts")
+        target.psql(f"ROLLBACK PREPARED '{gid}'")
+        publisher.psql("COMMIT PREPARED 'changes'")
+        assert apply.wait_end(60) == 1
+        assert f'prepared transaction with identifier "{gid}" does not exist' in apply.log_text(), apply.log_tail()
+
+
+@pytest.mark.every_major
 def test_types(work):
     """Values of all kinds of types come as they are: in COPY, in statements of one row, in arrays of many rows."""
     with make_publisher(work / "publisher").start() as publisher, make_target(work / "target").start() as target:

@@ -58,6 +58,11 @@ pub fn prepared_part(xid: u32) -> String {
     format!("prepared {xid}")
 }
 
+/// The row that tells that it was prepared here. Other than [`prepared_part`], which is a part of it, it is there from then on.
+pub fn was_prepared_part(xid: u32) -> String {
+    format!("prepared {xid} here")
+}
+
 /// Says how far a part is.
 pub fn progress_sql(origin: &str, part: &str, lsn: &str) -> String {
     let (origin, part) = (quote_literal(origin), quote_literal(part));

@@ -250,14 +250,20 @@ impl Worker {
     /// PREPARE TRANSACTION with its changes, or the end of one that was prepared. Neither can say in the same transaction how far
     /// it is: what is prepared keeps the row, and COMMIT PREPARED changes none. So each can be done twice. What is prepared
     /// already is not prepared again, and it has a row of its own, which shows when it has committed.
+    ///
+    /// A second row tells that it was prepared here. Without that, there is nothing to commit: before 18, a publisher sends COMMIT
+    /// PREPARED, but not PREPARE TRANSACTION, for what has only locked rows (`ReorderBufferFinishPrepared`, reorderbuffer.c, 17).
     fn two_phase(&mut self, batch: &Batch, mode: Mode) -> Result<Outcome, ApplyError> {
         let gid = quote_literal(&format!("walrider_{}_{}", self.common.origin, batch.xid()));
-        let part = origins::prepared_part(batch.xid());
-        let (origin, quoted) = (quote_literal(&self.common.origin), quote_literal(&part));
-        let marker = format!("FROM {PROGRESS} WHERE origin = {origin} AND part = {quoted}");
-        let is_prepared = format!("SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {gid}");
-        let is_prepared = !self.connection.simple_query(&is_prepared)?.is_empty();
-        let has_committed = !self.connection.simple_query(&format!("SELECT {marker}"))?.is_empty();
+        let (part, here) = (origins::prepared_part(batch.xid()), origins::was_prepared_part(batch.xid()));
+        let origin = quote_literal(&self.common.origin);
+        let row = |part| format!("FROM {PROGRESS} WHERE origin = {origin} AND part = {}", quote_literal(part));
+        let mut is_there = |rows: String| -> Result<bool, ApplyError> {
+            Ok(!self.connection.simple_query(&format!("SELECT {rows}"))?.is_empty())
+        };
+        let is_prepared = is_there(format!("FROM pg_catalog.pg_prepared_xacts WHERE gid = {gid}"))?;
+        let has_committed = is_there(row(&part))?;
+        let was_prepared = is_there(row(&here))?;
         let mut outcome = Outcome {
             failure: None,
             unexpected: Vec::new(),
@@ -276,7 +282,7 @@ impl Worker {
                 self.connection.simple_query(&origins::progress_sql(&self.common.origin, &part, &lsn))?;
                 Some(format!("PREPARE TRANSACTION {gid}"))
             }
-            End::CommitPrepared if has_committed && !is_prepared => None,
+            End::CommitPrepared if (has_committed || !was_prepared) && !is_prepared => None,
             End::CommitPrepared => Some(format!("COMMIT PREPARED {gid}")),
             // It may have been prepared before the slot was made: then it is not here, as native apply has it.
             End::RollbackPrepared => is_prepared.then(|| format!("ROLLBACK PREPARED {gid}")),
@@ -294,8 +300,11 @@ impl Worker {
         }
         let lsn = quote_literal(&batch.end_lsn().to_string());
         let progress = origins::progress_sql(&self.common.origin, &origins::part(self.number), &lsn);
-        let forget = if *batch.end() == End::Prepare { String::new() } else { format!("; DELETE {marker}") };
-        self.connection.simple_query(&format!("BEGIN; {progress}{forget}; COMMIT"))?;
+        let rows = match batch.end() {
+            End::Prepare => origins::progress_sql(&self.common.origin, &here, &lsn),
+            _ => format!("DELETE {}; DELETE {}", row(&part), row(&here)),
+        };
+        self.connection.simple_query(&format!("BEGIN; {progress}; {rows}; COMMIT"))?;
         Ok(outcome)
     }
 }
