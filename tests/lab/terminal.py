@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -58,7 +59,12 @@ class Terminal:
 
     def wait_end(self, timeout=30):
         """Wait until the command has ended; its exit status, or the signal's number, negative."""
-        ended = lambda: self.asks("#{?pane_dead_signal,-#{pane_dead_signal},#{pane_dead_status}}")
+        def ended():
+            status = self.asks("#{?pane_dead_signal,-#{pane_dead_signal},#{pane_dead_status}}")
+            if not status and self.asks("#{pane_dead}") == "1":
+                # tmux (3.3a) may miss that it has a child to wait for, while it writes utmp; this has it look.
+                os.kill(int(self.asks("#{pid}")), signal.SIGCHLD)
+            return status
         return int(wait_for(ended, lambda: f"the end\n{self.text()}", timeout, every=0.1))
 
     def resize(self, columns, lines):
