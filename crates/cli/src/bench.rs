@@ -261,9 +261,8 @@ fn made(
     results: &mut Results,
 ) -> Result<(), Failure> {
     let plan = results.header.plan.clone();
-    let has_figures =
-        |results: &Results, run: &Run| results.runs.get(&run.number).is_some_and(|done| done.outcome.is_some());
-    let left: Vec<&Run> = runs.iter().filter(|run| !has_figures(results, run)).collect();
+    let has_figures = |run: &Run| results.of(run).is_some_and(|done| done.outcome.is_some());
+    let left: Vec<&Run> = runs.iter().filter(|run| !has_figures(run)).collect();
     let (combinations, operations) = (design.combinations.len(), plan.load.operations());
     note(format_args!(
         "{} of {} runs to do: {combinations} combinations, {} times each, in the order of --seed {}; load in {operations}",

@@ -230,7 +230,7 @@ mod tests {
             }
         }
         assert!(design.limits[0].starts_with("12 of 24 combinations, chosen at random"), "{:?}", design.limits);
-        assert!(design.limits[1].contains("told apart worst (correlation 0."), "{:?}", design.limits);
+        assert!(design.limits[1].contains("told apart worst (correlation -0.33)"), "{:?}", design.limits);
     }
 
     #[test]

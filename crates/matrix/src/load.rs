@@ -51,7 +51,7 @@ pub fn tables() -> String {
     format!("CREATE SCHEMA {SCHEMA};\n{}", (1..=TABLES).map(table).collect::<String>())
 }
 
-/// Makes what the load needs, with a program of PostgreSQL's if need be.
+/// Makes what the load needs, with a program of PostgreSQL's if need be. There is no standby yet that commits could wait for.
 pub fn prepare(
     conditions: &Conditions,
     primary: &mut Connection,
@@ -62,6 +62,7 @@ pub fn prepare(
     let mut command;
     match &conditions.load {
         Load::Tables => {
+            primary.simple_query("SET synchronous_commit = local")?;
             primary.simple_query(&tables())?;
             return Ok(());
         }
@@ -75,6 +76,7 @@ pub fn prepare(
         }
         Load::Script { init: None, .. } => return Ok(()),
     }
+    command.env("PGOPTIONS", "-c synchronous_commit=local");
     // However large the tables are to be: it goes on as long as nobody wants it to end.
     program::run(&mut command, "making the tables", log, LONG, &conditions.stop)
 }

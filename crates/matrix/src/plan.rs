@@ -1,5 +1,6 @@
 //! What is to be done: the factors with their levels, the runs, and their order.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -99,6 +100,16 @@ pub enum Load {
         /// SQL for psql that makes what the script needs.
         init: Option<PathBuf>,
     },
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Load::Tables => write!(f, "inserts into five partitioned tables, 500 rows a commit"),
+            Load::Pgbench { scale } => write!(f, "pgbench, scale {scale}"),
+            Load::Script { file, .. } => write!(f, "pgbench -f \"{}\"", file.display()),
+        }
+    }
 }
 
 impl Load {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use walrider_observe::status::Time;
 
 use crate::figures::Outcome;
-use crate::plan::Plan;
+use crate::plan::{Plan, Run};
 
 /// A key that goes, or means something else, raises it.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -61,21 +61,30 @@ impl Machine {
     }
 }
 
+/// The level of each factor, by name.
+pub type Settings = BTreeMap<String, String>;
+
 /// A run, as a line has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Done {
-    /// Its number, from 1.
+    /// Its number in the order of runs, from 1.
     pub run: usize,
-    /// How often its combination was there before.
+    /// How often its settings were there before.
     pub repeat: u32,
-    /// The level of each factor, by name; for readers.
-    pub settings: BTreeMap<String, String>,
+    /// The level of each factor, by name.
+    pub settings: Settings,
     /// When it began.
     pub started_at: Time,
     /// What was measured; none if it failed.
     pub outcome: Option<Outcome>,
     /// Why it failed.
     pub failed: Option<Failed>,
+}
+
+impl Done {
+    fn key(&self) -> (Settings, u32) {
+        (self.settings.clone(), self.repeat)
+    }
 }
 
 /// Why a run failed.
@@ -117,8 +126,8 @@ pub struct Results {
     file: File,
     /// The first line.
     pub header: Header,
-    /// Runs by number; the last line about one counts.
-    pub runs: BTreeMap<usize, Done>,
+    /// Runs by what they are of; the last line about one counts.
+    runs: BTreeMap<(Settings, u32), Done>,
 }
 
 impl Results {
@@ -165,7 +174,7 @@ impl Results {
             return Err(refused(path, format!("is of another experiment: {difference}")));
         }
         let runs = lines.map(|(nth, line)| serde_json::from_str(line).map_err(|error| wrong(nth, error)));
-        let runs = runs.map(|done: Result<Done, _>| done.map(|done| (done.run, done))).collect::<Result<_, _>>()?;
+        let runs = runs.map(|done: Result<Done, _>| done.map(|done| (done.key(), done))).collect::<Result<_, _>>()?;
         Ok(Results { path: path.to_owned(), file, header, runs })
     }
 
@@ -175,8 +184,13 @@ impl Results {
     /// It cannot be written.
     pub fn add(&mut self, done: Done) -> Result<(), ResultsError> {
         self.write(&done)?;
-        self.runs.insert(done.run, done);
+        self.runs.insert(done.key(), done);
         Ok(())
+    }
+
+    /// What there is of a run. By its settings: its number may be that of another with another version's random numbers.
+    pub fn of(&self, run: &Run) -> Option<&Done> {
+        self.runs.get(&(self.header.plan.settings(run).into_iter().collect(), run.repeat))
     }
 
     fn write(&mut self, line: &impl Serialize) -> Result<(), ResultsError> {
@@ -234,12 +248,12 @@ mod tests {
         }
     }
 
-    fn done(run: usize, wal_bytes: u64) -> Done {
+    fn done(run: usize, a: &str, wal_bytes: u64) -> Done {
         let outcome = Outcome { wal_bytes, load_seconds: 0.1 + 0.2, ..Outcome::default() };
         Done {
             run,
             repeat: 0,
-            settings: BTreeMap::from([("a".into(), "1".into())]),
+            settings: BTreeMap::from([("a".into(), a.into())]),
             started_at: Time::default(),
             outcome: Some(outcome),
             failed: None,
@@ -252,17 +266,18 @@ mod tests {
         let (path, plan) = (dir.path().join("r"), plan(&["a=1,2"], 1, 2));
         let mut results = Results::create(&path, header(&plan)).unwrap();
         assert!(Results::resume(&path, &plan).unwrap_err().to_string().contains("in use"));
-        results.add(done(3, 1)).unwrap();
-        results.add(done(1, 2)).unwrap();
-        results.add(done(3, 3)).unwrap();
+        results.add(done(3, "1", 1)).unwrap();
+        results.add(done(1, "2", 2)).unwrap();
+        results.add(done(4, "1", 3)).unwrap();
         drop(results);
         let whole = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, whole.clone() + r#"{"run":4,"repe"#).unwrap();
         let mut results = Results::resume(&path, &Plan { seed: 0, ..plan.clone() }).unwrap();
         assert_eq!(results.header, header(&plan));
-        assert_eq!(results.runs, BTreeMap::from([(1, done(1, 2)), (3, done(3, 3))]));
-        results.add(done(4, 4)).unwrap();
-        let added = serde_json::to_string(&done(4, 4)).unwrap();
+        let of = |levels: usize, repeat| results.of(&Run { number: 9, repeat, levels: vec![levels] }).cloned();
+        assert_eq!((of(0, 0), of(1, 0), of(0, 1)), (Some(done(4, "1", 3)), Some(done(1, "2", 2)), None));
+        results.add(done(4, "2", 4)).unwrap();
+        let added = serde_json::to_string(&done(4, "2", 4)).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{whole}{added}\n"));
     }
 

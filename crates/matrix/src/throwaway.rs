@@ -113,7 +113,7 @@ fn attempt(place: &Place, dir: &Path, settings: &Settings<'_>, conditions: &Cond
     configure(&primary_dir, &format!("{}{ours}", settings.configuration))?;
     let server = |dir: &Path, name: &str| {
         let mut command = postgres_program(settings.bindir, "postgres");
-        Running::start(command.arg("-D").arg(dir), name, &log(name), Signal::QUIT)
+        Running::start(command.arg("-D").arg(dir), &format!("the {name}"), &log(name), Signal::QUIT)
     };
     let mut pair = Pair { primary: server(&primary_dir, "primary")?, standby: None };
     let mut options = ConnectOptions::resolve_ordinary_with(&primary_info, "walrider bench", &|_| None)?;
@@ -139,7 +139,7 @@ fn attempt(place: &Place, dir: &Path, settings: &Settings<'_>, conditions: &Cond
             let mut command = Command::new(&place.walrider);
             Running::start(
                 command.arg("standby").arg("-D").arg(&standby_dir),
-                "standby",
+                "the standby",
                 &log("standby"),
                 Signal::KILL,
             )?

@@ -11,7 +11,7 @@ use super::text::{said, shown};
 
 const STYLE: &str = include_str!("../style.css");
 /// Of the plots alone.
-const PLOTS: &str = "svg { max-width: 40rem; } svg text { fill: var(--text); font: 12px system-ui, sans-serif; } svg .soft { fill: var(--soft); }
+const PLOTS: &str = "figure { overflow-x: auto; min-width: 0; } svg { max-width: 40rem; min-width: 26rem; } svg text { fill: var(--text); font: 12px system-ui, sans-serif; } svg .soft { fill: var(--soft); }
 svg line { stroke: var(--rule); } svg .range { stroke: var(--line); stroke-width: 2; } svg circle { fill: var(--line); }
 svg circle.run { fill-opacity: .55; } pre { overflow-x: auto; margin: .25rem 0; } ul { margin: .25rem 0; padding-left: 1.2rem; }";
 /// Of a plot, in its own units: its width, where names of factors and of levels begin, and where the scale does.
@@ -19,6 +19,8 @@ const WIDTH: f64 = 560.0;
 const LEVELS: f64 = 150.0;
 const SCALE: f64 = 250.0;
 const ROW: f64 = 20.0;
+/// So near, their labels would lie over each other.
+const TICKS_APART: f64 = 50.0;
 
 /// The page.
 pub fn render(summary: &Summary<'_>, design: &Design) -> String {
@@ -41,7 +43,7 @@ pub fn render(summary: &Summary<'_>, design: &Design) -> String {
 fn about(summary: &Summary<'_>, design: &Design) -> String {
     let (plan, machine) = (&summary.header.plan, &summary.header.machine);
     let mut said = vec![
-        format!("Load: {:?}, {} sessions, {} s in each run.", plan.load, plan.clients, plan.seconds),
+        format!("Load: {}; {} sessions, {} s in each run.", plan.load, plan.clients, plan.seconds),
         format!("{} combinations, {} times each.", design.combinations.len(), plan.repeats),
     ];
     if !plan.servers.is_empty() {
@@ -112,7 +114,9 @@ fn effect_plot(figure: &Figure, effects: &Effects) -> String {
         let (name, shown) = (factor.factor.clone(), shown(&level.level).to_owned());
         (name, shown, [range, dot].into_iter().flatten().collect())
     });
-    let ticks = [low.exp(), 1.0, high.exp()].map(|ratio| (at(ratio), format!("× {ratio:.2}")));
+    let mut ticks = vec![1.0];
+    ticks.extend([low.exp(), high.exp()].into_iter().filter(|end| (at(*end) - at(1.0)).abs() > TICKS_APART));
+    let ticks: Vec<_> = ticks.into_iter().map(|ratio| (at(ratio), format!("× {ratio:.2}"))).collect();
     plot(&format!("{}: effects and 95 % intervals, beside the first level", figure.title), rows.collect(), &ticks)
 }
 
@@ -188,19 +192,12 @@ fn runs(summary: &Summary<'_>) -> String {
 }
 
 fn failures(summary: &Summary<'_>) -> String {
-    let of = |done: &walrider_matrix::results::Done| {
-        let failed = done.failed.clone().expect("it has failed");
-        let settings: Vec<String> =
-            done.settings.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect();
-        format!(
-            "<p class=\"bad\">Run {} ({}): {}</p>\n<pre>{}</pre>\n",
-            done.run,
-            escape(&settings.join(" ")),
-            escape(&failed.message),
-            escape(&failed.log.join("\n"))
-        )
-    };
-    let failed: String = summary.failed().map(of).collect();
+    let failed = summary.failed().map(|(done, failed)| {
+        let (settings, message, log) = (Summary::settings(done), &failed.message, failed.log.join("\n"));
+        let said = escape(&format!("Run {} ({settings}): {message}", done.run));
+        format!("<p class=\"bad\">{said}</p>\n<pre>{}</pre>\n", escape(&log))
+    });
+    let failed: String = failed.collect();
     if failed.is_empty() { failed } else { format!("<section>\n<h2>Runs that failed</h2>\n{failed}</section>\n") }
 }
 

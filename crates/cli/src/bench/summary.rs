@@ -5,7 +5,9 @@ use walrider_matrix::effects::{Effects, effects};
 use walrider_matrix::figures::{FIGURES, Figure, Outcome};
 use walrider_matrix::fraction::Design;
 use walrider_matrix::plan::{Factor, Run};
-use walrider_matrix::results::{Done, Header, Results, SCHEMA_VERSION};
+use walrider_matrix::results::{Done, Failed, Header, Results, SCHEMA_VERSION};
+
+use super::text::shown;
 
 /// What came of it so far.
 pub struct Summary<'a> {
@@ -21,7 +23,7 @@ impl<'a> Summary<'a> {
     /// Of the runs that there are.
     pub fn new(results: &'a Results, design: &Design, runs: &'a [Run]) -> Summary<'a> {
         debug_assert_eq!(runs.len(), design.combinations.len() * results.header.plan.repeats as usize);
-        let runs: Vec<_> = runs.iter().map(|run| (run, results.runs.get(&run.number))).collect();
+        let runs: Vec<_> = runs.iter().map(|run| (run, results.of(run))).collect();
         let mut summary = Summary { header: &results.header, runs, figures: Vec::new() };
         summary.figures = FIGURES
             .iter()
@@ -43,9 +45,15 @@ impl<'a> Summary<'a> {
         self.outcomes().filter_map(|(run, outcome)| Some((run, (figure.of)(outcome)?)))
     }
 
-    /// Runs that failed.
-    pub fn failed(&self) -> impl Iterator<Item = &'a Done> {
-        self.runs.iter().filter_map(|(_, done)| done.filter(|done| done.failed.is_some()))
+    /// Runs that failed, and why.
+    pub fn failed(&self) -> impl Iterator<Item = (&'a Done, &'a Failed)> {
+        self.runs.iter().filter_map(|(_, done)| Some(((*done)?, (*done)?.failed.as_ref()?)))
+    }
+
+    /// The settings of a run, for people.
+    pub fn settings(done: &Done) -> String {
+        let settings = done.settings.iter().map(|(name, value)| format!("{name}={}", shown(value)));
+        settings.collect::<Vec<_>>().join(" ")
     }
 
     /// Whether all runs were made, and none has failed.
@@ -99,7 +107,7 @@ impl<'a> Summary<'a> {
             "limits": design.limits,
             "runs": self.runs.len(),
             "succeeded": self.outcomes().count(),
-            "failed": self.failed().collect::<Vec<_>>(),
+            "failed": self.failed().map(|(done, _)| done).collect::<Vec<_>>(),
             "figures": figures.collect::<Vec<_>>(),
         })
     }

@@ -24,9 +24,10 @@ pub fn render(summary: &Summary<'_>) -> String {
             text += &format!("  {}\n", Summary::certainty(effects));
         }
     }
-    for done in summary.failed() {
-        let failed = done.failed.as_ref().map_or("", |failed| failed.message.as_str());
-        text += &format!("\nrun {} has failed: {failed}\n", done.run);
+    for (done, failed) in summary.failed() {
+        let (run, settings) = (done.run, Summary::settings(done));
+        text += &format!("\nrun {run} ({settings}) has failed: {}\n", failed.message);
+        failed.log.iter().for_each(|line| text += &format!("  {line}\n"));
     }
     text
 }
