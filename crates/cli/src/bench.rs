@@ -133,13 +133,11 @@ fn bench(args: &BenchArgs) -> Result<bool, Failure> {
     let runs = results.header.plan.runs(&design);
     let done = made(&servers, &design, &runs, &conditions, &mut results);
     let put_back = servers.put_back(&conditions);
-    let summary = Summary::new(&results, &design, &runs);
-    let shown = tell(args.json, &report, &summary, &design);
-    // What is wrong with the servers is the most important.
-    put_back?;
-    done?;
-    shown?;
-    Ok(summary.is_complete())
+    let summary = Summary::new(&results, &runs);
+    let told = tell(args.json, &report, &summary, &design);
+    // The object was printed: the rest is said on stderr alone.
+    let wrong = [put_back, done, told].into_iter().filter_map(Result::err).map(|failure| failure.complain()).count();
+    Ok(wrong == 0 && summary.is_complete())
 }
 
 fn refused(error: impl std::fmt::Display) -> Failure {
@@ -263,9 +261,9 @@ fn made(
     let plan = results.header.plan.clone();
     let has_figures = |run: &Run| results.of(run).is_some_and(|done| done.outcome.is_some());
     let left: Vec<&Run> = runs.iter().filter(|run| !has_figures(run)).collect();
-    let (combinations, operations) = (design.combinations.len(), plan.load.operations());
+    let combinations = design.combinations.len();
     note(format_args!(
-        "{} of {} runs to do: {combinations} combinations, {} times each, in the order of --seed {}; load in {operations}",
+        "{} of {} runs to do: {combinations} combinations, each {} times, in the order of --seed {}",
         left.len(),
         runs.len(),
         plan.repeats,
@@ -281,6 +279,9 @@ fn made(
         let varied = plan.factors.iter().zip(&settings).filter(|(factor, _)| factor.levels.len() > 1);
         let name = varied.map(|(_, (name, value))| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
         bar.set_message(name.clone());
+        if bar.is_hidden() {
+            note(format_args!("run {} of {}: {name}", run.number, runs.len()));
+        }
         let started_at = Time::now();
         let outcome = match servers {
             Servers::ThrowAway(place) => throwaway::run(place, &settings, conditions),

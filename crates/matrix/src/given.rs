@@ -107,11 +107,14 @@ impl Given {
             connection.simple_query(&load::tables())?;
         }
         let outcome = self.measure(connection, conditions);
-        if conditions.load == Load::Tables {
-            let mut connection = self.connect(&self.primary, conditions)?;
-            connection.simple_query(&format!("DROP SCHEMA {SCHEMA} CASCADE"))?;
+        if conditions.load != Load::Tables {
+            return outcome;
         }
-        outcome
+        let dropping =
+            || Ok(self.connect(&self.primary, conditions)?.simple_query(&format!("DROP SCHEMA {SCHEMA} CASCADE"))?);
+        let dropped: Result<_> = dropping();
+        // What went wrong first says more.
+        outcome.and_then(|outcome| dropped.map(|_| outcome))
     }
 
     fn measure(&self, mut connection: Connection, conditions: &Conditions) -> Result<Outcome> {

@@ -113,9 +113,9 @@ impl fmt::Display for Load {
 }
 
 impl Load {
-    /// What one operation is, in the plural.
-    pub fn operations(&self) -> &'static str {
-        if *self == Load::Tables { "rows" } else { "transactions" }
+    /// What one operation is.
+    pub fn operation(&self) -> &'static str {
+        if *self == Load::Tables { "row" } else { "transaction" }
     }
 }
 

@@ -15,8 +15,8 @@ use crate::{Result, RunError, Stop};
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a server may take for an immediate shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(10);
-/// Lines of a log that are kept.
-const LAST_LINES: usize = 12;
+/// Lines of a log that are kept: pgbench says some 15 after what went wrong.
+const LAST_LINES: usize = 30;
 
 /// A program of PostgreSQL's, of this directory or of the PATH, without settings of the environment for its connections.
 pub fn postgres_program(bindir: Option<&Path>, name: &str) -> Command {

@@ -44,7 +44,12 @@ fn about(summary: &Summary<'_>, design: &Design) -> String {
     let (plan, machine) = (&summary.header.plan, &summary.header.machine);
     let mut said = vec![
         format!("Load: {}; {} sessions, {} s in each run.", plan.load, plan.clients, plan.seconds),
-        format!("{} combinations, {} times each.", design.combinations.len(), plan.repeats),
+        format!(
+            "{} combinations, each {} times, in the order of seed {}.",
+            design.combinations.len(),
+            plan.repeats,
+            plan.seed
+        ),
     ];
     if !plan.servers.is_empty() {
         said.push(format!("Servers: {}.", plan.servers.join(", ")));

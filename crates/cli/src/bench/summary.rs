@@ -21,8 +21,7 @@ pub struct Summary<'a> {
 
 impl<'a> Summary<'a> {
     /// Of the runs that there are.
-    pub fn new(results: &'a Results, design: &Design, runs: &'a [Run]) -> Summary<'a> {
-        debug_assert_eq!(runs.len(), design.combinations.len() * results.header.plan.repeats as usize);
+    pub fn new(results: &'a Results, runs: &'a [Run]) -> Summary<'a> {
         let runs: Vec<_> = runs.iter().map(|run| (run, results.of(run))).collect();
         let mut summary = Summary { header: &results.header, runs, figures: Vec::new() };
         summary.figures = FIGURES
@@ -77,7 +76,7 @@ impl<'a> Summary<'a> {
         if left > 0 {
             words += &format!(", {left} not made");
         }
-        words + &format!("; seed {}.", self.header.plan.seed)
+        words + &format!("; an operation is a {}.", self.header.plan.load.operation())
     }
 
     /// How sure the ratios of a figure are, in words.
