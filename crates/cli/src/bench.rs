@@ -15,7 +15,7 @@ use walrider_lag::collect::Target;
 use walrider_matrix::fraction::Design;
 use walrider_matrix::given::Given;
 use walrider_matrix::plan::{BINDIR, Factor, Load, Plan, Run};
-use walrider_matrix::results::{Done, Failed, Header, Machine, Results, SCHEMA_VERSION};
+use walrider_matrix::results::{Done, Header, Machine, Results, SCHEMA_VERSION};
 use walrider_matrix::throwaway::{self, Place};
 use walrider_matrix::{Conditions, RunError, Stop};
 use walrider_observe::status::Time;
@@ -116,7 +116,8 @@ fn bench(args: &BenchArgs) -> Result<bool, Failure> {
     if report == args.output {
         return Err(Failure::new(Exit::Usage, "--output and --report are the same file"));
     }
-    let design = plan.design().map_err(|error| Failure::new(Exit::Usage, error))?;
+    let design = |plan: &Plan| plan.design().map_err(|error| Failure::new(Exit::Usage, error));
+    design(&plan)?;
     if args.primary.is_none() && rustix::process::geteuid().is_root() {
         let message = "servers cannot be run as root: become another user, or name servers with --primary";
         return Err(Failure::new(Exit::Refused, message));
@@ -130,6 +131,8 @@ fn bench(args: &BenchArgs) -> Result<bool, Failure> {
     let conditions = Conditions { load, clients, duration: args.time, timeout: args.timeout, stop };
     let servers = Servers::open(args, &plan, &conditions)?;
     let mut results = open(args, plan)?;
+    // Of its seed, which may be that of the file.
+    let design = design(&results.header.plan)?;
     let runs = results.header.plan.runs(&design);
     let done = made(&servers, &design, &runs, &conditions, &mut results);
     let put_back = servers.put_back(&conditions);
@@ -296,9 +299,9 @@ fn made(
                 let message = "interrupted: --resume goes on with what is left";
                 return Err(refused(message));
             }
-            Err(RunError::Failed { message, log }) => {
-                bar.suspend(|| warning(format_args!("run {} ({name}) has failed: {message}", run.number)));
-                (None, Some(Failed { message, log }))
+            Err(RunError::Failed(failed)) => {
+                bar.suspend(|| warning(format_args!("run {} ({name}) has failed: {}", run.number, failed.message)));
+                (None, Some(failed))
             }
         };
         let settings = settings.into_iter().collect();

@@ -1,6 +1,7 @@
 //! What the system says of a process on this host (`proc_pid_stat(5)`, `proc_pid_io(5)`).
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use rustix::param::clock_ticks_per_second;
 
@@ -34,8 +35,16 @@ pub fn parent(pid: u32) -> Option<u32> {
 
 /// The processes that this one started and that are there.
 pub fn children(pid: u32) -> Vec<u32> {
-    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    // Each thread has those that it started.
+    let of = |thread: &PathBuf| fs::read_to_string(thread.join("children")).unwrap_or_default();
+    let pids = threads(pid).iter().map(of).collect::<Vec<_>>().concat();
+    pids.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// The directories of its threads.
+fn threads(pid: u32) -> Vec<PathBuf> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task"));
+    entries.map_or_else(|_| Vec::new(), |entries| entries.flatten().map(|entry| entry.path()).collect())
 }
 
 /// Processor time of a process, of its children that are there, and of those that were, in seconds, in steps of a hundredth: of a
@@ -48,6 +57,19 @@ pub fn tree_seconds(pid: u32) -> Option<f64> {
     // One that ends between the two is counted twice rather than not at all.
     let living: f64 = children(pid).into_iter().filter_map(of).sum();
     Some(living + of(pid)?)
+}
+
+/// Processor time, and time spent waiting for disks, of those threads of a process that bear its own name, in seconds: of `walrider
+/// standby` those that replay, because all others have names.
+pub fn unnamed_threads_seconds(pid: u32) -> Option<f64> {
+    let name = |dir: &Path| fs::read_to_string(dir.join("comm")).ok();
+    let of_process = name(Path::new(&format!("/proc/{pid}")))?;
+    let threads = threads(pid).into_iter().filter(|thread| name(thread).as_ref() == Some(&of_process));
+    let seconds = threads.filter_map(|thread| {
+        let stat = fs::read_to_string(thread.join("stat")).ok()?;
+        [14, 15, 42].into_iter().map(|number| Stat(&stat).seconds(number)).sum::<Option<f64>>()
+    });
+    Some(seconds.sum())
 }
 
 fn stat(pid: u32) -> Option<String> {
@@ -101,6 +123,27 @@ mod tests {
         assert_eq!(process(std::process::id(), "startup"), None);
         assert_eq!(process(u32::MAX, "startup"), None);
         assert_eq!((parent(std::process::id()), parent(u32::MAX), tree_seconds(u32::MAX)), (None, None, None));
+    }
+
+    /// The time of a thread counts if it has no name of its own.
+    #[test]
+    fn threads_with_names_are_left_out() {
+        let me = std::process::id();
+        // The names of tests' threads are those of tests: so is none of them the process's but the main one, which waits.
+        let before = unnamed_threads_seconds(me).unwrap();
+        let burn = move || {
+            let used = || Stat(&fs::read_to_string("/proc/thread-self/stat").unwrap()).seconds(14).unwrap();
+            while used() < 0.06 {
+                (0..100_000).for_each(|number| _ = std::hint::black_box(number));
+            }
+            unnamed_threads_seconds(me).unwrap()
+        };
+        let named = std::thread::Builder::new().name("other".to_owned()).spawn(burn).unwrap().join().unwrap();
+        let name = fs::read_to_string(format!("/proc/{me}/comm")).unwrap();
+        let same = std::thread::Builder::new().name(name.trim_end().to_owned()).spawn(burn).unwrap().join().unwrap();
+        assert!(named - before < 0.02, "{before} {named}");
+        assert!(same - named > 0.02, "{named} {same}");
+        assert_eq!(unnamed_threads_seconds(u32::MAX), None);
     }
 
     /// A child's time counts while it is there, and when it has ended.

@@ -17,7 +17,7 @@ pub struct Outcome {
     /// Processor time of all processes of the standby until it had caught up.
     pub standby_cpu_seconds: Option<f64>,
     /// How long the process that replays was busy until then: its processor time, and its waits for disks as far as the system counts
-    /// them. Of Walrider, all of its threads, those that receive included.
+    /// them. Of Walrider, the sum over the threads that replay.
     pub replay_busy_seconds: Option<f64>,
     /// WAL that was not replayed when the load ended, as far as the primary knew.
     pub lag_bytes: Option<u64>,

@@ -128,20 +128,19 @@ impl Given {
             }
         };
         let primary_process = Process::of(&mut connection)?;
-        let log = TempDir::with_prefix("bench-").map_err(RunError::io("make a directory".to_owned()))?;
-        let log = (log.path().join("load"), log);
+        let logs = TempDir::with_prefix("bench-").map_err(RunError::io("make a directory".to_owned()))?;
         let mut servers = Servers {
             primary: connection,
             options: self.primary.clone(),
             conninfo: self.conninfo.clone(),
+            bindir: self.bindir.as_deref(),
+            log: logs.path().join("pgbench"),
             standby,
             primary_process,
             standby_process,
             goes_on: &mut || conditions.stop.check(),
         };
-        servers.measure(conditions, &mut |at| {
-            load::run(conditions, &at.options, &at.conninfo, self.bindir.as_deref(), &log.0, at.goes_on)
-        })
+        servers.measure(conditions)
     }
 
     /// Puts the settings back as they were, and looks whether they are.

@@ -21,6 +21,8 @@ use std::time::Duration;
 
 use walrider_session::ConnectError;
 
+use results::Failed;
+
 /// Why a run has no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -28,19 +30,24 @@ pub enum RunError {
     #[error("interrupted")]
     Interrupted,
     /// The run failed; others may not.
-    #[error("{message}")]
-    Failed {
-        /// What went wrong.
-        message: String,
-        /// The last lines of the logs of the servers that were there.
-        log: Vec<String>,
-    },
+    #[error("{}", .0.message)]
+    Failed(Failed),
 }
 
 impl RunError {
     /// With no log yet.
     pub(crate) fn failed(message: impl ToString) -> RunError {
-        RunError::Failed { message: message.to_string(), log: Vec::new() }
+        RunError::Failed(Failed { message: message.to_string(), log: Vec::new() })
+    }
+
+    /// With what a log said last, if it has none yet.
+    pub(crate) fn with_log(mut self, log: impl FnOnce() -> Vec<String>) -> RunError {
+        if let RunError::Failed(Failed { log: lines, .. }) = &mut self
+            && lines.is_empty()
+        {
+            *lines = log();
+        }
+        self
     }
 
     /// Of the operating system, for `map_err`: what was tried.

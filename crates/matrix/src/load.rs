@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use walrider_session::{ConnectOptions, Connection};
 
+use crate::measure::Servers;
 use crate::plan::Load;
 use crate::program::{self, LOOK_INTERVAL, Running, postgres_program};
 use crate::{Conditions, Result, RunError};
@@ -82,19 +83,12 @@ pub fn prepare(
 }
 
 /// Does it, for as long as it shall take.
-pub fn run(
-    conditions: &Conditions,
-    options: &ConnectOptions,
-    conninfo: &str,
-    bindir: Option<&Path>,
-    log: &Path,
-    goes_on: &mut dyn FnMut() -> Result<()>,
-) -> Result<Loaded> {
+pub fn run(conditions: &Conditions, servers: &mut Servers<'_>) -> Result<Loaded> {
     let begun = Instant::now();
     let operations = match &conditions.load {
-        Load::Tables => insert(conditions, options, goes_on)?,
-        Load::Pgbench { .. } => pgbench(conditions, conninfo, &[], bindir, log, goes_on)?,
-        Load::Script { file, .. } => pgbench(conditions, conninfo, &[file], bindir, log, goes_on)?,
+        Load::Tables => insert(conditions, &servers.options, servers.goes_on)?,
+        Load::Pgbench { .. } => pgbench(conditions, servers, None)?,
+        Load::Script { file, .. } => pgbench(conditions, servers, Some(file))?,
     };
     Ok(Loaded { operations, seconds: begun.elapsed().as_secs_f64() })
 }
@@ -178,29 +172,20 @@ fn row(client: u64, number: u64) -> [String; 4] {
     [time, key.to_string(), (random.f64() * 1e6).to_string(), note]
 }
 
-/// Runs pgbench, on scripts or its own; how many transactions.
-fn pgbench(
-    conditions: &Conditions,
-    conninfo: &str,
-    scripts: &[&Path],
-    bindir: Option<&Path>,
-    log: &Path,
-    goes_on: &mut dyn FnMut() -> Result<()>,
-) -> Result<u64> {
+/// Runs pgbench, on a script or its own; how many transactions.
+fn pgbench(conditions: &Conditions, servers: &mut Servers<'_>, script: Option<&Path>) -> Result<u64> {
     let (clients, seconds) = (conditions.clients.to_string(), conditions.duration.as_secs().max(1).to_string());
     let threads = thread::available_parallelism().map_or(1, usize::from).min(conditions.clients.into()).to_string();
-    let mut command = postgres_program(bindir, "pgbench");
+    let mut command = postgres_program(servers.bindir, "pgbench");
     command.args(["-n", "-M", "prepared", "--random-seed=1", "-c", &clients, "-j", &threads, "-T", &seconds]);
-    for script in scripts {
+    if let Some(script) = script {
         command.arg("-f").arg(script);
     }
-    let said = log.with_extension("pgbench");
-    let running = Running::start(command.arg(conninfo), "pgbench", &said, Signal::KILL)?;
-    running.wait(conditions.duration + conditions.timeout, goes_on).map_err(|error| match error {
-        RunError::Failed { message, .. } => RunError::Failed { message, log: program::last_lines(&said) },
-        other => other,
-    })?;
-    let text = std::fs::read_to_string(&said).map_err(RunError::io(format!("read \"{}\"", said.display())))?;
+    let log = &servers.log;
+    let running = Running::start(command.arg(&servers.conninfo), "pgbench", log, Signal::KILL)?;
+    let ended = running.wait(conditions.duration + conditions.timeout, servers.goes_on);
+    ended.map_err(|error| error.with_log(|| program::last_lines(log)))?;
+    let text = std::fs::read_to_string(log).map_err(RunError::io(format!("read \"{}\"", log.display())))?;
     transactions(&text).ok_or_else(|| RunError::failed("pgbench did not say how many transactions it has made"))
 }
 

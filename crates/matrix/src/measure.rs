@@ -1,5 +1,6 @@
 //! One run on servers that are there: the load, until the standby has replayed all of it; and what that took.
 
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use walrider_lag::collect::is_local;
@@ -9,9 +10,8 @@ use walrider_observe::client::get_status;
 use walrider_session::{ConnectOptions, Connection};
 
 use crate::figures::Outcome;
-use crate::load::Loaded;
 use crate::program::wait_for;
-use crate::{Conditions, Result, RunError};
+use crate::{Conditions, Result, RunError, load};
 
 /// How to know what a standby has replayed.
 pub enum Standby {
@@ -53,7 +53,7 @@ impl Process {
                 let startup = host::children(postmaster).into_iter().find_map(|pid| host::process(pid, "startup"))?;
                 Some(startup.user_seconds + startup.system_seconds + startup.block_io_seconds)
             }
-            Process::Walrider(pid) => host::tree_seconds(pid),
+            Process::Walrider(pid) => host::unnamed_threads_seconds(pid),
         }
     }
 }
@@ -66,6 +66,10 @@ pub struct Servers<'a> {
     pub options: ConnectOptions,
     /// The same for programs of PostgreSQL's.
     pub conninfo: String,
+    /// Where these programs are, if not on the PATH.
+    pub bindir: Option<&'a Path>,
+    /// What they say goes there.
+    pub log: PathBuf,
     /// What replays.
     pub standby: Standby,
     /// Of the primary.
@@ -77,17 +81,13 @@ pub struct Servers<'a> {
 }
 
 impl Servers<'_> {
-    /// Makes a run. `load` does what is to be done.
-    pub fn measure(
-        &mut self,
-        conditions: &Conditions,
-        load: &mut dyn FnMut(&mut Servers<'_>) -> Result<Loaded>,
-    ) -> Result<Outcome> {
+    /// Makes a run.
+    pub fn measure(&mut self, conditions: &Conditions) -> Result<Outcome> {
         self.primary.set_response_timeout(Some(conditions.timeout));
         let mark = self.mark()?;
         self.catch_up(mark, conditions)?;
         let before = (self.inserted()?, self.primary_cpu(), self.standby_cpu(), self.replay());
-        let loaded = load(self)?;
+        let loaded = load::run(conditions, self)?;
         let ended = Instant::now();
         let (primary_cpu, inserted) = (self.primary_cpu(), self.inserted()?);
         let replayed = self.replayed()?;

@@ -94,10 +94,7 @@ impl Drop for Running {
 /// Runs a program to its end. If it fails, the error has what it said last.
 pub fn run(command: &mut Command, name: &str, log: &Path, timeout: Duration, stop: &Stop) -> Result<()> {
     let running = Running::start(command, name, log, Signal::KILL)?;
-    running.wait(timeout, &mut || stop.check()).map_err(|error| match error {
-        RunError::Failed { message, .. } => RunError::Failed { message, log: last_lines(log) },
-        other => other,
-    })
+    running.wait(timeout, &mut || stop.check()).map_err(|error| error.with_log(|| last_lines(log)))
 }
 
 /// Waits until there is something, as long as nothing is wrong.
@@ -131,6 +128,7 @@ pub fn last_lines(log: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::Failed;
 
     #[test]
     fn a_program_that_fails_tells_what_it_said() {
@@ -142,11 +140,11 @@ mod tests {
             run(&mut command, "sh", &log, Duration::from_millis(200), &Stop::default())
         };
         shell("true").unwrap();
-        let Err(RunError::Failed { message, log }) = shell("echo one; echo two >&2; exit 3") else {
+        let Err(RunError::Failed(Failed { message, log })) = shell("echo one; echo two >&2; exit 3") else {
             panic!("it failed")
         };
         assert_eq!((message.as_str(), log), ("sh: exit status: 3", vec!["one".to_owned(), "two".to_owned()]));
-        let Err(RunError::Failed { message, .. }) = shell("sleep 60") else { panic!("it takes too long") };
+        let Err(RunError::Failed(Failed { message, .. })) = shell("sleep 60") else { panic!("it takes too long") };
         assert_eq!(message, "waited 0.2 s for sh to end");
     }
 

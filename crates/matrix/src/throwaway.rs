@@ -76,10 +76,8 @@ impl Settings<'_> {
 pub fn run(place: &Place, settings: &[(String, String)], conditions: &Conditions) -> Result<Outcome> {
     let what = format!("make a directory in \"{}\"", place.work_dir.display());
     let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(&place.work_dir).map_err(RunError::io(what))?;
-    let outcome = attempt(place, dir.path(), &Settings::of(settings), conditions).map_err(|error| match error {
-        RunError::Failed { message, log } if log.is_empty() => RunError::Failed { message, log: logs(dir.path()) },
-        other => other,
-    });
+    let outcome = attempt(place, dir.path(), &Settings::of(settings), conditions);
+    let outcome = outcome.map_err(|error| error.with_log(|| logs(dir.path())));
     let shown = dir.path().display().to_string();
     dir.close().map_err(RunError::io(format!("remove \"{shown}\"")))?;
     outcome
@@ -156,6 +154,8 @@ fn attempt(place: &Place, dir: &Path, settings: &Settings<'_>, conditions: &Cond
         primary: connection,
         options,
         conninfo: primary_info,
+        bindir: settings.bindir,
+        log: log("pgbench"),
         primary_process: Some(Process::Postgres(pair.primary.pid())),
         standby_process: pair.standby.as_ref().map(of_standby),
         standby,
@@ -164,9 +164,7 @@ fn attempt(place: &Place, dir: &Path, settings: &Settings<'_>, conditions: &Cond
     if settings.standby != "none" {
         servers.wait_streaming(NAME, conditions)?;
     }
-    servers.measure(conditions, &mut |at| {
-        load::run(conditions, &at.options, &at.conninfo, settings.bindir, &log("load"), at.goes_on)
-    })
+    servers.measure(conditions)
 }
 
 fn initdb(settings: &Settings<'_>, dir: &Path, log: &Path, conditions: &Conditions) -> Result<()> {
