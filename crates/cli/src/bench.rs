@@ -139,8 +139,9 @@ fn bench(args: &BenchArgs) -> Result<bool, Failure> {
     let summary = Summary::new(&results, &runs);
     let told = tell(args.json, &report, &summary, &design);
     // The object was printed: the rest is said on stderr alone.
-    let wrong = [put_back, done, told].into_iter().filter_map(Result::err).map(|failure| failure.complain()).count();
-    Ok(wrong == 0 && summary.is_complete())
+    let wrong: Vec<Failure> = [put_back, done, told].into_iter().filter_map(Result::err).collect();
+    wrong.iter().for_each(|failure| _ = failure.complain());
+    Ok(wrong.is_empty() && summary.is_complete())
 }
 
 fn refused(error: impl std::fmt::Display) -> Failure {

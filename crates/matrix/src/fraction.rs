@@ -58,7 +58,9 @@ fn regular(names: &[&str], generated: usize) -> Result<(Vec<u32>, Vec<String>), 
     let too_small = || format!("a fraction of 1/{} cannot tell {} factors apart", 1_u64 << generated, names.len());
     let free = names.len().checked_sub(generated).filter(|&free| free >= 2).ok_or_else(too_small)?;
     let products: Vec<u32> = (1..1_u32 << free).filter(|word| word.count_ones() >= 2).collect();
-    let (mut best, mut looked): (Option<(Vec<usize>, Vec<u32>)>, usize) = (None, 0);
+    // How many words there are of each length, and the generators.
+    let mut best: Option<(Vec<usize>, Vec<u32>)> = None;
+    let mut looked = 0;
     choose(&products, generated, &mut Vec::new(), &mut |set| {
         looked += 1;
         let words: Vec<u32> = set.iter().enumerate().map(|(nth, word)| word | 1 << (free + nth)).collect();
@@ -75,7 +77,7 @@ fn regular(names: &[&str], generated: usize) -> Result<(Vec<u32>, Vec<String>), 
     let (_, words) = best.ok_or_else(too_small)?;
     let levels = (0..1_u32 << free).map(|bits| {
         // High is +1, low is -1: a product is high where an even number of its factors is low.
-        let is_high = |word: u32| ((word & !bits & ((1 << free) - 1)).count_ones() % 2 == 0) as u32;
+        let is_high = |word: u32| (word & !bits & ((1 << free) - 1)).count_ones().is_multiple_of(2) as u32;
         words.iter().enumerate().fold(bits, |bits, (nth, &word)| bits | is_high(word) << (free + nth))
     });
     Ok((levels.collect(), aliases(names, &relation(&words))))
@@ -115,15 +117,12 @@ fn aliases(names: &[&str], relation: &[u32]) -> Vec<String> {
         "A regular fraction of resolution {shortest}: these products are constant: {}.",
         shown.join(", ")
     )];
-    for at in 0..names.len() {
+    for (at, name) in names.iter().enumerate() {
         let mixed = words.iter().filter(|&&word| word.count_ones() == 3 && word >> at & 1 == 1);
         let mixed: Vec<String> = mixed.map(|word| product(word & !(1 << at))).collect();
         if !mixed.is_empty() {
-            limits.push(format!(
-                "The effect of {} cannot be told from that of {} together.",
-                names[at],
-                mixed.join(", or of ")
-            ));
+            limits
+                .push(format!("The effect of {name} cannot be told from that of {} together.", mixed.join(", or of ")));
         }
     }
     if shortest > 3 {

@@ -124,7 +124,7 @@ impl Given {
             Some(Target::Server(options)) => {
                 let mut connection = self.connect(options, conditions)?;
                 let process = Process::of(&mut connection)?;
-                (Standby::Server(connection), process)
+                (Standby::Server(Box::new(connection)), process)
             }
         };
         let primary_process = Process::of(&mut connection)?;

@@ -20,7 +20,7 @@ pub enum Standby {
     /// By the primary's word about this `application_name`. After a commit at `remote_apply` the standby tells it at once.
     ByPrimary(String),
     /// By its own.
-    Server(Connection),
+    Server(Box<Connection>),
     /// By that of a Walrider, at this host and port.
     Walrider(String),
 }

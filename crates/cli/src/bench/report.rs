@@ -74,7 +74,7 @@ fn section(summary: &Summary<'_>, figure: &Figure, effects: &Effects) -> String 
     let direction = if figure.more_is_better { "more is better" } else { "less is better" };
     let mean = figure.unit.show(effects.mean);
     let mut text = format!(
-        "<section>\n<h2>{}</h2>\n<p>{mean} on average of {} runs; {direction}.</p>\n",
+        "<section>\n<h2>{}</h2>\n<p>{mean} on average ({} runs); {direction}.</p>\n",
         figure.title, effects.runs
     );
     if !effects.factors.is_empty() {
