@@ -30,7 +30,7 @@ SHARED_IN_FILE = ("origin", "clusters", "archived", "repository", "catalogue", "
 FIRST = ("test_suites.py", "test_early_crash.py", "test_standby_bank.py", "test_stress.py", "plain", "mixed", "mixed_small", "rest")
 TURNS = "WALRIDER_TURNS"
 # What a test cannot do without, where it is not fetched by us but the machine's own.
-PROGRAMS = {"test_top_screen.py": "tmux", "test_top_browser.py": "chromium"}
+PROGRAMS = {"test_top_screen.py": "tmux", "test_top_browser.py": "chromium", "test_bench_browser.py": "chromium"}
 
 
 @dataclass

@@ -10,7 +10,7 @@ use clap_complete::Shell;
 use crate::Cli;
 use crate::failure::{Exit, Failure};
 
-/// Headings of the options of `replay`, `standby`, `receive` and `top`; one that is not named here stands under "Options".
+/// Headings of the options of [`GROUPED`]; one that is not named here stands under "Options".
 const GROUPS: &[(&str, &[&str])] = &[
     ("Where WAL comes from", &["wal", "restore_command", "fetch_jobs", "timeline"]),
     (
@@ -46,6 +46,9 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Replay", &["min_apply_delay", "restartpoint_interval", "restartpoint_wal", "wal_keep"]),
     ("Resources", &["jobs", "memory"]),
     ("What is asked", &["interval", "wal_content"]),
+    ("What is varied", &["vary", "set", "fraction", "repeats", "seed"]),
+    ("The load", &["load", "init", "scale", "clients", "time"]),
+    ("The servers", &["bindir", "work_dir", "given_primary", "given_standby", "change_settings", "timeout"]),
     (
         "Output",
         &[
@@ -57,11 +60,17 @@ const GROUPS: &[(&str, &[&str])] = &[
             "count",
             "listen",
             "record",
+            "output",
+            "report",
+            "resume",
             "log_format",
             "log_level",
         ],
     ),
 ];
+
+/// The commands that have them.
+const GROUPED: [&str; 5] = ["replay", "standby", "receive", "top", "bench"];
 
 /// What is said at the end: of `--help`, of the man page.
 const AFTER: &[(&str, &str)] = &[
@@ -130,6 +139,18 @@ Examples:
   walrider explain-lag lag.jsonl",
     ),
     (
+        "bench",
+        "Signals:
+  SIGINT, SIGTERM, SIGHUP  end; servers are stopped and removed, or their settings put back, and --resume goes on
+
+Examples:
+  walrider bench -o wal.jsonl --vary wal_compression=off,pglz,lz4,zstd --vary standby=stock,walrider --repeats 3
+  walrider bench -o majors.jsonl --vary bindir=/usr/lib/postgresql/17/bin,/usr/lib/postgresql/18/bin --set data_checksums=on
+  walrider bench -o sync.jsonl --vary synchronous_commit=off,local,remote_write,on,remote_apply --load pgbench
+  walrider bench -o prod.jsonl --primary 'host=db1 dbname=test' --standby 'host=db2 dbname=test'
+      one load, measured; nothing is changed but for its tables",
+    ),
+    (
         "completions",
         "Examples:
   walrider completions bash > /usr/share/bash-completion/completions/walrider
@@ -141,7 +162,7 @@ Examples:
 /// The command line with all of its help.
 pub fn command() -> Command {
     let mut command = Cli::command();
-    for name in ["replay", "standby", "receive", "top"] {
+    for name in GROUPED {
         command = command.mut_subcommand(name, |command| {
             command.mut_args(|arg| {
                 let id = arg.get_id().as_str();
@@ -211,7 +232,7 @@ mod tests {
     /// Every option that a group names is one, except those that are yet to come.
     #[test]
     fn groups_name_what_there_is() {
-        let ids: BTreeSet<String> = ["replay", "standby", "receive", "top"]
+        let ids: BTreeSet<String> = GROUPED
             .into_iter()
             .flat_map(|name| subcommand(name).get_arguments().map(|arg| arg.get_id().to_string()).collect::<Vec<_>>())
             .collect();
@@ -226,6 +247,10 @@ mod tests {
             ("replay", &["Where to stop:\n", "Resources:\n", "Signals:\n", "Examples:\n", "SIGTERM"][..]),
             ("standby", &["The primary:\n", "Replay:\n", "Output:\n", "SIGUSR1", "--make-standby\n"]),
             ("receive", &["The primary:\n", "Signals:\n", "Examples:\n"]),
+            (
+                "bench",
+                &["What is varied:\n", "The load:\n", "The servers:\n", "Output:\n", "Signals:\n", "Examples:\n"],
+            ),
             ("top", &["Keys:\n", "What is asked:\n", "Output:\n", "Signals:\n", "Examples:\n"]),
         ] {
             let help = subcommand(name).render_long_help().to_string();

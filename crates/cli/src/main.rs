@@ -9,6 +9,7 @@ macro_rules! eprintln {
     ($($text:tt)*) => { crate::out::complain(format_args!("{}\n", format_args!($($text)*))) };
 }
 
+mod bench;
 mod compare;
 mod control;
 mod doctor;
@@ -66,6 +67,7 @@ enum Command {
     Top(top::TopArgs),
     ExplainLag(top::ExplainLagArgs),
     Doctor(doctor::DoctorArgs),
+    Bench(Box<bench::BenchArgs>),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
     /// Look into WAL: what it holds, record by record or in sum
@@ -101,6 +103,7 @@ fn run(command: Command) -> ExitCode {
         Command::Reload(args) => control::reload(&args),
         Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::ExplainLag(args) => top::explain(&args),
         Command::Compare(args) => compare::run(args),
         Command::Wal(args) => wal::run(args),

@@ -359,8 +359,8 @@ fn ask(connection: &mut Connection) -> Result<(Server, f64), Ended> {
     Ok((server, took))
 }
 
-/// Whether the peer is on this host.
-fn is_local(peer: &str) -> bool {
+/// Whether the peer, as [`Connection::peer`] names it, is on this host.
+pub fn is_local(peer: &str) -> bool {
     let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
     peer.starts_with('/') || host == "localhost" || host.starts_with("127.") || host == "[::1]"
 }

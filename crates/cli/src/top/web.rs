@@ -16,6 +16,8 @@ const CONNECTIONS: usize = 16;
 const POLICY: &str = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const PAGE: &str = include_str!("page.html");
+/// What all pages have in common.
+const STYLE: &str = include_str!("../style.css");
 
 /// Serves until it is dropped.
 pub struct Web {
@@ -29,7 +31,7 @@ impl Web {
         let latest = Arc::new(Mutex::new(object(&Value::Null, None)));
         let served = latest.clone();
         let pages = move |path: &str, _: Option<&str>| match path {
-            "/" => Answer::html(POLICY, PAGE.to_owned()),
+            "/" => Answer::html(POLICY, PAGE.replace("/* STYLE */", STYLE)),
             "/view.json" => Answer::ok("application/json", served.lock().expect("no panic while locked").clone()),
             _ => Answer::not_found("there is / and /view.json"),
         };
