@@ -126,7 +126,8 @@ def stage(prefix, options, binary, layout="rpm"):
     doc = prefix / "share/doc/walrider"
     for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]:
         write(doc / path.relative_to(ROOT), path.read_bytes())
-    write(doc / "examples/standby.toml", (HERE / "standby.toml").read_bytes())
+    for example in ("standby.toml", "prometheus/walrider-alerts.yml", "grafana/walrider.json"):
+        write(doc / "examples" / Path(example).name, (HERE / example).read_bytes())
     third = options.third_party.read_text() if options.third_party else licenses()
     write(doc / "third-party-licenses.txt.gz", third)
 

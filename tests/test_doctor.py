@@ -1,12 +1,14 @@
 """`walrider doctor`: each rule finds what is made for real, and nothing where all is well.
 
-Not tried: disks that are slow for reads and writes of data, replay at its limit, servers before 17, and pgaudit, which is no part of
-PostgreSQL: the rules about them are tried on samples made by hand (`lag/src/rules/tests.rs`).
+Not tried: disks that are slow for writes of data, servers before 17, and pgaudit, which is no part of PostgreSQL: the rules about them
+are tried on samples made by hand (`lag/src/rules/tests.rs`).
 """
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 from contextlib import ExitStack
 
 import pytest
@@ -15,7 +17,7 @@ from tests.lab.faults.proxy import Proxy
 from tests.lab.faults.shim import Disk
 from tests.lab.standby import standby
 from tests.lab.standby.standby import Walrider, wait_position, wait_streaming
-from tests.lab.standby.watched import BATCH, conflict, hot, load, primary_of
+from tests.lab.standby.watched import BATCH, conflict, hot, load, primary_of, scattered
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
@@ -78,6 +80,39 @@ def test_the_bottleneck(primary, work, cause):
     assert finding["subject"] == standby.NAME and finding["evidence"], finding
     assert not [rule for rule in found if rule.startswith("lag_") and rule != f"lag_{cause}"], found
     assert (finding["severity"] == "notice") == (cause == "apply_delay")
+
+
+def test_a_disk_that_is_slow_for_reads(primary, work):
+    """Replay waits for pages. That it does not read ahead is said, where it does not."""
+    sql = scattered(primary)
+    disk = Disk(work / "disk", work / "standby")
+    with hot(primary, work, disk=disk, shared_buffers="1MB", recovery_prefetch="off", io_method="sync") as follower, load(primary, sql):
+        disk.reads_take(10)
+        found = doctor(primary, follower.server, time="8s")
+    assert "lag_replay_read" in found and "recovery_prefetch" in found, found
+
+
+def test_a_disk_that_is_slow_for_writes_of_wal(primary, work):
+    """The process that receives writes, most of the time."""
+    disk = Disk(work / "disk", work / "standby")
+    with hot(primary, work, disk=disk) as follower, load(primary):
+        disk.writes_take(200)
+        found = doctor(primary, follower.server, time="8s")
+    assert "lag_standby_write" in found, found
+
+
+def test_replay_at_its_limit(primary, work):
+    """A backlog: replay computes, and nothing else holds it up."""
+    with hot(primary, work) as follower:
+        follower.server.psql("SELECT pg_wal_replay_pause()")
+        primary.psql("CREATE TABLE wide (id int PRIMARY KEY, a int, b int, c int)")
+        primary.psql("CREATE INDEX ON wide (a); CREATE INDEX ON wide (b); CREATE INDEX ON wide (c)")
+        primary.psql("INSERT INTO wide SELECT i, (i * 7919) % 1000003, (i * 104729) % 1000003, hashint4(i) FROM generate_series(1, 600000) i")
+        wait_position(primary, stage="flush")
+        with load(primary):
+            follower.server.psql("SELECT pg_wal_replay_resume()")
+            found = doctor(primary, follower.server, time="4s")
+    assert "lag_replay_cpu" in found, found
 
 
 def test_conflicts(primary, work):
@@ -220,3 +255,15 @@ def test_walrider_and_a_recording(primary, work):
     result = walrider("doctor", "--json", "--recording", recording)
     result.expect(WRONG)
     assert [finding["rule"] for finding in json.loads(result.stdout)["findings"]] == ["lag_paused"], result.stdout
+
+
+def test_a_host_that_is_audited(primary, work):
+    """A process of that name is all that is looked for."""
+    program = work / "auditd"
+    shutil.copy(shutil.which("sleep"), program)
+    with hot(primary, work) as follower, subprocess.Popen([program, "60"]) as audit:
+        try:
+            found = doctor(primary, follower.server, time="2s")
+        finally:
+            audit.kill()
+    assert found["auditd"]["severity"] == "notice", found

@@ -60,7 +60,7 @@ def test_deb(unpacked):
                   "fish/vendor_completions.d/walrider.fish"):
         assert "standby" in (share / place).read_text(), place
     for place in ("copyright", "README.md", "CHANGELOG.md", "docs/install.md", "examples/standby.toml",
-                  "third-party-licenses.txt.gz"):
+                  "examples/walrider-alerts.yml", "examples/walrider.json", "third-party-licenses.txt.gz"):
         assert (share / "doc/walrider" / place).stat().st_size > 0, place
     assert (root / "etc/walrider").is_dir()
 

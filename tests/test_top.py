@@ -14,7 +14,7 @@ from tests.lab.faults.proxy import Proxy
 from tests.lab.faults.shim import Disk
 from tests.lab.standby import standby
 from tests.lab.standby.standby import Walrider, wait_position, wait_streaming
-from tests.lab.standby.watched import BATCH, conflict, hot, load, primary_of
+from tests.lab.standby.watched import BATCH, conflict, hot, load, primary_of, scattered
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
@@ -31,16 +31,6 @@ def top(*servers, rounds=8, interval="500ms"):
     dsns = [server if isinstance(server, str) else server.dsn() for server in servers]
     result = walrider("top", "--batch", "--json", "-n", rounds, "-i", interval, *dsns, timeout=120).expect()
     return json.loads(result.stdout.splitlines()[-1])["view"]
-
-
-def scattered(primary):
-    """Prepares a table of 10,000 pages; returns what changes a row on some of them, without images of the pages."""
-    primary.psql("CREATE TABLE wide (id int PRIMARY KEY, v int, filler text) WITH (fillfactor = 50)")
-    primary.psql("INSERT INTO wide SELECT i, 0, repeat('x', 1900) FROM generate_series(1, 20000) i")
-    primary.psql("ALTER SYSTEM SET full_page_writes = off")
-    primary.psql("SELECT pg_reload_conf()")
-    primary.psql("CHECKPOINT")
-    return "UPDATE wide SET v = v + 1 WHERE id IN (SELECT (random() * 20000)::int FROM generate_series(1, 100))"
 
 
 def shown(view):

@@ -165,7 +165,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Failure> {
                 return Err(usage("settings of given servers are only changed with --change-settings".to_owned()));
             }
             for server in [Some(primary), args.standby.as_ref()].into_iter().flatten() {
-                servers.push(Target::parse(server).map_err(|error| usage(error.to_string()))?.name());
+                servers.push(Target::parse(server, "walrider bench").map_err(|error| usage(error.to_string()))?.name());
             }
         }
         None => {

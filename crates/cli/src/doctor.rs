@@ -62,7 +62,7 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
 }
 
 fn watch(args: &DoctorArgs) -> Result<Series, Failure> {
-    let targets = top::targets(&args.servers)?;
+    let targets = top::targets(&args.servers, "walrider doctor")?;
     let collector = Collector::start(&targets, INTERVAL, false);
     collector.wait(PATIENCE);
     let mut series = Series::default();

@@ -1,5 +1,6 @@
 //! `walrider top`, and `walrider explain-lag`, which says the same of a recording.
 
+mod metrics;
 mod screen;
 mod terminal;
 mod text;
@@ -57,7 +58,7 @@ pub struct TopArgs {
     /// Print an object for each round
     #[arg(long, requires = "batch")]
     json: bool,
-    /// Serve the same as a web page; where there is no terminal, nothing but that
+    /// Serve the same as a web page, and as /metrics for Prometheus; where there is no terminal, nothing but that
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
     /// Ask the primary every 10 s what its WAL is made of, by pg_walinspect; that costs it more than the rest
@@ -133,7 +134,7 @@ fn watch(args: &TopArgs) -> Result<(), Failure> {
         let message = "the standard output is no terminal: --batch prints text, --listen HOST:PORT serves a page";
         return Err(Failure::new(Exit::Usage, message));
     }
-    let targets = targets(&args.servers)?;
+    let targets = targets(&args.servers, "walrider top")?;
     let recording = args.record.as_ref().map(Recording::open).transpose()?;
     let web = args.listen.as_deref().map(Web::start).transpose();
     let web = web.map_err(|error| Failure::new(Exit::Refused, error))?;
@@ -202,9 +203,9 @@ fn rounds(
 }
 
 /// The servers of a command line; without one, that of the environment.
-pub fn targets(servers: &[String]) -> Result<Vec<Target>, Failure> {
+pub fn targets(servers: &[String], application_name: &str) -> Result<Vec<Target>, Failure> {
     let servers = if servers.is_empty() { &[String::new()][..] } else { servers };
-    let targets = servers.iter().map(|server| Target::parse(server)).collect::<Result<_, _>>();
+    let targets = servers.iter().map(|server| Target::parse(server, application_name)).collect::<Result<_, _>>();
     targets.map_err(|error| Failure::new(Exit::Usage, error))
 }
 

@@ -10,7 +10,7 @@ use walrider_observe::client::get_status;
 use walrider_session::{ConnectError, ConnectOptions, Connection};
 
 use crate::content::{self, WalContent};
-use crate::sample::{SCHEMA_VERSION, Sample, Server, ServerSample};
+use crate::sample::{Process, SCHEMA_VERSION, Sample, Server, ServerSample};
 use crate::{host, query};
 
 /// How often a standby is asked what its processes wait for.
@@ -32,11 +32,11 @@ pub enum Target {
 }
 
 impl Target {
-    /// `http://HOST:PORT` of a Walrider, or a connection string as libpq takes it.
+    /// `http://HOST:PORT` of a Walrider, or a connection string as libpq takes it; what we call ourselves there unless that says it.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn parse(text: &str) -> Result<Target, ConnectError> {
+    pub fn parse(text: &str, application_name: &str) -> Result<Target, ConnectError> {
         if let Some(rest) = text.strip_prefix("http://") {
             let address = rest.split('/').next().unwrap_or_default();
             if !address.contains(':') {
@@ -46,7 +46,7 @@ impl Target {
             }
             return Ok(Target::Walrider(address.to_owned()));
         }
-        let mut options = ConnectOptions::resolve_ordinary(text, "walrider top")?;
+        let mut options = ConnectOptions::resolve_ordinary(text, application_name)?;
         options.give_up_after(TIMEOUT);
         Ok(Target::Server(Box::new(options)))
     }
@@ -209,6 +209,7 @@ impl Watcher {
             .simple_query(&format!("PREPARE everything AS {}", query::everything(connection.server_version_num())))?;
         connection.simple_query(&format!("PREPARE waits AS {}", query::WAITS))?;
         let local = is_local(connection.peer());
+        let auditd = local && host::runs("auditd");
         let mut looks = Looks::default();
         let mut content = Content::default();
         let mut next = Instant::now();
@@ -221,6 +222,7 @@ impl Watcher {
             let watched = server.in_recovery;
             let process =
                 server.startup.as_ref().filter(|_| local).and_then(|startup| host::process(startup.pid, "startup"));
+            let process = process.map(|process| Process { auditd, ..process });
             if looks.is_empty() && watched {
                 looks.look(&mut connection)?;
             }

@@ -27,6 +27,13 @@ pub fn process(pid: u32, role: &str) -> Option<Process> {
     })
 }
 
+/// Whether a process of this name runs.
+pub fn runs(name: &str) -> bool {
+    let is =
+        |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+    fs::read_dir("/proc").is_ok_and(|entries| entries.flatten().any(is))
+}
+
 /// The parent of the process of this id, if that is a PostgreSQL server's: of a session's process, the postmaster.
 pub fn parent(pid: u32) -> Option<u32> {
     fs::read(format!("/proc/{pid}/cmdline")).ok().filter(|title| title.starts_with(b"postgres"))?;

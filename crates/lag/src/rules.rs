@@ -8,7 +8,7 @@ mod tests;
 
 use serde::Serialize;
 
-use crate::sample::{Sample, Server, ServerSample};
+use crate::sample::{Process, Sample, Server, ServerSample};
 use crate::split::{Observer, Standby, View};
 
 /// How bad it is.
@@ -80,6 +80,12 @@ impl Series {
             let first = first.servers.iter().find(|other| other.name == at.name)?;
             Some(Spoken { at, first: first.server.as_ref()?, last: at.server.as_ref()? })
         })
+    }
+
+    /// What the system said of the process that replays on a server, and when.
+    fn processes<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (f64, Process)> + 'a {
+        let of = move |sample: &'a Sample| sample.servers.iter().find(|at| at.name == name);
+        self.samples.iter().filter_map(of).filter_map(|at| Some((at.answered_at, at.process?)))
     }
 
     fn primary(&self) -> Option<Spoken<'_>> {

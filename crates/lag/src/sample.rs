@@ -75,6 +75,8 @@ pub struct Process {
     pub read_calls: Option<u64>,
     /// Calls of `write` and the like.
     pub write_calls: Option<u64>,
+    /// `auditd` runs on its host.
+    pub auditd: bool,
 }
 
 /// What one PostgreSQL server says. Times are in seconds, of its clock.

@@ -59,6 +59,25 @@ pub enum Part {
 }
 
 impl Part {
+    /// All of them, in that order.
+    pub const ALL: [Part; 15] = [
+        Part::NotConnected,
+        Part::NotSent,
+        Part::Network,
+        Part::StandbyWrite,
+        Part::StandbyFsync,
+        Part::Replay,
+        Part::ReplayCpu,
+        Part::ReplayRead,
+        Part::ReplayWrite,
+        Part::WalFetch,
+        Part::Conflict,
+        Part::ApplyDelay,
+        Part::Paused,
+        Part::Stopped,
+        Part::ReplayOther,
+    ];
+
     /// A word or two, for a column.
     pub fn name(self) -> &'static str {
         match self {

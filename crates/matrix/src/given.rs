@@ -45,7 +45,7 @@ impl Given {
     ) -> Result<Given> {
         let mut options = ConnectOptions::resolve_ordinary(primary, "walrider bench")?;
         options.give_up_after(conditions.timeout);
-        let standby = standby.map(Target::parse).transpose()?;
+        let standby = standby.map(|standby| Target::parse(standby, "walrider bench")).transpose()?;
         let mut given = Given { primary: options, conninfo: primary.to_owned(), standby, bindir, before: Vec::new() };
         let mut connection = given.connect(&given.primary, conditions)?;
         if one(&mut connection, "SELECT pg_is_in_recovery()")? == "t" {

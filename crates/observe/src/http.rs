@@ -157,6 +157,11 @@ impl Answer {
         Answer { status: StatusCode::OK, content_type, policy: None, body }
     }
 
+    /// Metrics in the text format of Prometheus.
+    pub fn metrics(body: String) -> Answer {
+        Answer::ok("text/plain; version=0.0.4; charset=utf-8", body)
+    }
+
     /// An HTML page under a `Content-Security-Policy`.
     pub fn html(policy: &'static str, body: String) -> Answer {
         Answer { policy: Some(policy), ..Answer::ok("text/html; charset=utf-8", body) }
@@ -186,7 +191,7 @@ impl Answer {
 
 fn answer<S: Observed>(path: &str, query: Option<&str>, status: &dyn Fn() -> S) -> Answer {
     match path {
-        "/metrics" => Answer::ok("text/plain; version=0.0.4; charset=utf-8", status().metrics()),
+        "/metrics" => Answer::metrics(status().metrics()),
         "/status" => Answer::ok("application/json", format!("{:#}\n", status().to_json())),
         "/health" => match Limits::parse(query.unwrap_or_default()) {
             Err(reason) => Answer::text(StatusCode::BAD_REQUEST, reason),

@@ -214,7 +214,7 @@ fn render_one(text: &mut String, metric: &Metric, status: &StandbyStatus) {
 }
 
 /// A label's value, as the text format wants it.
-fn escaped(value: &str) -> String {
+pub fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

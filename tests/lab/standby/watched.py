@@ -62,3 +62,13 @@ def conflict(primary, follower):
         primary.psql("DELETE FROM t")
         primary.psql("VACUUM (FREEZE, TRUNCATE off) t")
         yield
+
+
+def scattered(primary):
+    """Prepares a table of 10,000 pages; returns what changes a row on some of them, without images of the pages."""
+    primary.psql("CREATE TABLE wide (id int PRIMARY KEY, v int, filler text) WITH (fillfactor = 50)")
+    primary.psql("INSERT INTO wide SELECT i, 0, repeat('x', 1900) FROM generate_series(1, 20000) i")
+    primary.psql("ALTER SYSTEM SET full_page_writes = off")
+    primary.psql("SELECT pg_reload_conf()")
+    primary.psql("CHECKPOINT")
+    return "UPDATE wide SET v = v + 1 WHERE id IN (SELECT (random() * 20000)::int FROM generate_series(1, 100))"

@@ -8,6 +8,7 @@ use walrider_lag::sample::SCHEMA_VERSION;
 use walrider_lag::split::View;
 use walrider_observe::http::{self, Answer, Handle, HttpError};
 
+use super::metrics;
 use super::trend::Trend;
 
 /// Connections at a time; the page opens one for each round.
@@ -19,21 +20,29 @@ const PAGE: &str = include_str!("page.html");
 /// What all pages have in common.
 const STYLE: &str = include_str!("../style.css");
 
+/// What is served beside the page.
+struct Pages {
+    view: String,
+    metrics: String,
+}
+
 /// Serves until it is dropped.
 pub struct Web {
-    latest: Arc<Mutex<String>>,
+    latest: Arc<Mutex<Pages>>,
     handle: Handle,
 }
 
 impl Web {
     /// Listens at HOST:PORT.
     pub fn start(address: &str) -> Result<Web, HttpError> {
-        let latest = Arc::new(Mutex::new(object(&Value::Null, None)));
-        let served = latest.clone();
+        let latest = Arc::new(Mutex::new(Pages { view: object(&Value::Null, None), metrics: String::new() }));
+        let shared = latest.clone();
+        let served = move |page: fn(&Pages) -> &String| page(&shared.lock().expect("no panic while locked")).clone();
         let pages = move |path: &str, _: Option<&str>| match path {
             "/" => Answer::html(POLICY, PAGE.replace("/* STYLE */", STYLE)),
-            "/view.json" => Answer::ok("application/json", served.lock().expect("no panic while locked").clone()),
-            _ => Answer::not_found("there is / and /view.json"),
+            "/view.json" => Answer::ok("application/json", served(|pages| &pages.view)),
+            "/metrics" => Answer::metrics(served(|pages| &pages.metrics)),
+            _ => Answer::not_found("there is /, /view.json and /metrics"),
         };
         Ok(Web { latest, handle: http::serve_pages(address, Arc::new(pages), CONNECTIONS)? })
     }
@@ -45,8 +54,8 @@ impl Web {
 
     /// From now on this is what the page shows.
     pub fn show(&self, view: &View, trend: &Trend, time: f64, interval: Duration) {
-        let shown = object(&json!(view), Some((trend, time, interval)));
-        *self.latest.lock().expect("no panic while locked") = shown;
+        let view_json = object(&json!(view), Some((trend, time, interval)));
+        *self.latest.lock().expect("no panic while locked") = Pages { view: view_json, metrics: metrics::render(view) };
     }
 }
 

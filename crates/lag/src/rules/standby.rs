@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Finding, Series, Severity, Spoken, mean};
-use crate::sample::ServerSample;
+use crate::sample::{Process, ServerSample};
 use crate::split::{Part, Standby, receive_part, replay_part};
 use crate::words::bytes;
 
@@ -13,6 +13,8 @@ const LEAST_LAG: (f64, u64) = (1.0, 1 << 20);
 const BUSY: f64 = 0.8;
 /// Replay that waits for disks so much of the time would gain by reading ahead.
 const READS: f64 = 0.3;
+/// Replay that computes for so much of the time, most of it in the system, makes too many calls.
+const COMPUTES: f64 = 0.5;
 /// A process that receives and is in fsync for so much of the time has a slow disk.
 const SYNCS: f64 = 0.5;
 
@@ -30,6 +32,7 @@ pub fn look(series: &Series, findings: &mut Vec<Finding>) {
         prefetch(series, &spoken, findings);
         fsync(series, &spoken, findings);
         file_sizes(&spoken, findings);
+        host(series, &spoken, findings);
     }
 }
 
@@ -103,6 +106,7 @@ fn bottleneck(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
     evidence.extend((!standby.replaying.is_empty()).then(|| {
         format!("{}: {}", if standby.walrider { "replay" } else { "startup process" }, seen(&standby.replaying))
     }));
+    evidence.extend((worst == Part::ReplayCpu).then(|| settings_that_cost(series)).flatten());
     findings.push(Finding {
         rule: rule_of(worst),
         severity: if worst == Part::ApplyDelay { Severity::Notice } else { Severity::Warning },
@@ -324,4 +328,62 @@ fn file_sizes(spoken: &Spoken<'_>, findings: &mut Vec<Finding>) {
         advice: "count the calls: strace -c -f -p the startup process; upgrade".into(),
         cost: String::new(),
     });
+}
+
+/// What the standby's host tells, where that is this one.
+fn host(series: &Series, spoken: &Spoken<'_>, findings: &mut Vec<Finding>) {
+    let mut processes = series.processes(spoken.name());
+    let Some((from, first)) = processes.next() else { return };
+    let (to, last) = processes.last().unwrap_or((from, first));
+    if last.auditd {
+        findings.push(Finding {
+            rule: "auditd",
+            severity: Severity::Notice,
+            subject: spoken.name().to_owned(),
+            what: "auditd runs on its host: where it has rules, each system call of replay is looked up in them".into(),
+            evidence: vec!["a process auditd".into()],
+            advice: "auditctl -l; leave the server's user out of rules for all calls (-a never,exit -F uid=postgres)"
+                .into(),
+            cost: "what that user does is not audited".into(),
+        });
+    }
+    if to <= from || first.pid != last.pid {
+        return;
+    }
+    let share = |of: fn(&Process) -> f64| (of(&last) - of(&first)) / (to - from);
+    let (user, system) = (share(|process| process.user_seconds), share(|process| process.system_seconds));
+    if user + system < COMPUTES || system < user {
+        return;
+    }
+    let calls = |of: fn(&Process) -> Option<u64>| Some((of(&last)?.checked_sub(of(&first)?)?) as f64 / (to - from));
+    let mut evidence =
+        vec![format!("in the system {:.0} % of the time, in itself {:.0} %", system * 100.0, user * 100.0)];
+    if let (Some(reads), Some(writes)) = (calls(|process| process.read_calls), calls(|process| process.write_calls)) {
+        evidence.push(format!("{reads:.0} reads and {writes:.0} writes a second"));
+    }
+    findings.push(Finding {
+        rule: "system_calls",
+        severity: Severity::Notice,
+        subject: spoken.name().to_owned(),
+        what: "the startup process spends more time in system calls than in replay".into(),
+        evidence,
+        advice: "count them (strace -c -p its pid): reads and writes go with larger shared_buffers, lseek with PostgreSQL 14, and \
+                 what is left may be made slow by auditd or a hypervisor"
+            .into(),
+        cost: "memory; or an upgrade".into(),
+    });
+}
+
+/// What makes replay compute, of the settings.
+fn settings_that_cost(series: &Series) -> Option<String> {
+    let primary = series.primary()?;
+    let is = |name: &str, value: &str| primary.last.settings.get(name).is_some_and(|set| set == value);
+    let costs = [
+        (is("data_checksums", "on"), "data_checksums = on (of each page that is read or written)"),
+        (is("wal_compression", "pglz"), "wal_compression = pglz (lz4 is quicker to undo)"),
+        (is("wal_compression", "zstd"), "wal_compression = zstd (lz4 is quicker to undo)"),
+        (is("wal_log_hints", "on"), "wal_log_hints = on"),
+    ];
+    let costs: Vec<&str> = costs.into_iter().filter_map(|(is, words)| is.then_some(words)).collect();
+    (!costs.is_empty()).then(|| format!("what also costs replay processor time: {}", costs.join(", ")))
 }

@@ -87,3 +87,36 @@ fn what_a_version_or_a_library_costs_is_told() {
     let found = found(&series(0, &idle, &old, &old));
     assert_eq!(found.keys().collect::<Vec<_>>(), [&"file_sizes", &"pgaudit"]);
 }
+
+#[test]
+fn replay_that_is_mostly_system_calls_and_an_audited_host_are_told() {
+    let with = |user: f64, system: f64, auditd: bool| {
+        let mut series = series(0, &json!({"": 9}), &json!({}), &json!({}));
+        for (second, sample) in series.samples.iter_mut().enumerate() {
+            let at = |share: f64| share * second as f64;
+            sample.servers[1].process = serde_json::from_value(json!({
+                "pid": 7, "state": "R", "user_seconds": at(user), "system_seconds": at(system), "read_calls": 1000 * second,
+                "write_calls": 0, "auditd": auditd,
+            }))
+            .unwrap();
+        }
+        let mut rules: Vec<_> = found(&series).into_keys().filter(|rule| *rule != "little_headroom").collect();
+        rules.sort_unstable();
+        rules
+    };
+    assert_eq!(with(0.2, 0.7, true), ["auditd", "system_calls"]);
+    assert_eq!(with(0.7, 0.2, false), [""; 0]);
+    assert_eq!(with(0.1, 0.2, false), [""; 0]);
+}
+
+#[test]
+fn settings_that_cost_replay_time_are_told_where_it_computes() {
+    let settings = json!({"settings": {"data_checksums": "on", "wal_compression": "pglz"}});
+    let evidence = |replaying: &Value| {
+        let (_, finding) = found(&series(4 << 20, replaying, &settings, &json!({}))).pop_first().unwrap();
+        finding.evidence.join("; ")
+    };
+    let said = evidence(&json!({"": 9}));
+    assert!(said.contains("data_checksums = on") && said.contains("pglz (lz4"), "{said}");
+    assert!(!evidence(&json!({"IO:DataFileRead": 9})).contains("checksums"));
+}
