@@ -9,6 +9,7 @@ import pytest
 
 from tests.lab.logical import load
 from tests.lab.logical.apply import Apply, assert_equal, make_publisher, make_target, publish, running, templates_of
+from tests.lab.server.cluster import ServerError
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
@@ -114,6 +115,29 @@ def test_prepared_transactions_that_change_nothing(pair, work):
         apply.wait_caught_up()
         assert target.psql("SELECT v FROM plain") == [["y"]]
         assert target.value("SELECT count(*) FROM walrider_logical.progress WHERE part ~ 'prepared'") == "0"
+
+
+def test_what_the_publisher_cannot_decode(pair, work):
+    """Prepared and rolled back, all in a subtransaction, with a TRUNCATE: PostgreSQL's own error, again and again. Streamed, it gets past."""
+    publisher, target = pair
+    publisher.psql("BEGIN; SAVEPOINT a; TRUNCATE emptied; INSERT INTO emptied (v) VALUES (1); RELEASE a; PREPARE TRANSACTION 'x'")
+    publisher.psql("ROLLBACK PREPARED 'x'")
+    # What it has left in the catalog goes away.
+    for fillfactor in range(50, 100):
+        publisher.psql(f"ALTER TABLE emptied SET (fillfactor = {fillfactor})")
+    publisher.psql("VACUUM pg_class")
+    peek = "SELECT FROM pg_logical_slot_peek_binary_changes('apply', NULL, NULL, 'proto_version', '4', 'publication_names', 'p')"
+    with pytest.raises(ServerError, match="could not map filenumber"):
+        publisher.psql(peek)
+    publisher.psql("INSERT INTO plain VALUES (1, 1, 'x')")
+    with Apply(work, publisher, target).start() as apply:
+        apply.wait_caught_up()
+        assert "each change is streamed at once" in apply.log_text(), apply.log_tail()
+        wait_for(lambda: "streams as usual again" in apply.log_text(), apply.log_tail, timeout=30)
+        publisher.psql("INSERT INTO plain VALUES (2, 2, 'x')")
+        apply.wait_caught_up()
+        apply.stop()
+    assert_equal(publisher, target, ("plain", "emptied"))
 
 
 def test_a_prepared_transaction_that_is_taken_away(pair, work):

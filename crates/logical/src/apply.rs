@@ -28,6 +28,10 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fr
 
 /// Internal errors of the publisher, without progress in between.
 const MAX_INTERNAL: u32 = 10;
+/// After so many of them, and again so many, each change is streamed at once. That decodes with regard to a transaction that is rolled
+/// back meanwhile. What is decoded as a whole when it is prepared is not, if the first change is a subtransaction's
+/// (`ReorderBufferProcessTXN`, reorderbuffer.c, 18: `SetupCheckXidLive` only where the change's own transaction is marked as prepared).
+const IMMEDIATE_FROM: u32 = 2;
 
 /// What is applied, from where to where.
 #[derive(Clone, Debug)]
@@ -102,6 +106,7 @@ pub struct Apply {
     pub(crate) wake: Arc<Wake>,
     stop: AtomicBool,
     paused: AtomicBool,
+    immediate: AtomicBool,
 }
 
 /// How it ended.
@@ -124,6 +129,7 @@ impl Apply {
             wake: Arc::new(wake),
             stop: AtomicBool::new(false),
             paused: AtomicBool::new(false),
+            immediate: AtomicBool::new(false),
         }))
     }
 
@@ -145,6 +151,11 @@ impl Apply {
     /// Whether it is not to begin anything.
     pub(crate) fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
+    }
+
+    /// Whether each change is to be streamed at once.
+    pub(crate) fn is_immediate(&self) -> bool {
+        self.immediate.load(Ordering::Relaxed)
     }
 
     /// Whether it is to end.
@@ -198,10 +209,24 @@ impl Apply {
                 back_off = BACK_OFF.0;
                 internal = 0;
             }
+            if matches!(error, ApplyError::Usual) {
+                tracing::info!("{error}");
+                self.immediate.store(false, Ordering::Relaxed);
+                continue;
+            }
             if error.is_internal() {
                 internal += 1;
                 if internal > MAX_INTERNAL {
-                    break Err(error);
+                    break Err(match self.settings.streaming {
+                        true => error,
+                        false => {
+                            ApplyError::Refused(format!("{error}; without --streaming off, apply may get past it"))
+                        }
+                    });
+                }
+                if internal.is_multiple_of(IMMEDIATE_FROM) && self.settings.streaming {
+                    tracing::info!("each change is streamed at once for a while: that may get past it");
+                    self.immediate.store(true, Ordering::Relaxed);
                 }
             }
             tracing::warn!("{error}; connecting again in {} ms", back_off.as_millis());

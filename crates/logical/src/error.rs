@@ -31,6 +31,9 @@ pub enum ApplyError {
     /// A file or thread.
     #[error("could not {0}: {1}")]
     System(&'static str, #[source] io::Error),
+    /// What the publisher could not decode is behind.
+    #[error("what the publisher could not decode is likely to be behind: it streams as usual again")]
+    Usual,
     /// It is to stop.
     #[error("interrupted")]
     Stopped,
@@ -46,6 +49,7 @@ impl ApplyError {
             _ if self.is_internal() => true,
             ApplyError::Source(SourceError::Connect(error)) | ApplyError::Target(error) => can_heal(error),
             ApplyError::Source(SourceError::Silent | SourceError::Closed | SourceError::InUse { .. }) => true,
+            ApplyError::Usual => true,
             _ => false,
         }
     }

@@ -44,6 +44,9 @@ const NAP: Duration = Duration::from_micros(300);
 const LINGER: Duration = Duration::from_millis(2);
 const BESIDE: Duration = Duration::from_millis(10);
 
+/// How long each change is streamed at once, which costs both sides more.
+const IMMEDIATE_FOR: Duration = Duration::from_secs(10);
+
 /// A batch that is not known to have committed.
 struct UnderWay {
     number: u64,
@@ -79,6 +82,8 @@ pub struct Reader<'s> {
     /// When a batch was closed before it was full.
     closed: Instant,
     spilled: u64,
+    /// When each change has been streamed at once for long enough.
+    usual_at: Option<Instant>,
     ending: Option<Ending>,
 }
 
@@ -113,7 +118,11 @@ impl<'s> Reader<'s> {
             system_identifier: None,
             protocol: Protocol::V4,
             publications: settings.publications.clone(),
-            streaming: if settings.streaming { StreamingMode::On } else { StreamingMode::Off },
+            streaming: match settings.streaming {
+                true if apply.is_immediate() => StreamingMode::Immediate,
+                true => StreamingMode::On,
+                false => StreamingMode::Off,
+            },
             binary: false,
             messages: false,
             any_origin: settings.any_origin,
@@ -185,6 +194,7 @@ impl<'s> Reader<'s> {
             looked: Instant::now(),
             closed: Instant::now(),
             spilled: 0,
+            usual_at: apply.is_immediate().then(|| Instant::now() + IMMEDIATE_FOR),
             ending: None,
         })
     }
@@ -210,6 +220,9 @@ impl<'s> Reader<'s> {
             }
             if self.apply.is_stopping() && self.ending.is_none() {
                 self.ending = Some(Ending::Stop(Instant::now()));
+            }
+            if self.ending.is_none() && self.usual_at.is_some_and(|at| at <= Instant::now()) {
+                self.ending = Some(Ending::Failed(ApplyError::Usual));
             }
             self.note_committed();
             let came = self.read()?;

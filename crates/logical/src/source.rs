@@ -33,6 +33,8 @@ pub enum StreamingMode {
     Off,
     /// Large ones, in chunks; protocol 2.
     On,
+    /// Each change of each, at once (`debug_logical_replication_streaming`, 17).
+    Immediate,
     /// The same, and aborts say where and when; protocol 4.
     Parallel,
 }
@@ -134,6 +136,9 @@ impl Source {
         }
         let slot = slot::check(&mut connection, &options.slot, connect.database(), options.protocol)?;
         slot::check_publications(&mut connection, &options.publications, connect.database())?;
+        if options.streaming == StreamingMode::Immediate {
+            connection.simple_query("SET debug_logical_replication_streaming = immediate")?;
+        }
         let named = plugin_options(options, slot.two_phase);
         let named: Vec<(&str, &str)> = named.iter().map(|(name, value)| (*name, value.as_str())).collect();
         connection.start_logical_replication(&options.slot, options.start, &named)?;
@@ -303,7 +308,7 @@ fn plugin_options(options: &SourceOptions, two_phase: bool) -> Vec<(&'static str
     let mut named = vec![("proto_version", options.protocol.to_string()), ("publication_names", names.join(","))];
     match options.streaming {
         StreamingMode::Off => {}
-        StreamingMode::On => named.push(("streaming", "on".to_owned())),
+        StreamingMode::On | StreamingMode::Immediate => named.push(("streaming", "on".to_owned())),
         StreamingMode::Parallel => named.push(("streaming", "parallel".to_owned())),
     }
     let flags = [("two_phase", two_phase), ("binary", options.binary), ("messages", options.messages)];
