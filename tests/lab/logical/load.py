@@ -82,8 +82,9 @@ CREATE TABLE parted_low PARTITION OF parted FOR VALUES IN (0, 5);
 CREATE TABLE parted_high PARTITION OF parted DEFAULT;
 """
 PLAIN = "SELECT act();\n"
-# What is prepared changes something outside of `act`, whose changes are all in subtransactions: PostgreSQL (18.6) cannot decode what was
-# prepared and rolled back if nothing but subtransactions has changed anything, and one of them a catalog (docs/logical-apply.md).
+# What is prepared changes something outside of `act`, and before it, as the changes of `act` are all in subtransactions: PostgreSQL
+# (17.10, 18.6) cannot decode what was prepared and rolled back if a subtransaction changes rows of a file that it has made itself, by
+# TRUNCATE here, before anything is changed outside of subtransactions (docs/logical-apply.md, bench/runs/2026-11-25-soak-logical.txt).
 TWO_PHASE = """\\set number random(1, 1000000000)
 BEGIN;
 INSERT INTO numbered (v) VALUES ('outside');
