@@ -107,7 +107,7 @@ def test_replay_at_its_limit(primary, work):
         follower.server.psql("SELECT pg_wal_replay_pause()")
         primary.psql("CREATE TABLE wide (id int PRIMARY KEY, a int, b int, c int)")
         primary.psql("CREATE INDEX ON wide (a); CREATE INDEX ON wide (b); CREATE INDEX ON wide (c)")
-        primary.psql("INSERT INTO wide SELECT i, (i * 7919) % 1000003, (i * 104729) % 1000003, hashint4(i) FROM generate_series(1, 600000) i")
+        primary.psql("INSERT INTO wide SELECT i, (i * 7919::bigint) % 1000003, (i * 104729::bigint) % 1000003, hashint4(i) FROM generate_series(1, 600000) i")
         wait_position(primary, stage="flush")
         with load(primary):
             follower.server.psql("SELECT pg_wal_replay_resume()")
