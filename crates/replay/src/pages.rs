@@ -176,7 +176,8 @@ impl<'a> Pages<'a> {
         }
         let (partitions, shared, _) = self.split();
         let reports = each(partitions.iter_mut().collect(), small, |partition| {
-            let (started, mut report) = (Instant::now(), Report { stages: stats.stages.clone(), ..Report::default() });
+            let (started, mut report) =
+                (Instant::now(), Report { stages: Some(stats.stages.clone()), ..Report::default() });
             partition.work(parts, &shared, quota, &mut report);
             report.took = started.elapsed();
             report

@@ -135,8 +135,8 @@ pub struct Report {
     pub pages_evicted: u64,
     /// How long the work took.
     pub took: Duration,
-    /// Hears how long pages are read.
-    pub stages: Stages,
+    /// Who wants to know how long pages are read.
+    pub stages: Option<Stages>,
     /// The error with the smallest LSN.
     pub failure: Option<(Lsn, ReplayError)>,
 }

@@ -124,7 +124,9 @@ impl Partition {
                     report.fail(lsns[at], error.into());
                     return;
                 }
-                report.stages.note_read(began.elapsed());
+                if let Some(stages) = &report.stages {
+                    stages.note_read(began.elapsed());
+                }
                 report.pages_read += run as u64;
             }
             for nth in 0..run {
