@@ -79,7 +79,7 @@ pub(crate) fn start_writeback(file: &File) {
 /// # Errors
 /// The first that cannot be copied.
 pub(crate) fn copy_side_by_side(files: &[(PathBuf, PathBuf)]) -> Result<()> {
-    files.par_iter().try_for_each(|(from, to)| copy_and_start(from, to).context("copy to file", to))
+    files.par_iter().with_max_len(1).try_for_each(|(from, to)| copy_and_start(from, to).context("copy to file", to))
 }
 
 /// Copies one, with its mode, through one descriptor.

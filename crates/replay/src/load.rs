@@ -121,7 +121,7 @@ impl Loader {
         // One is not worth waking a thread.
         let endings: Vec<Ending> = match &mut work[..] {
             [one] => vec![load_one(one)],
-            work => work.par_iter_mut().map(load_one).collect(),
+            work => work.par_iter_mut().with_max_len(1).map(load_one).collect(),
         };
         let mut loaded = Vec::with_capacity(count);
         for ((planned, numbers), ending) in work.into_iter().zip(endings) {
