@@ -4,17 +4,18 @@
 
 The load is over before anybody reads it.  Every run has a slot of its own, made before the load, and a fresh copy of the target.
 Measured: from the start of the subscriber until the load's last transaction is visible on the target; the processor time of the
-target's processes, and of Walrider's.  Contenders take turns in each round; the figures are medians.
+target's processes and Walrider's together, and the publisher's.  Contenders take turns in each round; the figures are medians.
 
 *Native*: a subscription with streaming = off, or parallel.  *Latency*: one millisecond for a round trip, in front of the target for
 Walrider, and in front of the publisher for the subscriber, which is part of the target.  fsync is on, commits of the target are
 asynchronous for both, as is native's default.
 
-Not measured: a load that goes on meanwhile, what decoding costs the publisher, many tables, more cores than this machine has.
+Not measured: a load that goes on meanwhile, many tables, more cores than this machine has.
 """
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -82,6 +83,12 @@ def wait_marked(target):
     target.psql("DO $$ BEGIN WHILE NOT EXISTS (SELECT FROM mark) LOOP PERFORM pg_sleep(0.005); END LOOP; END $$", timeout=900)
 
 
+def reaped(server):
+    """Seconds of processor of the server's processes that have ended, its walsenders among them."""
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+
 def cpu():
     """Seconds of processor of all children that have ended and were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -91,7 +98,7 @@ def cpu():
 def apply_once(publisher, template, contender, slot, latency, scratch, jobs):
     """One run: seconds, and the processor time of both programs."""
     target = PgCluster(copy_tree(template, scratch / "target"))
-    before = cpu()
+    before, sent = cpu(), reaped(publisher)
     with target.start(listen_addresses="127.0.0.1"), Proxy(target.port if contender == "walrider" else publisher.port) as proxy:
         proxy.delay(*(dict(up_ms=0.5, down_ms=0.5) if latency else {}).values())
         port = {True: proxy.port, False: target.port if contender == "walrider" else publisher.port}[latency]
@@ -120,7 +127,8 @@ def apply_once(publisher, template, contender, slot, latency, scratch, jobs):
                            "(SELECT count(*) FROM wide), (SELECT n FROM hot), (SELECT count(*) FROM long WHERE n = 1)")[0]
         target.stop()
     run(["rm", "-rf", scratch / "target"])
-    return dict(seconds=seconds, cpu_seconds=cpu() - before, walrider_cpu_seconds=program_cpu), sums
+    return dict(seconds=seconds, cpu_seconds=cpu() - before, walrider_cpu_seconds=program_cpu,
+                publisher_cpu_seconds=reaped(publisher) - sent), sums
 
 
 def measure(load, args, scratch):
@@ -148,7 +156,7 @@ def measure(load, args, scratch):
                 assert sums == expected, f"{contender}: {sums}, not {expected}"
                 done.append(result)
                 print(f"{load} {condition} {contender}: {result['seconds']:.2f} s, {rows / result['seconds']:.0f} rows/s, "
-                      f"cpu {result['cpu_seconds']:.2f} s", flush=True)
+                      f"cpu {result['cpu_seconds']:.2f} s, the publisher's {result['publisher_cpu_seconds']:.2f} s", flush=True)
         publisher.stop()
     run(["rm", "-rf", publisher.data_dir, template])
     return dict(load=load, rows=rows, runs=[dict(condition=condition, contender=contender, results=done)
@@ -157,16 +165,16 @@ def measure(load, args, scratch):
 
 def table(results):
     """Medians, as Markdown."""
-    lines = ["| load | condition | subscriber | seconds | rows/s | processor s | against native off |", "|---|---|---|---|---|---|---|"]
+    lines = ["| load | condition | subscriber | seconds | rows/s | processor s | publisher's | against native off |", "|---|---|---|---|---|---|---|---|"]
     for result in results:
         median = {(r["condition"], r["contender"]): statistics.median(one["seconds"] for one in r["results"]) for r in result["runs"]}
         for r in result["runs"]:
             seconds = median[r["condition"], r["contender"]]
             base = median.get((r["condition"], "native off"))
             ratio = f"{base / seconds:.2f}" if base else ""
-            used = statistics.median(one["cpu_seconds"] for one in r["results"])
+            used, sent = (statistics.median(one[what] for one in r["results"]) for what in ("cpu_seconds", "publisher_cpu_seconds"))
             lines.append(f"| {result['load']} | {r['condition']} | {r['contender']} | {seconds:.2f} | {result['rows'] / seconds:.0f} | "
-                         f"{used:.2f} | {ratio} |")
+                         f"{used:.2f} | {sent:.2f} | {ratio} |")
     return "\n".join(lines)
 
 
