@@ -468,26 +468,30 @@ impl<'s> Reader<'s> {
         Ok(self.source.tend()?)
     }
 
-    /// How long to let more come before it is fetched.
-    fn nap(&mut self) -> Duration {
+    /// How long to let more come before it is fetched; `None`: it is wanted at once.
+    fn nap(&mut self) -> Option<Duration> {
         let since = self.napped.elapsed().max(NAP);
         let flood = self.messages >= FLOOD * since.as_micros() / 1000;
         (self.napped, self.messages) = (Instant::now(), 0);
-        if flood { LONG_NAP } else { NAP }
+        let busy = !self.under_way.is_empty() || self.lingers();
+        match flood && (busy || self.source.is_inside()) {
+            true => Some(LONG_NAP),
+            false => busy.then_some(NAP),
+        }
     }
 
     fn wait(&mut self, came: Came) -> Result<(), ApplyError> {
         let busy = !self.under_way.is_empty() || self.durable.is_waiting();
-        let nap = came == Came::Some && (!self.under_way.is_empty() || self.lingers());
-        let time = match busy {
-            _ if nap => self.nap(),
-            _ if self.lingers() => LINGER,
-            true if self.batches.is_open() => BESIDE,
-            true => LOOK,
-            false => Duration::from_millis(200),
+        let nap = if came == Came::Some { self.nap() } else { None };
+        let time = match nap {
+            Some(nap) => nap,
+            None if self.lingers() => LINGER,
+            None if busy && self.batches.is_open() => BESIDE,
+            None if busy => LOOK,
+            None => Duration::from_millis(200),
         };
         let wake = self.apply.wake.clone();
-        if nap || self.is_full() {
+        if nap.is_some() || self.is_full() {
             let time = Timespec::try_from(time).ok();
             match poll(&mut [PollFd::new(&*wake, PollFlags::IN)], time.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => (),

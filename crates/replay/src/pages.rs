@@ -120,7 +120,11 @@ impl<'a> Pages<'a> {
     /// When one cannot be written.
     pub fn empty(&mut self) -> Result<u64, ReplayError> {
         let (partitions, shared, _) = self.split();
-        partitions.par_iter_mut().with_max_len(1).map(|partition| partition.empty(&shared)).try_reduce(|| 0, |a, b| Ok(a + b))
+        partitions
+            .par_iter_mut()
+            .with_max_len(1)
+            .map(|partition| partition.empty(&shared))
+            .try_reduce(|| 0, |a, b| Ok(a + b))
     }
 
     /// Writes those of some partitions that have changed; returns how many.
@@ -129,7 +133,8 @@ impl<'a> Pages<'a> {
     /// When one cannot be written.
     pub fn write_back(&mut self, range: Range<usize>) -> Result<u64, ReplayError> {
         let (partitions, shared, _) = self.split();
-        let written = partitions[range].par_iter_mut().with_max_len(1).map(|partition| partition.write_back(&shared, |_| true));
+        let written =
+            partitions[range].par_iter_mut().with_max_len(1).map(|partition| partition.write_back(&shared, |_| true));
         written.try_reduce(|| 0, |a, b| Ok(a + b))
     }
 
