@@ -28,22 +28,24 @@ def pair(templates, work):
 
 
 @pytest.mark.every_major
-@pytest.mark.parametrize("how", ["beside it", "behind it", "at once"])
+@pytest.mark.parametrize("how", ["beside it", "behind it", "at once", "by parts"])
 def test_random_load(pair, work, rng, how):
     """All kinds of changes, of sessions side by side; both sides have the same rows in the end.
 
     Behind it, everything has been committed before: small batches of large backlogs are executed side by side, and large transactions
-    go to files.  At once, it is in few batches, in which rows are changed many times.
+    go to files.  At once, it is in few batches, in which rows are changed many times.  By parts, large transactions are executed while
+    they come.
     """
     publisher, target = pair
-    options = [] if how != "behind it" else ["--batch", "5", "--jobs", "6", "--memory", "16kB", "--spill-dir", work]
+    options = {"behind it": ["--batch", "5", "--jobs", "6", "--memory", "16kB", "--spill-dir", work],
+               "by parts": ["--batch", "10", "--streaming", "off", "--log-level", "debug"]}.get(how, [])
     with Apply(work, publisher, target, *options) as apply:
-        if how == "beside it":
+        if how in ("beside it", "by parts"):
             apply.start()
         pgbench = load.run(publisher, work, rng, transactions=500)
         out = pgbench.communicate(timeout=120)
         assert pgbench.returncode == 0, out
-        if how != "beside it":
+        if apply.process is None:
             apply.start()
         apply.wait_caught_up()
         status = apply.status()
@@ -52,6 +54,7 @@ def test_random_load(pair, work, rng, how):
     assert status["transactions"] > 1000 and not any(status["conflicts"].values()), status
     assert (status["spilled_bytes"] > 0) == (how == "behind it"), status
     assert not list(work.glob(".walrider-spill*"))
+    assert (apply.log_text().count("is executed while it comes") > 10) == (how == "by parts"), apply.log_tail()
 
 
 ROUNDS = int(os.environ.get("WALRIDER_LOGICAL_ROUNDS", "4"))
@@ -188,11 +191,17 @@ def settle(publisher, rng):
 def test_crashes(pair, work, rng):
     """Each side dies at random under load, Walrider too; nothing is applied twice, nothing is lost.
 
-    The target commits asynchronously, so its immediate stops lose what was committed last. It does not try a power cut.
+    The target commits asynchronously, so its immediate stops lose what was committed last. Large transactions are streamed, or are sent
+    when they have committed, and executed while they come. It does not try a power cut.
     """
     publisher, target = pair
     options = ["--batch", "20", "--jobs", "3", "--memory", "16kB", "--spill-dir", work]
-    with Apply(work, publisher, target, *options).start() as apply:
+
+    def start():
+        apply.start(*rng.choice(([], ["--streaming", "off"], ["--streaming", "off", "--memory", "64MB"])))
+
+    with Apply(work, publisher, target, *options) as apply:
+        start()
         for number in range(ROUNDS):
             victims = rng.choice((["walrider"], ["publisher"], ["target"], ["walrider", "target"], ["target", "publisher"]))
             print(f"round {number}: {victims}")
@@ -208,7 +217,7 @@ def test_crashes(pair, work, rng):
                 if server.process is None:
                     server.start()
             if apply.process is None:
-                apply.start()
+                start()
             pgbench.terminate()
             pgbench.communicate(timeout=60)
             wait_for(lambda: publisher.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'") == "0",

@@ -9,6 +9,7 @@ import pytest
 from tests.lab import walrider
 from tests.lab.as_user import ROOT
 from tests.lab.faults.cutter import AnswerCutter, Cutter
+from tests.lab.faults.proxy import Proxy
 from tests.lab.faults.shim import Disk
 from tests.lab.logical import load
 from tests.lab.logical.apply import Apply, assert_equal, make_publisher, make_target, publish, running, templates_of
@@ -170,6 +171,84 @@ def test_pause(pair, work):
         apply.wait_caught_up()
         assert target.value("SELECT count(*) FROM plain") == "1" and apply.status()["state"] == "streaming"
         apply.stop()
+
+
+# Large transactions that are executed while they come
+
+ROWS = 60000
+LARGE = f"INSERT INTO plain SELECT i, i, repeat('x', 300) FROM generate_series(1, {ROWS}) i"
+
+
+def begun(target):
+    """Whether a session has changed the table and not committed."""
+    return target.value("SELECT count(*) FROM pg_locks WHERE relation = 'plain'::regclass AND mode = 'RowExclusiveLock'") != "0"
+
+
+@pytest.mark.every_major
+def test_large_transaction_that_is_still_coming(pair, work):
+    """The publisher has committed it, and is kept from sending the rest: the target has executed what came, and shows nothing of it.
+    Told to stop, it ends; paused, it finishes what has begun; its publisher lost, it begins once more."""
+    publisher, target = pair
+    publisher.restart(listen_addresses="127.0.0.1")
+    with Proxy(publisher.port) as proxy:
+        source = f"host=127.0.0.1 port={proxy.port} user=postgres dbname=postgres"
+        options = ("--origin", "walrider_parts")
+        with Apply(work, publisher, target, *options, "--streaming", "off", source=source).start() as apply:
+            publisher.psql("INSERT INTO plain VALUES (0, 0, 'x')")
+            apply.wait_caught_up()
+            proxy.throttle(down=2_000_000)
+            publisher.psql(LARGE)
+            wait_for(lambda: begun(target), lambda: f"{apply.status()}\n{apply.log_tail(20)}")
+            assert target.value("SELECT count(*) FROM plain") == "1"
+            # It waits ten seconds at most until the publisher has ended the stream.
+            apply.stop(timeout=20)
+            assert "ERROR" not in apply.log_text(), apply.log_tail(20)
+            wait_for(lambda: not begun(target), lambda: "locks that a stopped one has left")
+            assert target.value("SELECT count(*) FROM plain") == "1"
+            apply.start()
+            wait_for(lambda: begun(target), lambda: f"{apply.status()}\n{apply.log_tail(20)}")
+            assert proxy.cut() > 0
+            wait_for(lambda: "connecting again" in apply.log_text(), apply.log_text)
+            wait_for(lambda: begun(target), lambda: f"{apply.status()}\n{apply.log_tail(20)}")
+            walrider.walrider("logical", "pause", "-S", "apply", *options).expect()
+            publisher.psql("INSERT INTO plain VALUES (-1, -1, 'x')")
+            time.sleep(0.5)
+            proxy.throttle()
+            wait_for(lambda: target.value("SELECT count(*) FROM plain") == str(ROWS + 1), lambda: f"{apply.status()}\n{apply.log_tail(20)}")
+            assert not begun(target)
+            walrider.walrider("logical", "resume", "-S", "apply", *options).expect()
+            apply.wait_caught_up()
+            assert_equal(publisher, target, ["plain"])
+            apply.stop()
+
+
+def test_large_transaction_that_conflicts(pair, work):
+    """A row of the last part is there already: all is read again, and it ends as a small one would, or leaves that row out.  One that
+    another part needs to have committed first, and one that two parts change, are applied."""
+    publisher, target = pair
+    target.psql(f"INSERT INTO plain VALUES ({ROWS}, NULL, 'theirs')")
+    publisher.psql(LARGE)
+    apply = Apply(work, publisher, target, "--streaming", "off")
+    code, log = apply.run()
+    assert code == 1 and "is applied at once when all of it has come" in log, log
+    assert "conflict insert_exists" in log and f"(id)=({ROWS})" in log, log
+    assert target.value("SELECT count(*) FROM plain") == "1"
+    with apply.start("--on-conflict", "skip"):
+        apply.wait_caught_up()
+        assert counted(apply.status()) == dict(insert_exists=1), apply.status()
+        apply.stop()
+    assert target.value("SELECT count(*) FROM plain WHERE v <> 'theirs'") == str(ROWS - 1)
+    target.psql(f"DELETE FROM plain WHERE id = {ROWS}")
+    publisher.psql(f"DELETE FROM plain WHERE id = {ROWS}")
+    with apply.start():
+        apply.wait_caught_up()
+        publisher.psql("BEGIN; UPDATE plain SET v = 'once'; UPDATE plain SET v = v || ' more', k = NULL; DELETE FROM plain WHERE id % 3 = 0; "
+                       "TRUNCATE emptied; INSERT INTO plain SELECT i, i, 'again' FROM generate_series(3, 50000, 3) i; COMMIT")
+        publisher.psql("UPDATE plain SET v = 'last' WHERE id < 10")
+        apply.wait_caught_up()
+        apply.stop()
+    assert_equal(publisher, target, ["plain"])
+    assert apply.log_text().count("is applied at once") <= 2, apply.log_text()
 
 
 # Rights

@@ -8,7 +8,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,9 @@ const MAX_INTERNAL: u32 = 10;
 /// back meanwhile. What is decoded as a whole when it is prepared is not, if the first change is a subtransaction's
 /// (`ReorderBufferProcessTXN`, reorderbuffer.c, 18: `SetupCheckXidLive` only where the change's own transaction is marked as prepared).
 const IMMEDIATE_FROM: u32 = 2;
+
+/// After so many large transactions that had to be read again, none is begun before all of it has come.
+const MAX_WHOLE: u32 = 10;
 
 /// What is applied, from where to where.
 #[derive(Clone, Debug)]
@@ -107,6 +110,8 @@ pub struct Apply {
     stop: AtomicBool,
     paused: AtomicBool,
     immediate: AtomicBool,
+    /// Transactions that commit up to here are executed when all of them has come.
+    whole_until: AtomicU64,
 }
 
 /// How it ended.
@@ -130,6 +135,7 @@ impl Apply {
             stop: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             immediate: AtomicBool::new(false),
+            whole_until: AtomicU64::new(0),
         }))
     }
 
@@ -158,6 +164,11 @@ impl Apply {
         self.immediate.load(Ordering::Relaxed)
     }
 
+    /// Up to where transactions are executed when all of them has come.
+    pub(crate) fn whole_until(&self) -> Lsn {
+        Lsn(self.whole_until.load(Ordering::Relaxed))
+    }
+
     /// Whether it is to end.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
@@ -177,7 +188,7 @@ impl Apply {
     pub fn run(&self) -> Result<Ended, ApplyError> {
         let mut back_off = BACK_OFF.0;
         let mut in_use: Option<Instant> = None;
-        let mut internal = 0;
+        let (mut internal, mut wholes) = (0, 0);
         let result = loop {
             if self.is_stopping() {
                 break Ok(Ended::Stopped);
@@ -212,6 +223,13 @@ impl Apply {
             if matches!(error, ApplyError::Usual) {
                 tracing::info!("{error}");
                 self.immediate.store(false, Ordering::Relaxed);
+                continue;
+            }
+            if let ApplyError::Whole(commit_lsn) = error {
+                tracing::info!("{error}");
+                wholes += 1;
+                let until = if wholes < MAX_WHOLE { commit_lsn } else { Lsn(u64::MAX) };
+                self.whole_until.store(until.0, Ordering::Relaxed);
                 continue;
             }
             if error.is_internal() {

@@ -216,6 +216,8 @@ pub struct Assembler {
     spilled_bytes: u64,
     /// Between BEGIN and COMMIT.
     current: Option<Changes>,
+    /// Where and when that commits; `None`: it is to be prepared.
+    commits: Option<(Lsn, i64)>,
     /// Bytes of the last transaction: most often the next is as large.
     last_bytes: usize,
     /// Transactions that are streamed, and the one whose chunk this is.
@@ -232,6 +234,7 @@ impl Assembler {
             memory: 0,
             spilled_bytes: 0,
             current: None,
+            commits: None,
             last_bytes: 0,
             streamed: HashMap::new(),
             chunk: None,
@@ -253,6 +256,10 @@ impl Assembler {
         let order = |what| AssembleError::Order { tag: body[0], what };
         let ended = match message {
             Message::Begin { .. } | Message::BeginPrepare(_) => {
+                self.commits = match message {
+                    Message::Begin { final_lsn, commit_time, .. } => Some((final_lsn, commit_time)),
+                    _ => None,
+                };
                 let memory = Vec::with_capacity(self.last_bytes.min(RESERVED));
                 self.current = Some(Changes { memory, ..Changes::default() });
                 None
@@ -319,6 +326,23 @@ impl Assembler {
             self.spilled_bytes += changes.spill(&*self.spill)?;
         }
         Ok(Some(Transaction { end, xid, commit_lsn, end_lsn, time, changes }))
+    }
+
+    /// Where the open transaction commits; `None` if there is none, or it is to be prepared.
+    pub fn commits_at(&self) -> Option<Lsn> {
+        self.current.as_ref().and(self.commits).map(|(at, _)| at)
+    }
+
+    /// Takes away what has come of the open transaction, once that is so much, if it is sure to commit: one that is not streamed is sent
+    /// when it has committed. The part's `end_lsn` is only where the record of the commit begins.
+    pub fn take_part(&mut self, rows: u64, bytes: usize) -> Option<Transaction> {
+        let (changes, (commit_lsn, time)) = (self.current.as_mut()?, self.commits?);
+        if !changes.in_memory() || (changes.count() < rows && changes.memory_bytes() < bytes) {
+            return None;
+        }
+        let changes = std::mem::take(changes);
+        self.memory -= changes.memory_bytes();
+        Some(Transaction { end: End::Commit, xid: 0, commit_lsn, end_lsn: commit_lsn, time, changes })
     }
 
     /// Keeps a message that is part of the open transaction.

@@ -31,10 +31,25 @@ pub enum Work {
     Finish,
 }
 
-/// Consecutive transactions that are applied as one.
+/// What a batch is of its transaction: a large one is executed while it comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it, or several.
+    Whole,
+    /// Its beginning.
+    First,
+    /// What follows on that.
+    Middle,
+    /// The rest, and its end.
+    Last,
+}
+
+/// Consecutive transactions that are applied as one, or a part of one.
 pub struct Batch {
-    /// From 1, in the publisher's order.
+    /// From 1, in the publisher's order. The parts of a transaction have the same.
     pub number: u64,
+    /// Whether it is all.
+    pub part: Part,
     /// The batch that has to have committed before this one begins.
     pub begins_after: u64,
     /// At least one. Several only if all end with [`End::Commit`].
@@ -75,6 +90,11 @@ impl Batch {
     /// How many changes it has.
     pub fn changes(&self) -> u64 {
         self.transactions.iter().map(|transaction| transaction.changes.count()).sum()
+    }
+
+    /// Bytes of them in memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.transactions.iter().map(|transaction| transaction.changes.memory_bytes()).sum()
     }
 
     /// The bytes of an operation.

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use walrider_layout::Lsn;
 use walrider_session::ConnectError;
 
 use crate::assemble::AssembleError;
@@ -34,6 +35,11 @@ pub enum ApplyError {
     /// What the publisher could not decode is behind.
     #[error("what the publisher could not decode is likely to be behind: it streams as usual again")]
     Usual,
+    /// A transaction that was begun before all of it had come: the one that commits here.
+    #[error(
+        "the large transaction that committed at {0} is applied at once when all of it has come: it met another, or a conflict"
+    )]
+    Whole(Lsn),
     /// It is to stop.
     #[error("interrupted")]
     Stopped,
@@ -49,7 +55,7 @@ impl ApplyError {
             _ if self.is_internal() => true,
             ApplyError::Source(SourceError::Connect(error)) | ApplyError::Target(error) => can_heal(error),
             ApplyError::Source(SourceError::Silent | SourceError::Closed | SourceError::InUse { .. }) => true,
-            ApplyError::Usual => true,
+            ApplyError::Usual | ApplyError::Whole(_) => true,
             _ => false,
         }
     }

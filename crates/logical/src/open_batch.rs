@@ -6,7 +6,7 @@ use std::sync::Arc;
 use walrider_layout::Oid;
 
 use crate::assemble::{AssembleError, End, Transaction};
-use crate::batch::{Batch, Operation, Work};
+use crate::batch::{Batch, Operation, Part, Work};
 use crate::error::ApplyError;
 use crate::keys::{self, RowChange};
 use crate::message::{Decoder, Message, Relation};
@@ -114,19 +114,20 @@ impl Batches {
         if self.open.begins_after > committed { self.open.begins_after } else { 0 }
     }
 
-    /// Takes a transaction. Batches that are complete with it, or before it, go to `out`.
+    /// Takes a transaction, or a part of it. Batches that are complete with it, or before it, go to `out`.
     pub fn add(
         &mut self,
         transaction: Transaction,
+        part: Part,
         committed: u64,
         find: Find<'_>,
         out: &mut Vec<Batch>,
     ) -> Result<(), ApplyError> {
         let mut looked = self.look(&transaction, find)?;
-        let single = transaction.end != End::Commit || !transaction.changes.in_memory();
+        let single = part != Part::Whole || transaction.end != End::Commit || !transaction.changes.in_memory();
         if single {
             self.close(out);
-            self.single(transaction, looked, out);
+            self.single(transaction, part, looked, out);
             return Ok(());
         }
         let after = self.schedule.begins_after(&looked.accesses);
@@ -173,6 +174,7 @@ impl Batches {
         self.schedule.add(self.last, &open.accesses);
         out.push(Batch {
             number: self.last,
+            part: Part::Whole,
             begins_after: open.begins_after,
             transactions: open.transactions,
             tables: open.tables,
@@ -181,8 +183,8 @@ impl Batches {
         });
     }
 
-    /// A batch of one transaction.
-    fn single(&mut self, transaction: Transaction, looked: Looked, out: &mut Vec<Batch>) {
+    /// A batch of one transaction, or of a part of one.
+    fn single(&mut self, transaction: Transaction, part: Part, looked: Looked, out: &mut Vec<Batch>) {
         let mut accesses = looked.accesses;
         let (mut tables, mut truncates) = (Open::default(), Vec::new());
         let work = match transaction.end {
@@ -209,11 +211,13 @@ impl Batches {
             // What is prepared keeps its locks, and other sessions end it: in order, that is no question.
             keys::alone(&mut accesses);
         }
-        let begins_after = self.schedule.begins_after(&accesses);
-        self.last += 1;
+        self.last += u64::from(matches!(part, Part::Whole | Part::First));
+        // Who accessed something before an earlier part did so is not known any more: then all before have to have committed.
+        let begins_after = self.schedule.begins_after(&accesses).min(self.last - 1);
         self.schedule.add(self.last, &accesses);
         out.push(Batch {
             number: self.last,
+            part,
             begins_after,
             transactions: vec![transaction],
             tables: tables.tables,

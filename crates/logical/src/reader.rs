@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use walrider_session::{ConnectOptions, Connection};
 
 use crate::apply::{Apply, Ended};
 use crate::assemble::{Assembler, Directory, Transaction};
-use crate::batch::Batch;
+use crate::batch::{Batch, Part};
 use crate::conflict::{Conflicts, OnConflict};
 use crate::counters::Counters;
 use crate::error::ApplyError;
@@ -37,13 +38,15 @@ const DRAIN: Duration = Duration::from_secs(60);
 const READ_AT_ONCE: usize = 1000;
 /// Batches that wait for a worker, for each worker.
 const QUEUED: usize = 2;
+/// Changes of a part of a transaction, at least: each part has a round trip of its own.
+const LEAST_PART: u64 = 200;
 /// While something is under way and more comes, it is fetched this often. Whoever is woken for each message costs the publisher,
 /// which has to wake, more than the message does.
 const NAP: Duration = Duration::from_micros(300);
 /// The same where so many messages come in a millisecond. What lies in the socket meanwhile fills the window, and the publisher's
 /// system sends the next messages together instead of each by itself, which is half of what they cost it.
 const FLOOD: u128 = 50;
-const LONG_NAP: Duration = Duration::from_millis(5);
+const LONG_NAP: Duration = Duration::from_millis(10);
 /// Under load, batches that are not full are at least so far apart; while others are executed, so far.
 const LINGER: Duration = Duration::from_millis(2);
 const BESIDE: Duration = Duration::from_millis(10);
@@ -83,6 +86,10 @@ pub struct Reader<'s> {
     /// End of the last transaction that was applied, or where it began.
     applied: Lsn,
     looked: Instant,
+    /// Whether large transactions are executed while they come, and whether one has begun to be.
+    by_parts: bool,
+    in_parts: bool,
+    part_bytes: Arc<AtomicUsize>,
     /// When a batch was closed before it was full.
     closed: Instant,
     /// When the last nap began, and how many messages were read since.
@@ -161,6 +168,7 @@ impl<'s> Reader<'s> {
             progress.flushed = start;
         });
         let turns = Arc::new(Turns::new(settings.jobs));
+        let part_bytes = Arc::new(AtomicUsize::new(0));
         let common = Common {
             turns: turns.clone(),
             counters: apply.counters.clone(),
@@ -169,6 +177,7 @@ impl<'s> Reader<'s> {
             rule,
             conflicts: Arc::new(Conflicts::new()),
             origin: settings.origin.clone(),
+            part_bytes: part_bytes.clone(),
         };
         let (fail, failed) = mpsc::channel();
         let mut workers = Vec::new();
@@ -199,6 +208,9 @@ impl<'s> Reader<'s> {
             durable: Durable::new(settings.synchronous_commit, start),
             applied: start,
             looked: Instant::now(),
+            by_parts: !by_time && settings.until.is_none() && settings.skip.is_none(),
+            in_parts: false,
+            part_bytes,
             closed: Instant::now(),
             napped: Instant::now(),
             messages: 0,
@@ -250,7 +262,11 @@ impl<'s> Reader<'s> {
     fn has_ended(&mut self) -> Option<Result<Ended, ApplyError>> {
         // What was read and not begun while it is paused stays undone: it is read again.
         let waits = matches!(self.ending, Some(Ending::Stop(_))) && self.apply.is_paused();
-        let drained = self.under_way.is_empty() && (waits || (self.queue.is_empty() && !self.batches.is_open()));
+        // Nor is that of which the end did not come.
+        let half = self.in_parts.then(|| self.batches.last());
+        let begun = self.under_way.iter().any(|batch| Some(batch.number) != half);
+        let queued = self.queue.iter().any(|batch| Some(batch.number) != half);
+        let drained = !begun && (waits || (!queued && !self.batches.is_open()));
         let too_long = matches!(self.ending, Some(Ending::Stop(since)) if since.elapsed() > DRAIN);
         if !drained && !too_long {
             return None;
@@ -288,11 +304,12 @@ impl<'s> Reader<'s> {
 
     /// Whether nothing more is to be read now.
     fn is_full(&self) -> bool {
-        let bytes = |batch: &Batch| batch.transactions.iter().map(|one| one.changes.memory_bytes()).sum::<usize>();
         self.ending.is_some()
-            || self.apply.is_paused()
+            // A transaction that has begun on the target is not left open.
+            || (self.apply.is_paused() && !self.in_parts)
+            || self.part_bytes.load(Ordering::Relaxed) > self.apply.settings.memory
             || self.queue.len() > QUEUED * self.workers.len()
-            || self.queue.iter().map(bytes).sum::<usize>() > self.apply.settings.memory
+            || self.queue.iter().map(Batch::memory_bytes).sum::<usize>() > self.apply.settings.memory
     }
 
     /// Reads some of what is there, unless too much waits.
@@ -315,8 +332,9 @@ impl<'s> Reader<'s> {
                 }
             };
             messages += 1;
-            if let Some(transaction) = transaction {
-                self.take(transaction, &mut out);
+            match transaction {
+                Some(transaction) => self.take(transaction, &mut out),
+                None => self.take_part(&mut out),
             }
         }
         self.messages += messages as u128;
@@ -331,6 +349,26 @@ impl<'s> Reader<'s> {
         })
     }
 
+    /// Hands on what has come of a transaction, if that is more than a batch.
+    fn take_part(&mut self, out: &mut Vec<Batch>) {
+        let (rows, bytes) = (self.apply.settings.batch_rows.max(LEAST_PART), self.apply.settings.batch_bytes);
+        if !self.by_parts || self.assembler.commits_at().is_none_or(|at| at <= self.apply.whole_until()) {
+            return;
+        }
+        let Some(transaction) = self.assembler.take_part(rows, bytes) else { return };
+        let part = match std::mem::replace(&mut self.in_parts, true) {
+            true => Part::Middle,
+            false => {
+                tracing::debug!(
+                    "the transaction that committed at {} is executed while it comes",
+                    transaction.commit_lsn
+                );
+                Part::First
+            }
+        };
+        self.add(transaction, part, out);
+    }
+
     /// Puts a transaction into a batch. What cannot be applied ends it when all before is.
     fn take(&mut self, mut transaction: Transaction, out: &mut Vec<Batch>) {
         let settings = &self.apply.settings;
@@ -342,10 +380,15 @@ impl<'s> Reader<'s> {
             tracing::warn!("leaving out the transaction that committed at {}", transaction.commit_lsn);
             transaction.changes = transaction.changes.without_rows();
         }
+        let part = if std::mem::take(&mut self.in_parts) { Part::Last } else { Part::Whole };
+        self.add(transaction, part, out);
+    }
+
+    fn add(&mut self, transaction: Transaction, part: Part, out: &mut Vec<Batch>) {
         let committed = self.turns.committed();
         self.batches.committed(committed);
         let (batches, control) = (&mut self.batches, &mut self.control);
-        let added = batches.add(transaction, committed, &mut |relation| Table::find(control, relation), out);
+        let added = batches.add(transaction, part, committed, &mut |relation| Table::find(control, relation), out);
         if let Err(error) = added {
             self.ending = Some(Ending::Failed(error));
         }
@@ -365,7 +408,8 @@ impl<'s> Reader<'s> {
 
     /// Gives batches to workers. If more can be read at once, the open batch still grows.
     fn dispatch(&mut self, came: Came) {
-        if self.apply.is_paused() {
+        let goes_on = |batch: &Batch| matches!(batch.part, Part::Middle | Part::Last);
+        if self.apply.is_paused() && !self.in_parts && !self.queue.iter().any(goes_on) {
             return;
         }
         let committed = self.turns.committed();
@@ -380,7 +424,17 @@ impl<'s> Reader<'s> {
         while self.queue.front().is_some_and(|batch| self.may_dispatch(batch.number)) {
             let batch = self.queue.pop_front().expect("there is one");
             let (number, end_lsn) = (batch.number, batch.end_lsn());
-            self.under_way.push_back(UnderWay { number, end_lsn, transactions: batch.transactions.len() as u64 });
+            if batch.part != Part::Whole {
+                self.part_bytes.fetch_add(batch.memory_bytes(), Ordering::Relaxed);
+            }
+            match self.under_way.back_mut() {
+                Some(last) if last.number == number => last.end_lsn = end_lsn,
+                _ => self.under_way.push_back(UnderWay {
+                    number,
+                    end_lsn,
+                    transactions: batch.transactions.len() as u64,
+                }),
+            }
             let worker = (number % self.workers.len() as u64) as usize;
             // One that has ended has said why.
             let _ = self.workers[worker].0.send(Arc::new(batch));

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use walrider_session::{Connection, Outcome, Pipeline};
 
 use crate::assemble::End;
-use crate::batch::{Batch, Operation, Relations, Work};
+use crate::batch::{Batch, Operation, Part, Relations, Work};
 use crate::coalesce;
 use crate::conflict::{ASKED, ASKED_SEVERAL};
 use crate::error::ApplyError;
@@ -154,11 +154,14 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// BEGIN, and how far the session is with it; of what is prepared, that it was.
+    /// BEGIN, and how far the session is with the batch; of what is prepared, that it was. Of parts, the first begins, and the last
+    /// tells how far it is.
     pub fn begin(&mut self, batch: &Batch) -> Result<(), ApplyError> {
         self.time = batch.time().to_string().into_bytes();
-        self.pipeline.execute(NO_CHANGE, Statements::BEGIN, [], None)?;
-        if *batch.end() == End::Commit {
+        if matches!(batch.part, Part::Whole | Part::First) {
+            self.pipeline.execute(NO_CHANGE, Statements::BEGIN, [], None)?;
+        }
+        if *batch.end() == End::Commit && matches!(batch.part, Part::Whole | Part::Last) {
             let lsn = batch.end_lsn().to_string();
             self.pipeline.execute(NO_CHANGE, Statements::PROGRESS, [Some(lsn.as_bytes())], None)?;
         }

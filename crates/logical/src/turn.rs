@@ -109,14 +109,14 @@ impl Turns {
         !state.stop
     }
 
-    /// Waits until a batch is the oldest, to commit it.
+    /// Waits until all batches before this one have committed.
     pub fn wait_turn(&self, worker: usize, batch: u64) -> Turn {
         let mut state = self.lock();
         loop {
             if state.stop {
                 return Turn::Stop;
             }
-            if state.committed + 1 == batch {
+            if state.committed + 1 >= batch {
                 return Turn::Mine;
             }
             if state.seats[worker].give_way {
@@ -132,6 +132,11 @@ impl Turns {
         assert_eq!(state.committed + 1, batch, "batches commit in order");
         state.committed = batch;
         self.changed.notify_all();
+    }
+
+    /// Whether a worker was asked to give way.
+    pub fn gives_way(&self, worker: usize) -> bool {
+        self.lock().seats[worker].give_way
     }
 
     /// Asks the worker that has this batch to give way, unless it is the oldest. Returns whether it executes, so that its

@@ -6,6 +6,7 @@
 //! finds is a conflict. Since batches commit in order, each then does what it would have done alone.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use walrider_wire::backend::ServerMessage;
 use walrider_wire::command::quote_literal;
 
 use crate::assemble::End;
-use crate::batch::{Batch, Work};
+use crate::batch::{Batch, Part, Work};
 use crate::conflict::{ASKED, ASKED_SEVERAL, Conflicts, OnConflict};
 use crate::counters::Counters;
 use crate::error::ApplyError;
@@ -46,6 +47,8 @@ pub struct Common {
     pub conflicts: Arc<Conflicts>,
     /// Names prepared transactions.
     pub origin: String,
+    /// Bytes of parts of transactions that wait for their worker.
+    pub part_bytes: Arc<AtomicUsize>,
 }
 
 /// How a batch is executed.
@@ -78,6 +81,8 @@ pub struct Worker {
     connection: Connection,
     statements: Statements,
     common: Common,
+    /// Changes of the parts of a transaction that is open.
+    part_changes: u64,
 }
 
 impl Worker {
@@ -85,7 +90,7 @@ impl Worker {
     pub fn new(number: usize, mut connection: Connection, common: Common) -> Result<Worker, ApplyError> {
         let progress = origins::progress_sql(&common.origin, &origins::part(number), "$1");
         let statements = Statements::new(&mut connection, &progress, common.rule.clone())?;
-        Ok(Worker { number, connection, statements, common })
+        Ok(Worker { number, connection, statements, common, part_changes: 0 })
     }
 
     /// Executes batches until there are no more.
@@ -93,7 +98,7 @@ impl Worker {
         let common = self.common.clone();
         let _told = Told(&failed, &common);
         while let Ok(batch) = batches.recv() {
-            let result = self.batch(&batch);
+            let result = if batch.part == Part::Whole { self.batch(&batch) } else { self.part(&batch) };
             match result {
                 Ok(()) => common.wake.wake(),
                 Err(error) => {
@@ -130,10 +135,44 @@ impl Worker {
         self.committed(batch)
     }
 
-    fn committed(&self, batch: &Batch) -> Result<(), ApplyError> {
+    /// Executes a part of a transaction that is still coming, and commits with the last. It is not kept, so whatever goes wrong, all
+    /// is read again, and the transaction is then executed when it is whole.
+    fn part(&mut self, batch: &Batch) -> Result<(), ApplyError> {
+        let turns = self.common.turns.clone();
+        let whole = || ApplyError::Whole(batch.transactions[0].commit_lsn);
+        if batch.part == Part::First {
+            turns.enter(self.number, Phase::Executing, batch.number);
+        }
+        match turns.wait_turn(self.number, batch.begins_after + 1) {
+            Turn::Stop => return Err(ApplyError::Stopped),
+            Turn::Mine if !turns.gives_way(self.number) => (),
+            Turn::GiveWay | Turn::Mine => return Err(whole()),
+        }
+        let outcome = self.execute(batch, Mode::Fast, false)?;
+        let done = match batch.part {
+            _ if outcome.failure.is_some() || outcome.unexpected_total > 0 => {
+                tracing::debug!("batch {}, executed while it came: {:?}", batch.number, outcome.failure);
+                false
+            }
+            Part::Last => self.commit_in_turn(batch)?,
+            _ => true,
+        };
+        if !done {
+            Counters::add(&self.common.counters.retries, 1);
+            return Err(whole());
+        }
+        self.common.part_bytes.fetch_sub(batch.memory_bytes(), Ordering::Relaxed);
+        if batch.part == Part::Last {
+            return self.committed(batch);
+        }
+        self.part_changes += batch.changes();
+        Ok(())
+    }
+
+    fn committed(&mut self, batch: &Batch) -> Result<(), ApplyError> {
         let counters = &self.common.counters;
         Counters::add(&counters.transactions, batch.transactions.len() as u64);
-        Counters::add(&counters.changes, batch.changes());
+        Counters::add(&counters.changes, batch.changes() + std::mem::take(&mut self.part_changes));
         Counters::add(&counters.batches, 1);
         counters.applied.store(batch.end_lsn().0, std::sync::atomic::Ordering::Relaxed);
         counters.applied_time.store(batch.time(), std::sync::atomic::Ordering::Relaxed);
@@ -159,8 +198,12 @@ impl Worker {
             self.roll_back()?;
             return Ok(false);
         }
-        let give_way = |turns: &Turns, worker: usize| turns.seats()[worker].give_way;
-        if give_way(&self.common.turns, self.number) {
+        self.commit_in_turn(batch)
+    }
+
+    /// Commits what was executed when it is the oldest. `false`: it had to give way, or could not, and was rolled back.
+    fn commit_in_turn(&mut self, batch: &Batch) -> Result<bool, ApplyError> {
+        if self.common.turns.gives_way(self.number) {
             self.roll_back()?;
             return Ok(false);
         }
