@@ -195,10 +195,10 @@ def test_crashes(pair, work, rng):
     when they have committed, and executed while they come. It does not try a power cut.
     """
     publisher, target = pair
-    options = ["--batch", "20", "--jobs", "3", "--memory", "16kB", "--spill-dir", work]
+    options = ["--batch", "20", "--jobs", "3", "--spill-dir", work]
 
     def start():
-        apply.start(*rng.choice(([], ["--streaming", "off"], ["--streaming", "off", "--memory", "64MB"])))
+        apply.start("--memory", rng.choice(("16kB", "64MB")), *rng.choice(([], ["--streaming", "off"])))
 
     with Apply(work, publisher, target, *options) as apply:
         start()
