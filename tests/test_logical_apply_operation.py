@@ -342,16 +342,19 @@ INSERT INTO emptied (v) VALUES ({n});
 """
 
 
+@pytest.mark.parametrize("streaming", ["on", "off"])
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_boundaries(pair, work, side):
+def test_boundaries(pair, work, side, streaming):
     """The connection is lost right behind messages of the publisher, or right behind answers of the target, COMMIT's among them, a
-    few here, and behind each with WALRIDER_BOUNDARY_STEP=1. It goes on by itself, and both sides have the same rows."""
+    few here, and behind each with WALRIDER_BOUNDARY_STEP=1. It goes on by itself, and both sides have the same rows.  Without streaming, the
+    large transaction is executed in two parts."""
     publisher, target = pair
     cutter = Cutter(publisher) if side == "source" else AnswerCutter(target)
     conninfo = f"host=127.0.0.1 port={cutter.port} user=postgres dbname=postgres sslmode=disable"
     options = {"source" if side == "source" else "sink": conninfo}
     cuts, step = 0, int(os.environ.get("WALRIDER_BOUNDARY_STEP") or STEPS[side])
-    with Apply(work, publisher, target, "--batch", "10", "--jobs", "3", "--memory", "16kB", "--spill-dir", work, **options).start() as apply:
+    memory = ["--memory", "16kB"] if streaming == "on" else ["--streaming", "off", "--log-level", "debug"]
+    with Apply(work, publisher, target, "--batch", "10", "--jobs", "3", "--spill-dir", work, *memory, **options).start() as apply:
         apply.wait_caught_up()
         for number in range(10_000):
             cutter.arm(1 + number * step)
@@ -367,6 +370,7 @@ def test_boundaries(pair, work, side):
         apply.stop()
     cutter.close()
     print(f"{side}: {cuts} cuts")
+    assert ("is executed while it comes" in apply.log_text()) == (streaming == "off")
     # All of it was walked through, to a cut that never came.
     assert cuts >= 3 and not has_cut
 
