@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early bench-logical \
         bench-logical-long bench-logical-apply bench-top test test-quick test-rust test-datadir test-e2e test-17 test-suites \
-        test-subscription test-tools \
+        test-subscription test-tools test-majors fetch-majors \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
         soak-standby soak-early soak-logical soak-logical-boundaries soak-power soak-plugin soak-sim planted packages clean
 
@@ -153,6 +153,14 @@ soak-unit:
 # pgBackRest, Barman, Patroni and etcd; what this machine cannot have is said, and its tests are left out.
 fetch-tools: fetch
 	$(PYTHON) -m tests.lab.server.tools
+
+# PostgreSQL 13 to 16, which `walrider top` and `doctor` look at, and their tests on each.
+OLDER ?= 13 14 15 16
+fetch-majors: fetch
+	$(PYTHON) -m tests.lab.server.older $(OLDER)
+
+test-majors: build fetch-majors
+	for major in $(OLDER); do WALRIDER_TEST_MAJOR=$$major $(E2E) tests/test_top.py tests/test_doctor.py -rs $(PYTEST_ARGS) || exit 1; done
 
 # Their tests, the long ones too, with every compression.
 test-tools: build fetch fetch-tools

@@ -96,7 +96,8 @@ def leaves_tls_out():
 
 def pytest_configure(config):
     for marker in ("alone: no other test runs meanwhile; it looks at how soon or how often something happens",
-                   "every_major: it also runs on the other PostgreSQL, in the same session"):
+                   "every_major: it also runs on the other PostgreSQL, in the same session",
+                   "from_major(major, why): what it looks at came with this one"):
         config.addinivalue_line("markers", marker)
     if TURNS not in os.environ:     # else of a worker, as of the process that started it
         handle, os.environ[TURNS] = tempfile.mkstemp(prefix="turns-")
@@ -107,6 +108,14 @@ def pytest_generate_tests(metafunc):
     """Each test once for each of its majors; the first is not part of its name, so that its random choices are the same without."""
     majors = MAJORS if metafunc.definition.get_closest_marker("every_major") else MAJORS[:1]
     metafunc.parametrize("server_major", majors, indirect=True, scope="session", ids=[pytest.HIDDEN_PARAM, *majors[1:]])
+
+
+def pytest_runtest_setup(item):
+    """`make test-majors` runs tests of what looks at servers on older ones, too."""
+    for marker in item.iter_markers("from_major"):
+        major, why = marker.args
+        if int(install.major()) < major:
+            pytest.skip(f"from {major} on: {why}")
 
 
 def group(item):

@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PG_DIR = ROOT / ".pg"
 DEFAULT = "18"
 MAJORS = ("17", "18")
+# What `tests.lab.server.older` fetches: for what only looks at servers.
+OLDER = ("13", "14", "15", "16")
 REQUIREMENTS = Path(__file__).with_name("requirements")
 
 
@@ -39,8 +41,8 @@ class MissingServer(RuntimeError):
 def major():
     """The major that the tests run on, such as "18"."""
     chosen = os.environ.get("WALRIDER_TEST_MAJOR") or DEFAULT
-    if chosen not in MAJORS:
-        raise MissingServer(f"WALRIDER_TEST_MAJOR={chosen}: known are {', '.join(MAJORS)}")
+    if chosen not in OLDER + MAJORS:
+        raise MissingServer(f"WALRIDER_TEST_MAJOR={chosen}: known are {', '.join(OLDER + MAJORS)}")
     return chosen
 
 
@@ -63,8 +65,9 @@ def bindir(wanted=None):
 
 
 def program(name):
-    """The path of one of the server's programs."""
-    return str(bindir() / name)
+    """The path of one of the server's programs. An older server has none for clients: they are the newest one's."""
+    path = bindir() / name
+    return str(path if path.exists() or major() not in OLDER else bindir(DEFAULT) / name)
 
 
 def version(wanted=None):
@@ -134,7 +137,7 @@ def fetch_server(wanted):
             if (installed / part).exists():
                 (tree / part).symlink_to(installed.relative_to(tree) / part)
         (tree / ".version").write_text(version)
-        _readable_by_all(tree)
+        readable_by_all(tree)
         if target.exists():
             shutil.rmtree(target)
         tree.rename(target)
@@ -152,7 +155,7 @@ def fetch_packages(name, directory, *options, wanted=""):
         tree = Path(scratch) / directory
         _pip("install", "--no-deps", "--target", str(tree), *options, *requirement)
         (tree / ".version").write_text(version)
-        _readable_by_all(tree)
+        readable_by_all(tree)
         if target.exists():
             shutil.rmtree(target)
         tree.rename(target)
@@ -172,7 +175,7 @@ def fetch_python():
         fetch_packages(name, directory, "--python-version", version, wanted=f" for {version}")
 
 
-def _readable_by_all(tree):
+def readable_by_all(tree):
     """The tests run as another user when root called them; that user must be able to read."""
     subprocess.run(["chmod", "-R", "a+rX", str(tree)], check=True)
 

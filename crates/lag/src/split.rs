@@ -586,7 +586,12 @@ fn parts(standby: &Standby, sender: Option<&Walsender>, live: Option<&ServerSamp
             *parts.entry(part).or_default() += seconds;
         }
     };
-    let receiving = by_part(&standby.receiving, receive_part);
+    // Before 17, a process that receives does not tell that it writes.
+    let silent = live.and_then(|at| at.server.as_ref()).is_some_and(|server| server.major() < 17);
+    let receiving = by_part(&standby.receiving, |wait| match silent && wait.is_empty() {
+        true => Some(Part::StandbyWrite),
+        false => receive_part(wait),
+    });
     let doing: BTreeMap<Part, f64> =
         by_part(&standby.replaying, replay_part).into_iter().filter_map(|(part, share)| Some((part?, share))).collect();
     let fetches = sender.is_none() && doing.get(&Part::WalFetch).is_some_and(|share| *share >= TELLING);

@@ -393,9 +393,8 @@ class PgCluster:
     def wal_end(self):
         """Where the last record ends. The next begins there, unless that is where a page begins: then its header lies between,
         and nothing of it is written, sent or replayed before that record."""
-        return self.value("SELECT CASE WHEN at % segment = 40 THEN lsn - 40::numeric WHEN at % 8192 = 24 THEN lsn - 24::numeric "
-                          "ELSE lsn END FROM pg_current_wal_insert_lsn() lsn, LATERAL (SELECT lsn - '0/0') AS _(at), "
-                          "pg_size_bytes(current_setting('wal_segment_size')) segment")
+        at, segment = parse_lsn(self.lsn()), int(self.value("SELECT pg_size_bytes(current_setting('wal_segment_size'))"))
+        return format_lsn(at - (40 if at % segment == 40 else 24 if at % 8192 == 24 else 0))
 
     def message_up_to(self, unit, before):
         """A record that ends so many bytes before the end of a `unit` of WAL, a page or a segment; where it begins."""
