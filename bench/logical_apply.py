@@ -1,6 +1,7 @@
 """How fast a backlog is applied: `walrider logical apply` beside PostgreSQL's own subscriber.
 
-    python3 -m bench.logical_apply [--loads tpcb,wide,hot,long] [--rounds 3] [--size 1.0] [--jobs 4] [--conditions direct,latency] [--save DIR]
+    python3 -m bench.logical_apply [--loads tpcb,wide,hot,long] [--rounds 3] [--size 1.0] [--jobs 4] [--conditions direct,latency]
+                                   [--live SECONDS] [--save DIR]
 
 The load is over before anybody reads it.  Every run has a slot of its own, made before the load, and a fresh copy of the target.
 Measured: from the start of the subscriber until the load's last transaction is visible on the target; the processor time of the
@@ -8,9 +9,10 @@ target's processes and Walrider's together, and the publisher's.  Contenders tak
 
 *Native*: a subscription with streaming = off, or parallel.  *Latency*: one millisecond for a round trip, in front of the target for
 Walrider, and in front of the publisher for the subscriber, which is part of the target.  fsync is on, commits of the target are
-asynchronous for both, as is native's default.
+asynchronous for both, as is native's default.  *Live*: pgbench with two clients goes on meanwhile, as fast as it can; measured is how
+long after its end the target has the last transaction.
 
-Not measured: a load that goes on meanwhile, many tables, more cores than this machine has.
+Not measured: many tables, more cores than this machine has.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -56,6 +59,8 @@ SCRIPTS = {
 }
 # Transactions at size 1; of `long`, rows of each of its four transactions.
 SIZES = dict(tpcb=40_000, wide=20_000, hot=40_000, long=100_000)
+SUMS = ("SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT count(*) FROM pgbench_history), (SELECT count(*) FROM wide), "
+        "(SELECT n FROM hot), (SELECT count(*) FROM long WHERE n = 1)")
 CONTENDERS = ("native off", "native parallel", "walrider")
 
 
@@ -95,40 +100,76 @@ def cpu():
     return used.ru_utime + used.ru_stime
 
 
+@contextmanager
+def applying(publisher, target, contender, slot, latency, jobs, proxy):
+    """A subscriber that applies the slot to the target; it ends, and what it was with it."""
+    proxy.delay(*(dict(up_ms=0.5, down_ms=0.5) if latency else {}).values())
+    port = {True: proxy.port, False: target.port if contender == "walrider" else publisher.port}[latency]
+    conninfo = f"host=127.0.0.1 port={port} user=postgres dbname=postgres"
+    if contender == "walrider":
+        source = f"host=127.0.0.1 port={publisher.port} user=postgres dbname=postgres"
+        process = subprocess.Popen([walrider.binary(), "logical", "apply", "--source", source, "--target", conninfo, "-S", slot,
+                                    "-P", "p", "--jobs", str(jobs), "--log-level", "warn"])
+        yield
+        process.terminate()
+        process.wait(60)
+    else:
+        streaming = contender.split()[1]
+        target.psql(f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH (create_slot = false, copy_data = false, "
+                    f"slot_name = '{slot}', streaming = {streaming})")
+        yield
+        target.psql("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE); DROP SUBSCRIPTION s")
+
+
 def apply_once(publisher, template, contender, slot, latency, scratch, jobs):
     """One run: seconds, and the processor time of both programs."""
     target = PgCluster(copy_tree(template, scratch / "target"))
     before, sent = cpu(), reaped(publisher)
     with target.start(listen_addresses="127.0.0.1"), Proxy(target.port if contender == "walrider" else publisher.port) as proxy:
-        proxy.delay(*(dict(up_ms=0.5, down_ms=0.5) if latency else {}).values())
-        port = {True: proxy.port, False: target.port if contender == "walrider" else publisher.port}[latency]
-        conninfo = f"host=127.0.0.1 port={port} user=postgres dbname=postgres"
-        source = f"host=127.0.0.1 port={publisher.port} user=postgres dbname=postgres"
-        if contender == "walrider":
-            command = [walrider.binary(), "logical", "apply", "--source", source, "--target", conninfo, "-S", slot, "-P", "p",
-                       "--jobs", str(jobs), "--log-level", "warn"]
-            begun = time.monotonic()
-            process = subprocess.Popen(command)
+        begun = time.monotonic()
+        with applying(publisher, target, contender, slot, latency, jobs, proxy):
             wait_marked(target)
             seconds = time.monotonic() - begun
-            process.terminate()
-            process.wait(60)
-            program_cpu = cpu() - before
-        else:
-            streaming = contender.split()[1]
-            begun = time.monotonic()
-            target.psql(f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH (create_slot = false, copy_data = false, "
-                        f"slot_name = '{slot}', streaming = {streaming})")
-            wait_marked(target)
-            seconds = time.monotonic() - begun
-            program_cpu = 0.0
-            target.psql("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE); DROP SUBSCRIPTION s")
-        sums = target.psql("SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT count(*) FROM pgbench_history), "
-                           "(SELECT count(*) FROM wide), (SELECT n FROM hot), (SELECT count(*) FROM long WHERE n = 1)")[0]
+        sums = target.psql(SUMS)[0]
         target.stop()
     run(["rm", "-rf", scratch / "target"])
-    return dict(seconds=seconds, cpu_seconds=cpu() - before, walrider_cpu_seconds=program_cpu,
-                publisher_cpu_seconds=reaped(publisher) - sent), sums
+    return dict(seconds=seconds, cpu_seconds=cpu() - before, publisher_cpu_seconds=reaped(publisher) - sent), sums
+
+
+def live_once(template, contender, scratch, args):
+    """A load of pgbench that goes on meanwhile, as fast as it can: transactions, and how long after its end the target has the last."""
+    publisher, target = (PgCluster(copy_tree(template, scratch / name)) for name in ("publisher", "target"))
+    with publisher.start(listen_addresses="127.0.0.1"), target.start(listen_addresses="127.0.0.1"), Proxy(target.port) as proxy:
+        publisher.psql("CREATE PUBLICATION p FOR ALL TABLES")
+        publisher.psql("SELECT pg_create_logical_replication_slot('live', 'pgoutput')")
+        with applying(publisher, target, contender, "live", False, args.jobs, proxy):
+            time.sleep(1)
+            publisher.pgbench("-n", "-c", 2, "-j", 1, "-T", args.live)
+            publisher.psql("INSERT INTO mark VALUES (1)")
+            ended = time.monotonic()
+            wait_marked(target)
+            lag = time.monotonic() - ended
+        transactions = int(publisher.value("SELECT count(*) FROM pgbench_history"))
+        assert target.psql(SUMS) == publisher.psql(SUMS), contender
+        target.stop()
+        publisher.stop()
+    run(["rm", "-rf", scratch / "publisher", scratch / "target"])
+    return dict(transactions=transactions, lag_seconds=lag)
+
+
+def measure_live(args, scratch):
+    """Rounds of that, in turn."""
+    with PgCluster.init(scratch / "template", conf=SETTINGS).start() as server:
+        run([program("pgbench"), "-i", "-q", "-s", str(args.scale), "postgres"], env=server.environment())
+        server.psql(TABLES)
+        server.stop()
+    found = {contender: [] for contender in args.contenders.split(",")}
+    for _ in range(args.rounds):
+        for contender, done in found.items():
+            done.append(live_once(server.data_dir, contender, scratch, args))
+            print(f"live {contender}: {done[-1]['transactions'] / args.live:.0f} transactions/s, {done[-1]['lag_seconds']:.2f} s behind at its end",
+                  flush=True)
+    return [dict(contender=contender, results=done) for contender, done in found.items()]
 
 
 def measure(load, args, scratch):
@@ -163,6 +204,15 @@ def measure(load, args, scratch):
                                             for (condition, contender), done in runs.items()])
 
 
+def live_table(live, seconds):
+    """Medians, as Markdown."""
+    lines = ["| subscriber | transactions/s of the load | seconds behind at its end |", "|---|---|---|"]
+    for one in live:
+        rate, lag = (statistics.median(run[what] for run in one["results"]) for what in ("transactions", "lag_seconds"))
+        lines.append(f"| {one['contender']} | {rate / seconds:.0f} | {lag:.2f} |")
+    return "\n".join(lines)
+
+
 def table(results):
     """Medians, as Markdown."""
     lines = ["| load | condition | subscriber | seconds | rows/s | processor s | publisher's | against native off |", "|---|---|---|---|---|---|---|---|"]
@@ -188,17 +238,20 @@ def main():
     parser.add_argument("--size", type=float, default=1.0)
     parser.add_argument("--scale", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--live", type=int, default=10, metavar="SECONDS", help="of a load that goes on meanwhile; 0: none")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--save", type=Path)
     args = parser.parse_args()
     if args.smoke:
-        args.size, args.rounds, args.scale = 0.005, 1, 1
+        args.size, args.rounds, args.scale, args.live = 0.005, 1, 1, 1
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        results = [measure(load, args, Path(scratch)) for load in args.loads.split(",")]
+        results = [measure(load, args, Path(scratch)) for load in filter(None, args.loads.split(","))]
+        live = measure_live(args, Path(scratch)) if args.live else []
     print(table(results))
+    print(f"\n{live_table(live, args.live)}")
     if args.save:
         kept = dict(what="logical_apply", date=datetime.now(timezone.utc).isoformat(), machine=machine(), commit=commit(),
-                    rounds=args.rounds, size=args.size, jobs=args.jobs, results=results)
+                    rounds=args.rounds, size=args.size, jobs=args.jobs, results=results, live=live, live_seconds=args.live)
         path = args.save / f"{datetime.now(timezone.utc):%Y-%m-%d}-logical-apply.json"
         path.write_text(json.dumps(kept, indent=1) + "\n")
 
