@@ -1,6 +1,6 @@
 """`walrider bench`: runs on servers of its own and on given ones, what is measured, and what is left behind: nothing.
 
-Not tried: servers before 17, processes on another machine, pgaudit, disks that are full.
+Not tried: servers before 17 (15 was, by hand), processes on another machine, pgaudit, disks that are full.
 """
 
 import json
@@ -116,6 +116,16 @@ def test_a_matrix_interrupted_and_gone_on_with(work):
     expected = (rates["on", "walrider"] * rates["off", "walrider"] / rates["on", "stock"] / rates["off", "stock"]) ** 0.5
     assert speed["factors"][1]["levels"][1]["ratio"] == pytest.approx(expected)
     assert "<svg" in bench.output.with_suffix(".html").read_text()
+
+
+def test_two_majors(work):
+    """Servers of two majors, each with its own programs: each run says which it was."""
+    majors = [install.bindir(major) for major in install.MAJORS]
+    bench = own(work, "--time", "1s", "--vary", f"bindir={majors[0]},{majors[1]}", "--set", "data_checksums=on")
+    bench.run().expect()
+    found = {run["settings"]["bindir"]: run["outcome"]["server_version"] // 10000 for run in bench.lines()[1:]}
+    assert found == {str(path): int(major) for path, major in zip(majors, install.MAJORS)}
+    assert bench.left_nothing()
 
 
 def test_a_level_that_fails(work):
