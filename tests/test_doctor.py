@@ -1,7 +1,7 @@
 """`walrider doctor`: each rule finds what is made for real, and nothing where all is well.
 
-Not tried: disks that are slow for writes of data, servers before 17, and pgaudit, which is no part of PostgreSQL: the rules about them
-are tried on samples made by hand (`lag/src/rules/tests.rs`).
+Not tried: pgaudit, which is no part of PostgreSQL, `little_headroom` and `system_calls`: the rules about them are tried on samples made by
+hand (`lag/src/rules/tests.rs`).  `make test-majors` runs these tests on 13 to 16.
 """
 
 import json
@@ -95,6 +95,16 @@ def test_a_disk_that_is_slow_for_reads(primary, work):
         disk.reads_take(10)
         found = doctor(primary, follower.server, time="8s")
     assert "lag_replay_read" in found and ("recovery_prefetch" in found) == (major >= 15), found
+
+
+def test_a_disk_that_is_slow_for_writes_of_data(primary, work):
+    """Replay has to write a changed page before it can read another, as there is no room for both."""
+    sql = scattered(primary)
+    disk = Disk(work / "disk", work / "standby")
+    with hot(primary, work, disk=disk, shared_buffers="1MB", bgwriter_lru_maxpages="0") as follower, load(primary, sql):
+        disk.data_writes_take(10)
+        found = doctor(primary, follower.server, time="8s")
+    assert "lag_replay_write" in found, found
 
 
 def test_a_disk_that_is_slow_for_writes_of_wal(primary, work):

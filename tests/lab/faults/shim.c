@@ -46,6 +46,7 @@ struct switches
 	_Atomic int64_t held;		/* so many wait because of fsync_hold */
 	_Atomic int64_t read_us;	/* reads of relations take that much longer */
 	_Atomic int64_t write_us;	/* so do writes of WAL */
+	_Atomic int64_t data_write_us;	/* and those of relations */
 };
 
 static const char *control_path(char *buffer, size_t size, const char *file)
@@ -148,20 +149,21 @@ static void slow(int fd)
 	errno = saved;
 }
 
+static void slow_within(int fd, int64_t us, const char *within)
+{
+	if (us && fd_is_within(fd, within))
+		pause_for(us);
+}
+
 static void slow_read(int fd)
 {
-	int64_t us = switches()->read_us;
-
-	if (us && fd_is_within(fd, "/base/"))
-		pause_for(us);
+	slow_within(fd, switches()->read_us, "/base/");
 }
 
 static void slow_write(int fd)
 {
-	int64_t us = switches()->write_us;
-
-	if (us && fd_is_within(fd, "/pg_wal/"))
-		pause_for(us);
+	slow_within(fd, switches()->write_us, "/pg_wal/");
+	slow_within(fd, switches()->data_write_us, "/base/");
 }
 
 /* Whether a write up to `end` fails. */

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.c")
-SWITCHES = ("fsync_us", "fsync_hold", "full", "clock_s", "held", "read_us", "write_us")
+SWITCHES = ("fsync_us", "fsync_hold", "full", "clock_s", "held", "read_us", "write_us", "data_write_us")
 
 
 class Disk:
@@ -56,6 +56,10 @@ class Disk:
     def writes_take(self, ms):
         """Milliseconds more for each write of WAL."""
         self._switch("write_us", round(ms * 1000))
+
+    def data_writes_take(self, ms):
+        """Milliseconds more for each write of a relation."""
+        self._switch("data_write_us", round(ms * 1000))
 
     def hold_fsync(self, held=True):
         """No fsync returns until it is let go."""
