@@ -1,0 +1,119 @@
+use std::ptr::null;
+
+use super::*;
+use walrider_layout::page::PageMut;
+use walrider_wal::records::heap::XLOG_HEAP_INSERT;
+use walrider_wal::testing::{RecordBuilder, TEST_REL};
+
+/// Calls the interface with the parts of a record as the server's decoder would hold them.
+fn call(record: &Record<'_>, block_id: u8, page: &mut PageBytes, major: u32) -> (i32, i64) {
+    let blocks: Vec<_> = record
+        .blocks
+        .iter()
+        .map(|it| WalriderBlock {
+            tablespace: it.rel.tablespace,
+            database: it.rel.database,
+            relation: it.rel.relation,
+            block: it.block,
+            id: it.id,
+            fork: it.fork as u8,
+            will_init: it.will_init.into(),
+            has_image: it.image.is_some().into(),
+            image_info: it.image.map_or(0, |image| image.info),
+            has_data: it.has_data.into(),
+            hole_offset: it.image.map_or(0, |image| image.hole_offset),
+            hole_len: it.image.map_or(0, |image| image.hole_len),
+            image: it.image.map_or(null(), |image| image.bytes.as_ptr()),
+            image_len: it.image.map_or(0, |image| image.bytes.len()),
+            data: it.data.as_ptr(),
+            data_len: it.data.len(),
+        })
+        .collect();
+    let from = WalriderRecord {
+        begin: record.lsn.0,
+        end: record.end.0,
+        prev: record.header.prev.0,
+        total_len: record.header.total_len,
+        xid: record.header.xid,
+        toplevel_xid: record.toplevel_xid,
+        origin: record.origin,
+        info: record.header.info,
+        rmgr: record.header.rmgr.0,
+        main_data: record.main_data.as_ptr(),
+        main_len: record.main_data.len(),
+        blocks: blocks.as_ptr(),
+        nblocks: blocks.len(),
+    };
+    let mut free = 0;
+    // SAFETY: all of it lives in this function or with its caller, and is borrowed for the call.
+    let code = unsafe { walrider_redo_block(&from, block_id, page, major, 1, &mut free) };
+    (code, free)
+}
+
+fn heap_page() -> PageBytes {
+    let mut page = [0; BLCKSZ];
+    PageMut(&mut page).init(0);
+    page
+}
+
+/// An insert at this line pointer: `xl_heap_insert`, and `xl_heap_header` with a null bitmap's place and eight bytes.
+fn insert(number: u8) -> Vec<u8> {
+    let mut data = vec![1, 0, 0, 8, 24, 0];
+    data.extend([7; 8]);
+    RecordBuilder::new(RmgrId::HEAP, XLOG_HEAP_INSERT)
+        .xid(700)
+        .main_data([number, 0, 0])
+        .block(0, TEST_REL, ForkNumber::Main, 3)
+        .data(data)
+        .build()
+}
+
+#[test]
+fn a_page_comes_out_as_the_engine_makes_it_and_only_once() {
+    let bytes = insert(1);
+    let record = RecordBuilder::parse(&bytes, Lsn(4000));
+    let mut by_engine = heap_page();
+    let mut target = Target { bytes: &mut by_engine, exists: true, dirty: false };
+    let env = Env { major: Major::V18, hint_bits_are_logged: true };
+    redo_block(&record, record.block(0).unwrap(), &mut target, &env, &mut Effects::default()).unwrap();
+
+    let mut page = heap_page();
+    assert_eq!(call(&record, 0, &mut page, 18).0, CHANGED);
+    assert!(page == by_engine && page != heap_page());
+    assert_eq!(call(&record, 0, &mut page, 18).0, SKIPPED);
+    assert!(page == by_engine);
+}
+
+#[test]
+fn an_image_is_restored() {
+    let mut wanted = heap_page();
+    wanted[5000] = 9;
+    let builder = RecordBuilder::new(RmgrId::HEAP, XLOG_HEAP_INSERT).main_data([1, 0, 0]);
+    let bytes = builder.block(0, TEST_REL, ForkNumber::Main, 3).full_image(&wanted).build();
+    let record = RecordBuilder::parse(&bytes, Lsn(4000));
+    let mut page = heap_page();
+    assert_eq!(call(&record, 0, &mut page, 18).0, CHANGED);
+    PageMut(&mut wanted).set_lsn(record.end);
+    assert!(page == wanted);
+}
+
+#[test]
+fn a_page_is_left_as_it_was_where_redo_fails_or_is_refused() {
+    let mut page = heap_page();
+    // A gap in the line pointers.
+    let bytes = insert(5);
+    let record = RecordBuilder::parse(&bytes, Lsn(4000));
+    assert_eq!(call(&record, 0, &mut page, 18), (FAILED, -1));
+    assert_eq!(call(&record, 1, &mut page, 18), (REFUSED, -1));
+    assert_eq!(call(&record, 0, &mut page, 16), (REFUSED, -1));
+    let five = (0..5).fold(RecordBuilder::new(RmgrId::HEAP, XLOG_HEAP_INSERT), |builder, id| {
+        builder.block(id, TEST_REL, ForkNumber::Main, id.into())
+    });
+    let bytes = five.build();
+    assert_eq!(call(&RecordBuilder::parse(&bytes, Lsn(4000)), 0, &mut page, 18), (REFUSED, -1));
+    assert!(page == heap_page());
+    let bytes = insert(1);
+    let mut new = [0; BLCKSZ];
+    assert_eq!(call(&RecordBuilder::parse(&bytes, Lsn(4000)), 0, &mut new, 18), (REFUSED, -1));
+    assert!(new == [0; BLCKSZ]);
+}
