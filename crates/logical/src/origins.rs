@@ -119,14 +119,15 @@ pub fn open_sessions(
         ));
     }
     make_progress(control)?;
-    let mut sessions = Vec::new();
-    for number in 0..settings.jobs {
-        let origin = quote_literal(&name(settings, number));
+    let origins: Vec<String> = (0..settings.jobs).map(|number| quote_literal(&name(settings, number))).collect();
+    for origin in &origins {
         let make = format!(
             "SELECT pg_catalog.pg_replication_origin_create({origin}) \
              WHERE pg_catalog.pg_replication_origin_oid({origin}) IS NULL"
         );
         control.simple_query(&make).map_err(explain)?;
+    }
+    let open = |origin: &String| -> Result<(Connection, i32), ApplyError> {
         let mut connection = Connection::open(target)?;
         set_up_session(&mut connection, settings.synchronous_commit)?;
         connection
@@ -134,9 +135,14 @@ pub fn open_sessions(
             .map_err(explain)?;
         let pid = connection.simple_query("SELECT pg_catalog.pg_backend_pid()")?;
         let pid = pid[0][0].as_deref().and_then(|text| std::str::from_utf8(text).ok()?.parse().ok()).unwrap_or(0);
-        sessions.push((connection, pid));
-    }
-    Ok(sessions)
+        Ok((connection, pid))
+    };
+    // Side by side: each takes some round trips, and a process of the server's that starts.
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = origins.iter().map(|origin| scope.spawn(|| open(origin))).collect();
+        let ended = || ApplyError::System("open a session", std::io::Error::other("a thread panicked"));
+        threads.into_iter().map(|thread| thread.join().map_err(|_| ended())?).collect()
+    })
 }
 
 fn explain(error: walrider_session::ConnectError) -> ApplyError {
