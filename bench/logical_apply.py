@@ -101,21 +101,19 @@ def cpu():
 
 
 @contextmanager
-def applying(publisher, target, contender, slot, latency, jobs, proxy):
-    """A subscriber that applies the slot to the target; it ends, and what it was with it."""
-    proxy.delay(*(dict(up_ms=0.5, down_ms=0.5) if latency else {}).values())
-    port = {True: proxy.port, False: target.port if contender == "walrider" else publisher.port}[latency]
-    conninfo = f"host=127.0.0.1 port={port} user=postgres dbname=postgres"
+def applying(publisher, target, contender, slot, jobs, far_port=None):
+    """A subscriber that applies the slot to the target; it ends, and what it was with it.  `far_port` leads to the server that is far."""
     if contender == "walrider":
-        source = f"host=127.0.0.1 port={publisher.port} user=postgres dbname=postgres"
-        process = subprocess.Popen([walrider.binary(), "logical", "apply", "--source", source, "--target", conninfo, "-S", slot,
+        source, sink = (f"host=127.0.0.1 port={port} user=postgres dbname=postgres" for port in (publisher.port, far_port or target.port))
+        process = subprocess.Popen([walrider.binary(), "logical", "apply", "--source", source, "--target", sink, "-S", slot,
                                     "-P", "p", "--jobs", str(jobs), "--log-level", "warn"])
         yield
         process.terminate()
         process.wait(60)
     else:
+        source = f"host=127.0.0.1 port={far_port or publisher.port} user=postgres dbname=postgres"
         streaming = contender.split()[1]
-        target.psql(f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH (create_slot = false, copy_data = false, "
+        target.psql(f"CREATE SUBSCRIPTION s CONNECTION '{source}' PUBLICATION p WITH (create_slot = false, copy_data = false, "
                     f"slot_name = '{slot}', streaming = {streaming})")
         yield
         target.psql("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE); DROP SUBSCRIPTION s")
@@ -126,8 +124,10 @@ def apply_once(publisher, template, contender, slot, latency, scratch, jobs):
     target = PgCluster(copy_tree(template, scratch / "target"))
     before, sent = cpu(), reaped(publisher)
     with target.start(listen_addresses="127.0.0.1"), Proxy(target.port if contender == "walrider" else publisher.port) as proxy:
+        if latency:
+            proxy.delay(up_ms=0.5, down_ms=0.5)
         begun = time.monotonic()
-        with applying(publisher, target, contender, slot, latency, jobs, proxy):
+        with applying(publisher, target, contender, slot, jobs, proxy.port if latency else None):
             wait_marked(target)
             seconds = time.monotonic() - begun
         sums = target.psql(SUMS)[0]
@@ -139,10 +139,10 @@ def apply_once(publisher, template, contender, slot, latency, scratch, jobs):
 def live_once(template, contender, scratch, args):
     """A load of pgbench that goes on meanwhile, as fast as it can: transactions, and how long after its end the target has the last."""
     publisher, target = (PgCluster(copy_tree(template, scratch / name)) for name in ("publisher", "target"))
-    with publisher.start(listen_addresses="127.0.0.1"), target.start(listen_addresses="127.0.0.1"), Proxy(target.port) as proxy:
+    with publisher.start(listen_addresses="127.0.0.1"), target.start(listen_addresses="127.0.0.1"):
         publisher.psql("CREATE PUBLICATION p FOR ALL TABLES")
         publisher.psql("SELECT pg_create_logical_replication_slot('live', 'pgoutput')")
-        with applying(publisher, target, contender, "live", False, args.jobs, proxy):
+        with applying(publisher, target, contender, "live", args.jobs):
             time.sleep(1)
             publisher.pgbench("-n", "-c", 2, "-j", 1, "-T", args.live)
             publisher.psql("INSERT INTO mark VALUES (1)")

@@ -22,8 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # The binary under test: in the checkout, or anywhere if the path is absolute.
 PROGRAM = os.environ.get("WALRIDER", "target/release/walrider")
-STAGED = ["tests", "bench", "docs", "extension", ".pg/13", ".pg/14", ".pg/15", ".pg/16", ".pg/17", ".pg/18", ".pg/headers-17", ".pg/source-17", ".pg/source-18",
+STAGED = ["tests", "bench", "docs", "extension", ".pg/17", ".pg/18", ".pg/headers-17", ".pg/source-17", ".pg/source-18",
           ".pg/python", ".pg/driver", ".pg/tools", ".pg/perl", "packaging", "Cargo.toml", "CHANGELOG.md", "LICENSE", "README.md",
+          *([f".pg/{older}"] if (older := os.environ.get("WALRIDER_TEST_MAJOR", "18")) not in ("17", "18") else []),
           *([] if os.path.isabs(PROGRAM) else [PROGRAM])]
 USER = "walrider-test"
 

