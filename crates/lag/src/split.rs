@@ -19,6 +19,8 @@ const MAX_POINTS: usize = 3600;
 const TELLING: f64 = 0.3;
 /// Seconds over which the speed of Walrider's replay is told.
 const WINDOW: f64 = 5.0;
+/// The most WAL that a walsender sends in one message, in bytes (`walsender.c`, `MAX_SEND_SIZE`).
+const LARGEST_MESSAGE: u64 = 128 << 10;
 /// Less replay than this, as a share of all time, says nothing of how fast it could be.
 const LEAST_UTILISATION: f64 = 0.02;
 
@@ -420,21 +422,28 @@ impl Observer {
             receiving: live.map(|at| self.receiving(at)).unwrap_or_default(),
             ..Standby::default()
         };
-        let held_up = sender.is_some_and(|sender| self.is_held_up(sender));
+        let held_up =
+            primary.zip(sender).is_some_and(|((_, server), sender)| self.is_held_up(&standby, server, sender));
         standby.parts = parts(&standby, sender, held_up, live);
         standby.speed = self.speed(&standby, live);
         standby
     }
 
-    /// Whether a walsender waits for the other side to take what it sends, or has for half of [`WINDOW`]: a look may meet a moment in
-    /// between.
-    fn is_held_up(&self, now: &Walsender) -> bool {
-        let waits =
-            |sender: &Walsender| sender.wait.as_deref().is_some_and(|wait| wait.ends_with("WalSenderWriteData"));
+    /// Whether a walsender waits for the other side to take what it sends: more than a message is under way, and it waits though it has
+    /// more to send, now or in half of the looks of [`WINDOW`], as a look may meet a moment in between. It tells the same wait as when
+    /// it has nothing to do (`walsender.c`, `WalSndLoop`). One that is stopped may tell it, too, but nothing of its is under way.
+    fn is_held_up(&self, standby: &Standby, server: &Server, now: &Walsender) -> bool {
+        let waits = |(server, sender): (&Server, &Walsender)| {
+            let wait = sender.wait.as_deref().unwrap_or_default();
+            wait.ends_with("WalSenderMain") && sender.sent_lsn < server.flush_lsn
+        };
+        let under_way =
+            standby.sent.lsn.zip(standby.write.lsn).map_or(0, |(sent, write)| sent.0.saturating_sub(write.0));
         let servers = self.recent.iter().flat_map(|sample| &sample.servers).filter_map(|at| at.server.as_ref());
-        let before = servers.flat_map(|server| &server.replication).filter(|sender| sender.pid == now.pid);
-        let seen: Vec<bool> = before.map(waits).collect();
-        waits(now) || (!seen.is_empty() && 2 * seen.iter().filter(|waited| **waited).count() >= seen.len())
+        let senders = servers.flat_map(|server| server.replication.iter().map(move |sender| (server, sender)));
+        let seen: Vec<bool> = senders.filter(|(_, sender)| sender.pid == now.pid).map(waits).collect();
+        let often = !seen.is_empty() && 2 * seen.iter().filter(|waited| **waited).count() >= seen.len();
+        under_way >= LARGEST_MESSAGE && (often || waits((server, now)))
     }
 
     fn remember(&mut self, sample: &Sample) {
@@ -669,24 +678,40 @@ fn is_paused(at: &ServerSample) -> bool {
 mod tests {
     use super::*;
 
-    /// A walsender that a slow network holds up sends now and then: found under load, where that was taken for one that is slow itself.
+    /// A walsender that a slow network holds up waits in `WalSenderMain`, as an idle one does, and sends now and then: found under load,
+    /// where that was taken for one that is slow itself.
     #[test]
     fn a_walsender_that_is_held_up_between_two_looks() {
-        let at = |wait: Option<&str>| Walsender { pid: 7, wait: wait.map(str::to_owned), ..Walsender::default() };
-        let sample = |wait| {
-            let server = Server { replication: vec![at(wait)], ..Server::default() };
-            Sample {
-                servers: vec![ServerSample { server: Some(server), ..ServerSample::default() }],
-                ..Sample::default()
-            }
+        let at = |wait: Option<&str>, sent| Walsender {
+            pid: 7,
+            wait: wait.map(str::to_owned),
+            sent_lsn: Some(Lsn(sent)),
+            write_lsn: Some(Lsn(1000)),
+            ..Walsender::default()
         };
-        let held = Some("Client:WalSenderWriteData");
-        let mut observer = Observer::default();
-        assert!(observer.is_held_up(&at(held)) && !observer.is_held_up(&at(None)));
-        observer.recent = [None, held, held].map(sample).into();
-        assert!(observer.is_held_up(&at(None)) && !observer.is_held_up(&Walsender { pid: 8, ..at(None) }));
-        observer.recent = [None, held, None].map(sample).into();
-        assert!(!observer.is_held_up(&at(None)));
+        let server = |sender: &Walsender| Server {
+            flush_lsn: Some(Lsn(2_000_000)),
+            replication: vec![sender.clone()],
+            ..Server::default()
+        };
+        let sample = |wait: Option<&str>| Sample {
+            servers: vec![ServerSample { server: Some(server(&at(wait, 1_000_000))), ..ServerSample::default() }],
+            ..Sample::default()
+        };
+        let held_up = |before: &[Option<&str>], now: Walsender| {
+            let observer = Observer { recent: before.iter().copied().map(sample).collect(), ..Observer::default() };
+            let server = server(&now);
+            let standby = observer.standby(Some((&ServerSample::default(), &server)), Some(&now), None);
+            observer.is_held_up(&standby, &server, &now)
+        };
+        let main = Some("Activity:WalSenderMain");
+        assert!(held_up(&[], at(main, 1_000_000)));
+        assert!(!held_up(&[], at(None, 1_000_000)), "it does something");
+        assert!(!held_up(&[], at(main, 2_000_000)), "nothing is left to send");
+        assert!(!held_up(&[], at(main, 1000)), "all that was sent has come: it is stopped");
+        assert!(held_up(&[None, main, main], at(None, 1_000_000)));
+        assert!(!held_up(&[None, main, main], Walsender { pid: 8, ..at(None, 1_000_000) }));
+        assert!(!held_up(&[None, main, None], at(None, 1_000_000)));
     }
 
     /// Standbys of a primary that died have no lag that anybody knows; they do not look as if they were fine.
