@@ -1,7 +1,6 @@
 """`walrider doctor`: each rule finds what is made for real, and nothing where all is well.
 
-Not tried: pgaudit, which is no part of PostgreSQL, `little_headroom` and `system_calls`: the rules about them are tried on samples made by
-hand (`lag/src/rules/tests.rs`).  `make test-majors` runs these tests on 13 to 16.
+Not tried: a hypervisor or auditd that makes system calls slow.  `make test-majors` runs these tests on 13 to 16.
 """
 
 import json
@@ -9,13 +8,15 @@ import os
 import shutil
 import signal
 import subprocess
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from tests.lab import install
 from tests.lab.faults.proxy import Proxy
 from tests.lab.faults.shim import Disk
+from tests.lab.server import tools
 from tests.lab.standby import standby
 from tests.lab.standby.standby import Walrider, wait_position, wait_streaming
 from tests.lab.standby.watched import BATCH, conflict, hot, load, primary_of, scattered
@@ -116,22 +117,74 @@ def test_a_disk_that_is_slow_for_writes_of_wal(primary, work):
     assert "lag_standby_write" in found, found
 
 
+def with_a_backlog(primary, follower, repeated, counts):
+    """The findings while replay works off what it was held back from; a machine that has done it before doctor has looked gets more."""
+    for count in counts:
+        follower.server.psql("SELECT pg_wal_replay_pause()")
+        primary.psql(f"SET synchronous_commit = off; DO $$BEGIN FOR i IN 1..{count} LOOP {repeated}; COMMIT; END LOOP; END$$")
+        wait_position(primary, stage="flush")
+        end = primary.value("SELECT pg_current_wal_flush_lsn()")
+        with load(primary):
+            follower.server.psql("SELECT pg_wal_replay_resume()")
+            found = doctor(primary, follower.server, time="3s")
+        if follower.server.value(f"SELECT pg_last_wal_replay_lsn() < '{end}'") == "t":
+            return found
+        wait_position(primary)
+    raise AssertionError(f"replayed before doctor had looked: {counts[-1]} times {repeated}")
+
+
 def test_replay_at_its_limit(primary, work):
-    """A backlog of replay that computes: each TRUNCATE takes a look at every shared buffer, of which the standby has many.  A machine that
-    replays them before doctor has looked gets more."""
+    """Replay computes: each TRUNCATE takes a look at every shared buffer, of which the standby has many."""
     with hot(primary, work, shared_buffers="2GB", fsync="off") as follower:
-        for count in (7_000, 20_000):
-            follower.server.psql("SELECT pg_wal_replay_pause()")
-            primary.psql(f"SET synchronous_commit = off; DO $$BEGIN FOR i IN 1..{count} LOOP TRUNCATE t; COMMIT; END LOOP; END$$")
-            wait_position(primary, stage="flush")
-            end = primary.value("SELECT pg_current_wal_flush_lsn()")
-            with load(primary):
-                follower.server.psql("SELECT pg_wal_replay_resume()")
-                found = doctor(primary, follower.server, time="3s")
-            if follower.server.value(f"SELECT pg_last_wal_replay_lsn() < '{end}'") == "t":
-                break
-            wait_position(primary)
+        found = with_a_backlog(primary, follower, "TRUNCATE t", (7_000, 20_000))
     assert "lag_replay_cpu" in found, found
+
+
+@contextmanager
+def fed(primary, follower):
+    """The standby gets as much as it can replay, and no more: a tenth of a second is never behind."""
+    stop = threading.Event()
+
+    def feed():
+        with primary.session(options="-c synchronous_commit=off") as writer, follower.server.session() as reader:
+            while not stop.is_set():
+                replayed, = reader.run("SELECT pg_last_wal_replay_lsn()")
+                if writer.run(f"SELECT pg_current_wal_lsn() - '{replayed}'::pg_lsn < 50000") == ["t"]:
+                    writer.run("DO $$BEGIN FOR i IN 1..50 LOOP TRUNCATE t; COMMIT; END LOOP; END$$")
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        feeder.join()
+
+
+def test_replay_that_nearly_falls_behind(primary, work):
+    """It computes all the time, and is not late."""
+    with hot(primary, work, shared_buffers="2GB", fsync="off") as follower, fed(primary, follower):
+        found = doctor(primary, follower.server, time="5s")
+    assert "falls behind above" in found["little_headroom"]["what"], found
+    assert not [rule for rule in found if rule.startswith("lag_")], found
+
+
+def test_replay_that_is_mostly_system_calls(primary, work):
+    """It makes and removes a file for each TRUNCATE, and has few buffers to look through."""
+    with hot(primary, work, shared_buffers="16MB", fsync="off") as follower, fed(primary, follower), fed(primary, follower):
+        found = doctor(primary, follower.server, time="5s")
+    assert "a second" in found["system_calls"]["evidence"][1], found
+
+
+@pytest.mark.from_major(17, "pgaudit is fetched for 17 and 18")
+@pytest.mark.skipif(not tools.has("pgaudit"), reason="pgaudit could not be fetched: `make fetch-tools` says why")
+def test_statements_that_are_audited(primary, work):
+    """pgaudit is loaded, and writes to the log."""
+    assert "pgaudit" not in doctor(primary, time="2s")
+    primary.restart(listen_addresses="127.0.0.1", shared_preload_libraries=tools.library("pgaudit"), **{"pgaudit.log": "write"})
+    primary.psql(BATCH)
+    assert primary.log_matches("AUDIT: SESSION")
+    assert doctor(primary, time="2s")["pgaudit"]["severity"] == "notice"
 
 
 def test_conflicts(primary, work):

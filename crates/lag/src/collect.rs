@@ -17,6 +17,10 @@ use crate::{host, query};
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long to wait before a server that did not answer is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// What a query on a standby ends in that is in the way of replay (`ERRCODE_T_R_SERIALIZATION_FAILURE`).
+const SERIALIZATION_FAILURE: &str = "40001";
+/// A standby that cancels more questions in a row does not answer.
+const MOST_CANCELLED: u32 = 5;
 /// How often a primary is asked what its WAL is made of.
 const CONTENT_INTERVAL: Duration = Duration::from_secs(10);
 /// How long an answer may take.
@@ -180,20 +184,39 @@ struct Watcher {
 enum Ended {
     /// It is over.
     Stopped,
+    /// A standby cancelled the query for replay.
+    Cancelled(String),
     Failed(String),
 }
 
 impl From<ConnectError> for Ended {
     fn from(error: ConnectError) -> Ended {
-        Ended::Failed(error.to_string())
+        match &error {
+            ConnectError::Server(message) if message.code == SERIALIZATION_FAILURE => {
+                Ended::Cancelled(error.to_string())
+            }
+            _ => Ended::Failed(error.to_string()),
+        }
     }
 }
 
 impl Watcher {
     fn ask_server(&self, options: &ConnectOptions) {
-        while let Err(Ended::Failed(error)) = self.session(options) {
-            self.shared.tell(self.number, |sample| sample.error = Some(error));
-            if !self.shared.sleep_until(Instant::now() + RETRY_INTERVAL) {
+        let mut cancelled = 0;
+        loop {
+            let begun = Instant::now();
+            let (error, pause) = match self.session(options) {
+                Ok(()) | Err(Ended::Stopped) => return,
+                Err(Ended::Cancelled(error)) => {
+                    cancelled = if begun.elapsed() > RETRY_INTERVAL { 1 } else { cancelled + 1 };
+                    ((cancelled > MOST_CANCELLED).then_some(error), LOOK_INTERVAL)
+                }
+                Err(Ended::Failed(error)) => (Some(error), RETRY_INTERVAL),
+            };
+            if let Some(error) = error {
+                self.shared.tell(self.number, |sample| sample.error = Some(error));
+            }
+            if !self.shared.sleep_until(Instant::now() + pause) {
                 return;
             }
         }
@@ -365,4 +388,22 @@ fn ask(connection: &mut Connection) -> Result<(Server, f64), Ended> {
 pub fn is_local(peer: &str) -> bool {
     let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
     peer.starts_with('/') || host == "localhost" || host.starts_with("127.") || host == "[::1]"
+}
+
+#[cfg(test)]
+mod tests {
+    use walrider_wire::backend::ServerMessage;
+
+    use super::*;
+
+    fn ended(code: &str) -> Ended {
+        ConnectError::Server(ServerMessage { code: code.into(), ..ServerMessage::default() }).into()
+    }
+
+    #[test]
+    fn a_question_that_replay_cancels_is_not_a_server_that_fails() {
+        assert!(matches!(ended(SERIALIZATION_FAILURE), Ended::Cancelled(_)));
+        assert!(matches!(ended("57P01"), Ended::Failed(_)));
+        assert!(matches!(Ended::from(ConnectError::Closed), Ended::Failed(_)));
+    }
 }

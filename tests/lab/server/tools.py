@@ -1,5 +1,5 @@
 """The tools around PostgreSQL that Walrider has to get on with, unpacked under `.pg/tools/`: pgBackRest, Barman with rsync, Patroni
-with etcd.
+with etcd; and pgaudit, a library for the servers of both majors.
 
     python3 -m tests.lab.server.tools [TOOL]...          fetch what is missing; without tools, all
 
@@ -25,7 +25,10 @@ LIBRARIES = ("libc6 libgcc-s1 libpq5 libssh2-1t64 libssl3t64 libxml2 libyaml-0-2
              "libgssapi-krb5-2 libkrb5-3 libk5crypto3 libcom-err2 libkrb5support0 libldap2 libsasl2-2 libkeyutils1")
 PACKAGES = {"pgbackrest": ["pgbackrest", *LIBRARIES.split()],
             "barman": ["rsync", *"libacl1 libc6 liblz4-1 libpopt0 libssl3t64 libxxhash0 libzstd1 zlib1g".split()],
-            "patroni": ["etcd-server", "python3-etcd"]}
+            "patroni": ["etcd-server", "python3-etcd"],
+            "pgaudit": ["postgresql-17-pgaudit", "postgresql-18-pgaudit"]}
+# What is not of the stable Debian.
+SUITE_OF = {"postgresql-18-pgaudit": "18"}
 WRAPPED = {"pgbackrest": "pgbackrest", "barman": "rsync"}       # the program that comes with its libraries
 # Each with the SHA-256 of every file that may come: x86-64, for what is compiled Python 3.9 to 3.13.
 DATEUTIL = {
@@ -88,6 +91,11 @@ def program(tool, name=None):
     return str(found if found.exists() else directory(tool) / "root" / "usr" / "bin" / name)
 
 
+def library(tool):
+    """The path of a tool that servers load, for the major that the tests run on."""
+    return str(directory(tool) / "root" / "usr/lib/postgresql" / install.major() / "lib" / f"{tool}.so")
+
+
 def wanted(tool):
     """What the unpacked tool was made of; another one is fetched again."""
     return " ".join([FORMAT, *PACKAGES.get(tool, ()), *WHEELS.get(tool, ())])
@@ -109,10 +117,11 @@ def unpack(tool, target):
         scratch = Path(scratch)
         made = scratch / "made"
         (made / "root").mkdir(parents=True)
-        apt = Apt(scratch / "apt", DEBIAN_OF, "deb")
-        apt("download", *PACKAGES[tool])
-        for package in sorted(apt.directory.glob("*.deb")):
-            subprocess.run(["dpkg-deb", "-x", package, made / "root"], check=True)
+        for suite in sorted({SUITE_OF.get(name, DEBIAN_OF) for name in PACKAGES[tool]}):
+            apt = Apt(scratch / f"apt-{suite}", suite, "deb")
+            apt("download", *(name for name in PACKAGES[tool] if SUITE_OF.get(name, DEBIAN_OF) == suite))
+            for package in sorted(apt.directory.glob("*.deb")):
+                subprocess.run(["dpkg-deb", "-x", package, made / "root"], check=True)
         for part in ("usr/share", "etc", "var", "usr/sbin"):
             shutil.rmtree(made / "root" / part, ignore_errors=True)
         if tool in WRAPPED:
