@@ -45,7 +45,8 @@ def test_before_flush(make_server, disk):
         stat(server, counters)      # whoever looks first at catalogs writes WAL: hints
         one.run("INSERT INTO t VALUES (0)")
         follower.wait_flushed(flushed(server))
-        before = int(stat(server, counters)[1])
+        # On a slow machine what came before the stream may have left the buffers.
+        _, before, read_before = map(int, stat(server, counters))
         horizon = flushed(server)
         disk.hold_fsync()
         one.send("INSERT INTO t VALUES (1, 'first')")
@@ -54,7 +55,7 @@ def test_before_flush(make_server, disk):
         follower.wait(lambda it: b"second" in it.wal, "a commit behind it")
         assert flushed(server) == horizon == follower.wal_end < follower.received
         ahead, early, from_disk = map(int, stat(server, counters))
-        assert ahead >= early - before == follower.received - horizon and from_disk == 0
+        assert ahead >= early - before == follower.received - horizon and from_disk == read_before
 
         disk.hold_fsync(False)
         one.wait(), two.wait()
