@@ -19,10 +19,11 @@ QUICK = tests/test_lab.py tests/test_documents.py "tests/test_replay.py::test_re
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early bench-logical \
-        bench-logical-long bench-logical-apply bench-top test test-quick test-rust test-datadir test-e2e test-17 test-suites \
+        bench-logical-long bench-logical-apply bench-readable bench-top test test-quick test-rust test-datadir test-e2e test-17 test-suites \
         test-subscription test-tools test-majors fetch-majors \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
-        soak-standby soak-early soak-logical soak-logical-boundaries soak-power soak-plugin soak-sim planted packages clean
+        soak-standby soak-early soak-logical soak-logical-boundaries soak-power soak-plugin soak-readable soak-sim planted \
+        planted-readable packages clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -70,6 +71,10 @@ bench-logical-long: fetch-18 extension
 bench-logical-apply: build fetch-18
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.logical_apply --save bench/runs $(APPLY_ARGS)
 
+# How fast a hot standby catches up with early redo, beside PostgreSQL alone; READABLE_ARGS="--loads pgbench --size 0.25".
+bench-readable: build fetch-18 extension
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.readable --fixtures $(BENCH_FIXTURES) --save bench/runs $(READABLE_ARGS)
+
 # What walrider top costs the servers that it asks; four minutes.
 bench-top: build fetch-18
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.top --save bench/runs $(TOP_ARGS)
@@ -108,8 +113,9 @@ fetch: fetch-17 fetch-18
 fetch-17 fetch-18: fetch-%:
 	$(PYTHON) -m tests.lab.install $*
 
-# The early stream's part of the primary, installed into the servers under .pg/.
+# The extension, with the engine's redo, installed into the servers under .pg/.
 extension: fetch
+	cargo build --locked --release -p walrider-redo-c
 	$(PYTHON) -m tests.lab.extension
 
 # What can be packed on this machine, into target/packages/, or the kinds named: PACKAGES="deb static-gnu"; docs/install.md.
@@ -150,7 +156,7 @@ SOAK_UNIT_ROUNDS ?= 20
 soak-unit:
 	$(PYTHON) -m tests.soak_unit $(SOAK_UNIT_ROUNDS)
 
-# pgBackRest, Barman, Patroni and etcd; what this machine cannot have is said, and its tests are left out.
+# pgBackRest, Barman, Patroni with etcd, and pgaudit; what this machine cannot have is said, and its tests are left out.
 fetch-tools: fetch
 	$(PYTHON) -m tests.lab.server.tools
 
@@ -196,6 +202,15 @@ soak-power: build fetch extension
 # A subscriber's connection is lost right behind each message of the stream, of transactions of every kind.
 soak-plugin: build fetch extension
 	WALRIDER_BOUNDARY_STEP=$${WALRIDER_BOUNDARY_STEP:-1} $(E2E) tests/test_logical_plugin.py -k boundaries -s $(PYTEST_ARGS)
+
+# Early redo: readers for half an hour each with hot_standby_feedback on and off, 500 kills.
+soak-readable: build fetch extension
+	$(SOAK) WALRIDER_TEST_MAJOR=18 WALRIDER_READABLE_SECONDS=$${WALRIDER_READABLE_SECONDS:-1800} \
+	    WALRIDER_READABLE_ROUNDS=$${WALRIDER_READABLE_ROUNDS:-500} $(E2E) tests/test_readable.py -s $(PYTEST_ARGS)
+
+# Its rules, each broken on purpose.
+planted-readable: build fetch extension
+	WALRIDER_TEST_MAJOR=18 $(E2E) tests/broken_rules.py -s $(PYTEST_ARGS)
 
 # The simulator with new seeds, for ten minutes unless WALRIDER_FUZZ_SECONDS says otherwise; docs/testing.md.
 soak-sim:

@@ -51,7 +51,7 @@
 #endif
 
 #if PG_VERSION_NUM >= 180000
-PG_MODULE_MAGIC_EXT(.name = "walrider_pgoutput", .version = "0.1");
+PG_MODULE_MAGIC_EXT(.name = "walrider_pgoutput", .version = "0.2");
 #else
 PG_MODULE_MAGIC;
 #endif

@@ -52,3 +52,15 @@ walrider_stat_get_early_stream(PG_FUNCTION_ARGS)
 	}
 	return (Datum) 0;
 }
+
+#ifndef WALRIDER_EARLY_REDO
+PG_FUNCTION_INFO_V1(walrider_stat_get_redo);
+
+Datum
+walrider_stat_get_redo(PG_FUNCTION_ARGS)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("walrider was built without early redo")));
+}
+#endif

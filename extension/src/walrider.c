@@ -37,7 +37,7 @@
 #endif
 
 #if PG_VERSION_NUM >= 180000
-PG_MODULE_MAGIC_EXT(.name = "walrider", .version = "0.1");
+PG_MODULE_MAGIC_EXT(.name = "walrider", .version = "0.2");
 #else
 PG_MODULE_MAGIC;
 #endif
@@ -182,6 +182,9 @@ walrider_shmem_request(void)
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
 	RequestAddinShmemSpace(EarlySharedSize());
+#ifdef WALRIDER_EARLY_REDO
+	RequestRedoShared();
+#endif
 }
 
 static void
@@ -193,6 +196,9 @@ walrider_shmem_startup(void)
 	/* After a crash the postmaster makes shared memory anew. */
 	Early = NULL;
 	AttachEarlySenders();
+#ifdef WALRIDER_EARLY_REDO
+	AttachRedoShared();
+#endif
 }
 
 void
@@ -226,6 +232,9 @@ _PG_init(void)
 							5, 0, 1000,
 							PGC_SIGHUP, GUC_UNIT_MS,
 							NULL, NULL, NULL);
+#ifdef WALRIDER_EARLY_REDO
+	InitRedo();
+#endif
 	MarkGUCPrefixReserved("walrider");
 
 	if (process_shared_preload_libraries_in_progress)

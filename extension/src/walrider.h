@@ -10,6 +10,8 @@
  * lag.c		the lag columns of pg_stat_replication
  * stats.c		walrider.stat_early_stream
  *
+ * Early redo on a hot standby is apart: redo.h.
+ *
  *-------------------------------------------------------------------------
  */
 #ifndef WALRIDER_H
@@ -113,5 +115,10 @@ typedef enum LagHead
 extern void InitLag(void);
 extern void NoteSent(XLogRecPtr lsn, TimestampTz now);
 extern TimeOffset LagOf(LagHead head, XLogRecPtr lsn, TimestampTz now);
+
+/* redo.c: early redo on a standby, where the extension was built with it */
+extern void InitRedo(void);
+extern void RequestRedoShared(void);
+extern void AttachRedoShared(void);
 
 #endif							/* WALRIDER_H */

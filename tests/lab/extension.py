@@ -18,6 +18,9 @@ from tests.lab.as_user import give, run_fetched, scratch_directory
 
 SOURCE = install.ROOT / "extension"
 LIBRARIES = ("walrider", "walrider_pgoutput")
+# The engine's redo for C, which `make build` makes.
+REDO_LIB = install.ROOT / "target" / "release" / "libwalrider_redo_c.a"
+REDO_HEADER = install.ROOT / "crates" / "redo-c" / "include" / "walrider_redo.h"
 
 
 def sources():
@@ -29,7 +32,7 @@ def sources():
 def stamp(major):
     """What an installed library was made of."""
     digest = hashlib.sha256(install.version(major).encode())
-    for path in sources():
+    for path in [*sources(), REDO_HEADER, REDO_LIB]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -49,7 +52,7 @@ def make(major, directory, cflags=None):
     root has the tests' user build, and installs itself."""
     include = headers.directory(major)
     pgxs_of = major if pg_config(major, "--pgxs").exists() else install.DEFAULT
-    argv = ["make", "-s", "-C", directory, f"PG_CONFIG={install.bindir(pgxs_of) / 'pg_config'}",
+    argv = ["make", "-s", "-C", directory, f"REDO_LIB={REDO_LIB.name}", "REDO_INCLUDE=.", f"PG_CONFIG={install.bindir(pgxs_of) / 'pg_config'}",
             f"includedir_server={include}", f"pkglibdir={pg_config(major, '--pkglibdir')}", "with_llvm=no"]
     if cflags:
         argv.append(f"COPT={cflags}")
@@ -64,6 +67,8 @@ def build(major, cflags=None, into=None):
             target = scratch / path.relative_to(SOURCE)
             target.parent.mkdir(exist_ok=True)
             shutil.copy2(path, target)
+        for path in (REDO_HEADER, REDO_LIB):
+            shutil.copy2(path, scratch)
         give(scratch)
         make(major, scratch, cflags)
         if into:

@@ -52,10 +52,10 @@ _Static_assert(sizeof(WalriderBlock) == 64 && sizeof(WalriderRecord) == 72,
 			   "the structs of lib.rs");
 #endif
 
-/* What walrider_redo_block answers; below zero the page is as it was. */
-#define WALRIDER_REDO_PANIC		(-3)
-#define WALRIDER_REDO_FAILED	(-2)
-#define WALRIDER_REDO_REFUSED	(-1)
+/* What walrider_redo_block answers. */
+#define WALRIDER_REDO_PANIC		(-3)	/* the page may be half changed */
+#define WALRIDER_REDO_FAILED	(-2)	/* the page may be half changed */
+#define WALRIDER_REDO_REFUSED	(-1)	/* the page is as it was */
 #define WALRIDER_REDO_SKIPPED	0	/* the page has the change, or needs none */
 #define WALRIDER_REDO_CHANGED	1	/* mark the buffer dirty */
 

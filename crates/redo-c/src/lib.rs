@@ -1,8 +1,8 @@
 //! Redo of one block of a decoded WAL record on its page, for C (`include/walrider_redo.h`). The knowledge is
 //! [`walrider_redo`]'s; here are only pointers, and what keeps them apart from it.
 //!
-//! Nothing unwinds into C, and redo works on a copy of the page: one that fails half-way leaves no trace, as a page in
-//! shared buffers could not be thrown away.
+//! Nothing unwinds into C. Redo works on the page itself: one that fails may leave half a change, so that a caller who wants
+//! to go on has a copy.
 
 // An interface to C cannot be had without; each use says why it is sound.
 #![allow(unsafe_code)]
@@ -11,14 +11,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 
 use arrayvec::ArrayVec;
-use walrider_layout::{BLCKSZ, ForkNumber, Lsn, Major, PageBytes, RelFileLocator};
+use walrider_layout::{ForkNumber, Lsn, Major, PageBytes, RelFileLocator};
 use walrider_redo::{Effects, Env, Outcome, Target, redo_block};
 use walrider_wal::record::{BlockRef, BlockRefs, Image, Record, RecordHeader};
 use walrider_wal::rmgr::RmgrId;
 
-/// A panic was caught. The page is as it was.
+/// A panic was caught. The page may be half changed.
 pub const PANIC: i32 = -3;
-/// The record does not fit the page. The page is as it was.
+/// The record does not fit the page, which may be half changed.
 pub const FAILED: i32 = -2;
 /// Not for this interface: unknown major or fork, ids that do not ascend, more than four blocks, or a page that is new, of
 /// which only the server may say whether it may be. The page is as it was.
@@ -190,13 +190,11 @@ pub unsafe extern "C" fn walrider_redo_block(
         18 => Major::V18,
         _ => return REFUSED,
     };
-    // Outside of the closure, whose result would move it about. `page` is written once nothing can fail any more.
-    let mut bytes: [u8; BLCKSZ] = *page;
     let redone = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the caller's promise.
         let Some(record) = (unsafe { record(from, major) }) else { return Err(REFUSED) };
         let Some(block) = record.block(block_id) else { return Err(REFUSED) };
-        let mut target = Target { bytes: &mut bytes, exists: true, dirty: false };
+        let mut target = Target { bytes: page, exists: true, dirty: false };
         let env = Env { major, hint_bits_are_logged: hint_bits_are_logged != 0 };
         let mut effects = Effects::default();
         let outcome = redo_block(&record, block, &mut target, &env, &mut effects).map_err(|_| FAILED)?;
@@ -211,11 +209,7 @@ pub unsafe extern "C" fn walrider_redo_block(
         Ok(Err(code)) => code,
         Ok(Ok((changed, free))) => {
             *free_bytes = free.unwrap_or(-1);
-            if !changed {
-                return SKIPPED;
-            }
-            *page = bytes;
-            CHANGED
+            if changed { CHANGED } else { SKIPPED }
         }
     }
 }

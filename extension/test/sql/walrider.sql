@@ -17,7 +17,8 @@ CALL walrider.stream_wal('0/1', 1, 'slot');
 CALL walrider.stream_wal('0/1');
 
 -- settings
-SELECT name, setting, unit, context, vartype, min_val, max_val FROM pg_settings WHERE name LIKE 'walrider.%' ORDER BY 1;
+SELECT name, setting, unit, context, vartype, min_val, max_val FROM pg_settings
+  WHERE name LIKE 'walrider.%' AND name NOT LIKE '%redo%' ORDER BY 1;
 SET walrider.early = off;
 SHOW walrider.early;
 RESET walrider.early;

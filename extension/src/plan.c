@@ -1,0 +1,565 @@
+/*-------------------------------------------------------------------------
+ *
+ * plan.c
+ *	  A slice: which change of which page may go early.
+ *
+ * Early means before the records that precede it in the slice.  A reader must
+ * not be able to tell: it sees by its snapshot, and what a snapshot shows is
+ * decided by commits, which are walked.  What a reader goes by without a
+ * snapshot stays in place: tree structure, visibility maps, multixacts.  A
+ * record in place is a barrier for its pages: what comes after it on them
+ * waits until it has been walked.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/heapam_xlog.h"
+#include "access/nbtxlog.h"
+#include "access/rmgr.h"
+#include "access/transam.h"
+#include "access/xact.h"
+#include "access/xlogutils.h"
+#include "catalog/pg_control.h"
+#include "common/hashfn.h"
+#include "storage/buf_internals.h"
+#include "storage/bufmgr.h"
+#include "storage/procarray.h"
+#include "storage/smgr.h"
+#include "storage/standbydefs.h"
+
+#include "redo.h"
+
+/* A slice has room for one more record, of as many blocks as there can be. */
+static bool
+HasRoom(const Slice *slice)
+{
+	return slice->nrecords < Min(walrider_redo_slice, MAX_SLICE) &&
+		slice->nchanges + MAX_EARLY_BLOCKS <= MAX_CHANGES &&
+		slice->npages + XLR_MAX_BLOCK_ID + 1 <= MAX_PAGES;
+}
+
+/* The record may change the timeline: read no further before it was replayed (xlogprefetcher.c). */
+bool
+MayChangeTimeline(const DecodedXLogRecord *decoded)
+{
+	uint8		info = decoded->header.xl_info & ~XLR_INFO_MASK;
+
+	return decoded->header.xl_rmid == RM_XLOG_ID &&
+		(info == XLOG_CHECKPOINT_SHUTDOWN || info == XLOG_END_OF_RECOVERY);
+}
+
+/*
+ * Nothing may pass this one: it makes, drops or truncates files, takes a lock
+ * that a reader of the files would wait for, or is one that recovery itself
+ * looks at.  The slice ends before it.
+ */
+static bool
+IsEnd(const DecodedXLogRecord *decoded)
+{
+	uint8		info = decoded->header.xl_info & ~XLR_INFO_MASK;
+
+	if (BROKEN(3))
+		return MayChangeTimeline(decoded);
+
+	/* Storage that is changed in ways that the record's blocks do not tell (xlogrecord.h). */
+	if (decoded->header.xl_rmid > RM_MAX_BUILTIN_ID || (decoded->header.xl_info & XLR_SPECIAL_REL_UPDATE) != 0)
+		return true;
+
+	switch (decoded->header.xl_rmid)
+	{
+		case RM_SMGR_ID:
+		case RM_DBASE_ID:
+		case RM_TBLSPC_ID:
+		case RM_RELMAP_ID:
+			return true;
+		case RM_XLOG_ID:
+
+			/*
+			 * Checkpoints are where restartpoints are made, which are to find
+			 * all before them on the pages.
+			 */
+			return info != XLOG_FPI && info != XLOG_FPI_FOR_HINT && info != XLOG_NEXTOID && info != XLOG_NOOP;
+		case RM_STANDBY_ID:
+			return info == XLOG_STANDBY_LOCK;
+		case RM_XACT_ID:
+			switch (info & XLOG_XACT_OPMASK)
+			{
+				case XLOG_XACT_COMMIT:
+				case XLOG_XACT_COMMIT_PREPARED:
+				case XLOG_XACT_ABORT:
+				case XLOG_XACT_ABORT_PREPARED:
+					{
+						bool		commits = (info & XLOG_XACT_OPMASK) == XLOG_XACT_COMMIT ||
+							(info & XLOG_XACT_OPMASK) == XLOG_XACT_COMMIT_PREPARED;
+						Size		fixed = commits ? MinSizeOfXactCommit : MinSizeOfXactAbort;
+						uint32		xinfo;
+
+						if ((decoded->header.xl_info & XLOG_XACT_HAS_INFO) == 0)
+							return false;
+						if (decoded->main_data_len < fixed + sizeof(xinfo))
+							return true;
+						memcpy(&xinfo, decoded->main_data + fixed, sizeof(xinfo));
+						return (xinfo & (XACT_XINFO_HAS_RELFILELOCATORS | XACT_XINFO_HAS_AE_LOCKS)) != 0;
+					}
+				default:
+					return false;
+			}
+		default:
+			return false;
+	}
+}
+
+void
+HeapBlockWaits(Slice *slice, BlockNumber blkno)
+{
+	slice->waits[blkno & 0xFFFF] = 1;
+	slice->any_waits = true;
+}
+
+void
+AllHeapBlocksWait(Slice *slice)
+{
+	memset(slice->waits, 1, sizeof(slice->waits));
+	slice->any_waits = true;
+}
+
+/*
+ * Where pages were last seen in shared buffers, by the hash of what they are:
+ * a guess, which ReadRecentBuffer checks under the pin.  It saves most look-ups
+ * in the mapping table.
+ */
+#define BUFFER_GUESSES (1 << 18)
+static Buffer guesses[BUFFER_GUESSES];
+
+static inline uint32
+HashPage(const RelFileLocator *rlocator, ForkNumber forknum, BlockNumber blkno)
+{
+	return murmurhash32(rlocator->relNumber ^ murmurhash32(blkno ^ ((uint32) forknum << 30)));
+}
+
+void
+RememberBuffer(SlicePage *page, Buffer buffer)
+{
+	page->recent = buffer;
+	guesses[HashPage(&page->rlocator, page->forknum, page->blkno) % BUFFER_GUESSES] = buffer;
+}
+
+/* Guess where the page is; where the guess looks wrong, look it up, and have it read if it is not there. */
+static void
+GuessBuffer(SlicePage *page, SMgrRelation smgr)
+{
+	Buffer		guess = guesses[HashPage(&page->rlocator, page->forknum, page->blkno) % BUFFER_GUESSES];
+
+	if (BufferIsValid(guess))
+	{
+		BufferDesc *desc = GetBufferDescriptor(guess - 1);
+		BufferTag	tag;
+
+		/* Not locked: it may change any time, and only costs us the look-up then. */
+		InitBufferTag(&tag, &page->rlocator, page->forknum, page->blkno);
+		if (BufferTagsEqual(&desc->tag, &tag))
+		{
+			page->recent = guess;
+			return;
+		}
+	}
+	page->recent = PrefetchSharedBuffer(smgr, page->forknum, page->blkno).recent_buffer;
+	if (BufferIsValid(page->recent))
+		RememberBuffer(page, page->recent);
+}
+
+SlicePage *
+FindSlicePage(Slice *slice, const RelFileLocator *rlocator, ForkNumber forknum, BlockNumber blkno, bool create)
+{
+	uint32		at = HashPage(rlocator, forknum, blkno);
+	SlicePage  *page;
+
+	for (;; at++)
+	{
+		at &= PAGE_TABLE - 1;
+		if (slice->table[at].generation != slice->generation)
+			break;
+		page = &slice->pages[slice->table[at].page];
+		if (page->blkno == blkno && page->forknum == forknum && RelFileLocatorEquals(page->rlocator, *rlocator))
+			return page;
+	}
+	if (!create)
+		return NULL;
+
+	slice->table[at].generation = slice->generation;
+	slice->table[at].page = ++slice->npages;
+	page = &slice->pages[slice->npages];
+	memset(page, 0, sizeof(*page));
+	page->rlocator = *rlocator;
+	page->forknum = forknum;
+	page->blkno = blkno;
+	page->recent = InvalidBuffer;
+	return page;
+}
+
+/* Its pages are an index's: no index entry points to them. */
+static bool
+IsOfIndex(const DecodedXLogRecord *decoded)
+{
+	switch (decoded->header.xl_rmid)
+	{
+		case RM_BTREE_ID:
+		case RM_HASH_ID:
+		case RM_GIN_ID:
+		case RM_GIST_ID:
+		case RM_SPGIST_ID:
+		case RM_BRIN_ID:
+			return true;
+		default:
+			return false;
+	}
+}
+
+/* It stays in place: what follows on its pages waits for it. */
+static void
+StayInPlace(Slice *slice, SliceRecord *record)
+{
+	DecodedXLogRecord *decoded = record->decoded;
+
+	for (int id = 0; id <= decoded->max_block_id; id++)
+	{
+		DecodedBkpBlock *block = &decoded->blocks[id];
+
+		if (!block->in_use)
+			continue;
+		FindSlicePage(slice, &block->rlocator, block->forknum, block->blkno, true)->barrier = slice->nrecords;
+		if (block->forknum == MAIN_FORKNUM && !IsOfIndex(decoded))
+			HeapBlockWaits(slice, block->blkno);
+	}
+}
+
+/*
+ * The page of a block, if it lies within its file, or can be made to: a page
+ * that the record fills as a whole is added to the file here, as redo would.
+ * It is new until it is filled, which any reader of a heap takes for empty;
+ * an index is never extended.
+ */
+static SlicePage *
+UsablePage(Slice *slice, DecodedBkpBlock *block, bool fills)
+{
+	SlicePage  *page;
+
+	if (!block->in_use || block->forknum != MAIN_FORKNUM || (block->has_image && !block->apply_image))
+		return NULL;
+	page = FindSlicePage(slice, &block->rlocator, block->forknum, block->blkno, true);
+	if (page->checked || page->missing)
+		return page->missing ? NULL : page;
+
+	{
+		SMgrRelation smgr = smgropen(block->rlocator, INVALID_PROC_NUMBER);
+		BlockNumber nblocks = 0;
+
+		if (smgr->smgr_cached_nblocks[MAIN_FORKNUM] != InvalidBlockNumber || smgrexists(smgr, MAIN_FORKNUM))
+			nblocks = smgrnblocks(smgr, MAIN_FORKNUM);
+		if (block->blkno < nblocks)
+			GuessBuffer(page, smgr);
+		else if (fills && !BROKEN(8))
+		{
+			Buffer		buffer = XLogReadBufferExtended(block->rlocator, MAIN_FORKNUM, block->blkno,
+													RBM_ZERO_AND_LOCK, InvalidBuffer);
+
+			RememberBuffer(page, buffer);
+			UnlockReleaseBuffer(buffer);
+		}
+		else
+		{
+			page->missing = true;
+			return NULL;
+		}
+	}
+	page->checked = true;
+	return page;
+}
+
+static void
+AddChange(Slice *slice, SliceRecord *record, SlicePage *page, uint8 block_id)
+{
+	Change	   *change = &slice->changes[++slice->nchanges];
+
+	change->record = slice->nrecords;
+	change->page = page - slice->pages;
+	change->next = 0;
+	change->after = BROKEN(5) ? 0 : page->barrier;
+	change->block_id = block_id;
+	change->done = false;
+	if (page->first == 0)
+		page->first = page->next = slice->nchanges;
+	else
+		slice->changes[page->last].next = slice->nchanges;
+	page->last = slice->nchanges;
+	if (record->nchanges++ == 0)
+		record->change = slice->nchanges;
+}
+
+/* The page of a visibility map, of which bits are cleared; it is never made here. */
+static SlicePage *
+UsableMap(Slice *slice, DecodedBkpBlock *block)
+{
+	SlicePage  *page;
+
+	if (block->has_image && !block->apply_image)
+		return NULL;
+	page = FindSlicePage(slice, &block->rlocator, VISIBILITYMAP_FORKNUM, block->blkno, true);
+	if (!page->checked && !page->missing)
+	{
+		SMgrRelation smgr = smgropen(block->rlocator, INVALID_PROC_NUMBER);
+
+		page->checked = (smgr->smgr_cached_nblocks[VISIBILITYMAP_FORKNUM] != InvalidBlockNumber ||
+						 smgrexists(smgr, VISIBILITYMAP_FORKNUM)) &&
+			block->blkno < smgrnblocks(smgr, VISIBILITYMAP_FORKNUM);
+		page->missing = !page->checked;
+		if (page->checked)
+			GuessBuffer(page, smgr);
+	}
+	return page->checked ? page : NULL;
+}
+
+/*
+ * All blocks of a record, or none.  Maps come first, as in the server's redo:
+ * a bit that is still set would have an index-only scan believe that the
+ * record's tuple is visible to all.
+ */
+static bool
+PlanBlocks(Slice *slice, SliceRecord *record, bool fills)
+{
+	DecodedXLogRecord *decoded = record->decoded;
+	SlicePage  *pages[MAX_EARLY_BLOCKS];
+	bool		map_waits = false;
+
+	if (decoded->max_block_id >= MAX_EARLY_BLOCKS)
+		return false;
+	for (int id = 0; id <= decoded->max_block_id; id++)
+	{
+		DecodedBkpBlock *block = &decoded->blocks[id];
+
+		pages[id] = NULL;
+		if (!block->in_use)
+			continue;
+		pages[id] = block->forknum == VISIBILITYMAP_FORKNUM ? UsableMap(slice, block)
+			: UsablePage(slice, block, fills && id == 0);
+		if (pages[id] == NULL)
+			return false;
+		map_waits |= pages[id]->forknum == VISIBILITYMAP_FORKNUM && pages[id]->barrier != 0;
+	}
+
+	/* In the records of the heap, maps have the highest numbers, and the old version's page follows the new one's. */
+	for (int id = decoded->max_block_id; id >= 0; id--)
+		if (pages[id] != NULL)
+			AddChange(slice, record, pages[id], id);
+	if (map_waits)
+		for (int id = 0; id <= decoded->max_block_id; id++)
+			if (pages[id] != NULL && pages[id]->forknum == MAIN_FORKNUM)
+				HeapBlockWaits(slice, pages[id]->blkno);
+	return true;
+}
+
+/* The block is there, and of a visibility map.  Records of servers before 18.6 clear bits without naming it. */
+static bool
+NamesMap(const DecodedXLogRecord *decoded, int block_id)
+{
+	return block_id <= decoded->max_block_id && decoded->blocks[block_id].in_use &&
+		decoded->blocks[block_id].forknum == VISIBILITYMAP_FORKNUM;
+}
+
+static bool
+PlanHeap(Slice *slice, SliceRecord *record)
+{
+	DecodedXLogRecord *decoded = record->decoded;
+	uint8		info = decoded->header.xl_info & ~XLR_INFO_MASK;
+	bool		fills = (info & XLOG_HEAP_INIT_PAGE) != 0 || decoded->blocks[0].apply_image;
+
+	/*
+	 * A multixact makes the record one in place: a reader that meets it asks
+	 * for its members, which come with a record that is walked.
+	 */
+	switch (info & XLOG_HEAP_OPMASK)
+	{
+		case XLOG_HEAP_INSERT:
+			if ((((xl_heap_insert *) decoded->main_data)->flags & XLH_INSERT_ALL_VISIBLE_CLEARED) &&
+				!NamesMap(decoded, HEAP_INSERT_BLKREF_VM))
+				return false;
+			return PlanBlocks(slice, record, fills);
+		case XLOG_HEAP_DELETE:
+			{
+				xl_heap_delete *xlrec = (xl_heap_delete *) decoded->main_data;
+
+				if ((xlrec->flags & XLH_DELETE_IS_SUPER) || (xlrec->infobits_set & XLHL_XMAX_IS_MULTI) ||
+					((xlrec->flags & XLH_DELETE_ALL_VISIBLE_CLEARED) && !NamesMap(decoded, HEAP_DELETE_BLKREF_VM)))
+					return false;
+				return PlanBlocks(slice, record, false);
+			}
+		case XLOG_HEAP_LOCK:
+			{
+				xl_heap_lock *xlrec = (xl_heap_lock *) decoded->main_data;
+
+				if (((xlrec->infobits_set & XLHL_XMAX_IS_MULTI) && !BROKEN(10)) ||
+					((xlrec->flags & XLH_LOCK_ALL_FROZEN_CLEARED) && !NamesMap(decoded, HEAP_LOCK_BLKREF_VM)))
+					return false;
+				return PlanBlocks(slice, record, false);
+			}
+		case XLOG_HEAP_UPDATE:
+		case XLOG_HEAP_HOT_UPDATE:
+			{
+				xl_heap_update *xlrec = (xl_heap_update *) decoded->main_data;
+
+				if (((xlrec->old_infobits_set & XLHL_XMAX_IS_MULTI) || TransactionIdIsValid(xlrec->new_xmax)) && !BROKEN(10))
+					return false;
+				if ((xlrec->flags & (XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED)) &&
+					!NamesMap(decoded, HEAP_UPDATE_BLKREF_VM_NEW) && !NamesMap(decoded, HEAP_UPDATE_BLKREF_VM_OLD))
+					return false;
+
+				/*
+				 * The old version may say where the new one is before that is
+				 * there.  Its xmax runs until the walk, so that nobody's
+				 * snapshot leads there.
+				 */
+				return PlanBlocks(slice, record, fills);
+			}
+		default:
+			return false;
+	}
+}
+
+/*
+ * Snapshots that are held or will be taken need nothing that is older.  The
+ * server's own horizon is the oldest of every backend's xmin, of what is known
+ * to run on the primary, and of slots: what ResolveRecoveryConflictWithSnapshot
+ * looks for cannot precede it, and it does not go back.
+ */
+static bool
+IsNeededByNobody(TransactionId conflict_horizon, TransactionId *oldest)
+{
+	if (!TransactionIdIsValid(*oldest))
+		*oldest = GetOldestNonRemovableTransactionId(NULL);
+	return TransactionIdPrecedes(conflict_horizon, *oldest) || BROKEN(6);
+}
+
+static bool
+PlanHeap2(Slice *slice, SliceRecord *record, TransactionId *oldest)
+{
+	DecodedXLogRecord *decoded = record->decoded;
+	uint8		info = decoded->header.xl_info & ~XLR_INFO_MASK;
+
+	switch (info & XLOG_HEAP_OPMASK)
+	{
+		case XLOG_HEAP2_MULTI_INSERT:
+			if ((((xl_heap_multi_insert *) decoded->main_data)->flags & XLH_INSERT_ALL_FROZEN_SET) ||
+				((((xl_heap_multi_insert *) decoded->main_data)->flags & XLH_INSERT_ALL_VISIBLE_CLEARED) &&
+				 !NamesMap(decoded, HEAP_MULTI_INSERT_BLKREF_VM)))
+				return false;
+			return PlanBlocks(slice, record, (info & XLOG_HEAP_INIT_PAGE) != 0 || decoded->blocks[0].apply_image);
+		case XLOG_HEAP2_PRUNE_ON_ACCESS:
+		case XLOG_HEAP2_PRUNE_VACUUM_SCAN:
+		case XLOG_HEAP2_PRUNE_VACUUM_CLEANUP:
+			{
+				uint8		flags = ((xl_heap_prune *) decoded->main_data)->flags;
+				TransactionId horizon;
+
+				/* Of catalogs, slots of logical decoding have a say, too.  A frozen xmax may be a multixact. */
+				if (flags & (XLHP_IS_CATALOG_REL | XLHP_HAS_FREEZE_PLANS))
+					return false;
+				if (flags & XLHP_HAS_CONFLICT_HORIZON)
+				{
+					memcpy(&horizon, decoded->main_data + SizeOfHeapPrune, sizeof(horizon));
+					if (!IsNeededByNobody(horizon, oldest))
+					{
+						CountRedo(REDO_PRUNE_HORIZON, 1);
+						return false;
+					}
+				}
+				return PlanBlocks(slice, record, false);
+			}
+		default:
+			return false;
+	}
+}
+
+static bool
+PlanBtree(Slice *slice, SliceRecord *record)
+{
+	uint8		info = record->decoded->header.xl_info & ~XLR_INFO_MASK;
+
+	if (info != XLOG_BTREE_INSERT_LEAF || !PlanBlocks(slice, record, false))
+		return false;
+	slice->pages[slice->changes[slice->nchanges].page].index = true;
+	return true;
+}
+
+static bool
+PlanRecord(Slice *slice, SliceRecord *record, TransactionId *oldest)
+{
+	DecodedXLogRecord *decoded = record->decoded;
+
+	/*
+	 * Consistency checks compare a page with its image of that record alone.
+	 * What is oversized is freed by the reader when it was walked.
+	 */
+	if (decoded->oversized || (decoded->header.xl_info & XLR_CHECK_CONSISTENCY))
+		return false;
+	switch (decoded->header.xl_rmid)
+	{
+		case RM_HEAP_ID:
+			return PlanHeap(slice, record);
+		case RM_HEAP2_ID:
+			return PlanHeap2(slice, record, oldest);
+		case RM_BTREE_ID:
+			return PlanBtree(slice, record);
+		default:
+			return false;
+	}
+}
+
+/*
+ * Plan what follows the current record, as far as it is there without
+ * waiting.  Returns whether anything can go early.
+ */
+bool
+PlanSlice(Slice *slice, XLogReaderState *reader)
+{
+	DecodedXLogRecord *last = reader->record;
+	TransactionId oldest = InvalidTransactionId;
+
+	slice->generation++;
+	slice->nrecords = slice->nchanges = slice->npages = 0;
+	slice->maxxid = InvalidTransactionId;
+	slice->ended = false;
+	if (slice->any_waits)
+		memset(slice->waits, 0, sizeof(slice->waits));
+	slice->any_waits = false;
+
+	while (HasRoom(slice) && last->next_lsn - reader->EndRecPtr < MAX_SLICE_WAL)
+	{
+		DecodedXLogRecord *decoded = last->next;
+		SliceRecord *record;
+
+		if (decoded == NULL)
+		{
+			if (MayChangeTimeline(last) || XLogReadAhead(reader, true) == NULL)
+				break;
+			decoded = last->next;
+		}
+		if (IsEnd(decoded))
+		{
+			slice->ended = true;
+			break;
+		}
+
+		record = &slice->records[++slice->nrecords];
+		record->decoded = decoded;
+		record->change = 0;
+		record->nchanges = 0;
+		if (TransactionIdIsValid(decoded->header.xl_xid) &&
+			(!TransactionIdIsValid(slice->maxxid) || TransactionIdFollows(decoded->header.xl_xid, slice->maxxid)))
+			slice->maxxid = decoded->header.xl_xid;
+		if (decoded->max_block_id >= 0 && !PlanRecord(slice, record, &oldest))
+			StayInPlace(slice, record);
+		last = decoded;
+	}
+	return slice->nchanges > 0;
+}

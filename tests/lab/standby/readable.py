@@ -1,0 +1,119 @@
+"""PostgreSQL's own hot standby with early redo: catching up, being killed meanwhile, and being read."""
+
+import re
+import struct
+import time
+
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.cluster import controldata, parse_lsn
+from tests.lab.standby import readers
+from tests.lab.standby.standby import wait_position
+from tests.lab.standby.watched import hot, primary_of
+from tests.lab.waiting import wait_for
+from tests.lab.walrider import walrider
+
+# Early, however little WAL there is.
+EARLY = {"shared_preload_libraries": "walrider", "walrider.early_redo": "on", "walrider.redo_least_wal": "0"}
+PRIMARY = "max_prepared_transactions = 20\nmax_connections = 60\nwal_keep_size = 4GB\nmax_wal_size = 1GB\n"
+
+
+def prepare(fixture, data_dir):
+    """A standby of the archive's, ready to start."""
+    return recovery.prepare(fixture.backup, fixture.archive, data_dir, fixture.directory, signal="standby.signal")
+
+
+def has_caught_up(fixture, server):
+    """Whether it has replayed all of the archive."""
+    return parse_lsn(server.value("SELECT pg_last_wal_replay_lsn()")) > parse_lsn(fixture.info["final_checkpoint"])
+
+
+def catch_up(fixture, server, **settings):
+    """Start, replay all of the archive, write all pages by a restartpoint at the last record, and stop."""
+    server.start(**{**recovery.SERVE_SETTINGS, "hot_standby": "on", **settings})
+    wait_for(lambda: has_caught_up(fixture, server), server.log_tail, timeout=120)
+    server.psql("CHECKPOINT")
+    server.stop()
+    assert controldata(server.data_dir)["Latest checkpoint location"] == fixture.info["final_checkpoint"]
+    recovery.pin_tablespaces(server.data_dir)
+    return server
+
+
+def same_pages(fixture, work, **settings):
+    """Catch up with and without early redo, compare; returns the server that had it."""
+    stock = catch_up(fixture, prepare(fixture, work / "stock"))
+    ours = catch_up(fixture, prepare(fixture, work / "early"), **{**EARLY, **settings})
+    compare(ours.data_dir, stock.data_dir)
+    return ours
+
+
+def summary(server):
+    """What the startup process said of early redo at its end."""
+    early, records, slices = server.log_matches(r"walrider redid (\d+) of (\d+) records early, in (\d+) slices")[-1]
+    rest = server.log_matches(r"DETAIL:  (skipped \d+, in place .*)")[-1]
+    found = dict(part.rsplit(" ", 1) for part in rest.split(", "))
+    return {"early": int(early), "records": int(records), "slices": int(slices), **{name: int(count) for name, count in found.items()}}
+
+
+def pages_past(data_dir, bound):
+    """Pages of main forks whose LSN is past `bound`, as (file, block, LSN)."""
+    found = []
+    for path in sorted(data_dir.glob("base/*/*")):
+        if not re.fullmatch(r"\d+(\.\d+)?", path.name):
+            continue
+        data = path.read_bytes()
+        for block in range(len(data) // 8192):
+            high, low = struct.unpack_from("<II", data, block * 8192)
+            if high << 32 | low > bound:
+                found.append((path.name, block, f"{high:X}/{low:X}"))
+    return found
+
+
+def killed(fixture, work, rounds, rng, **settings):
+    """Kill it again and again while it catches up: no page on disk is past minRecoveryPoint, and in the end they are PostgreSQL's."""
+    stock = catch_up(fixture, prepare(fixture, work / "stock"))
+    server = prepare(fixture, work / "early")
+    # Few buffers, so that pages are written all the time.
+    settings = {**EARLY, "shared_buffers": "2MB", "bgwriter_delay": "10ms", "walrider.redo_slice": "1000", **settings}
+    kills, done = 0, False
+    while kills < rounds and not done:
+        server.start(**{**recovery.SERVE_SETTINGS, "hot_standby": "on", **settings})
+        time.sleep(rng.uniform(0, 0.25))
+        done = has_caught_up(fixture, server)
+        server.kill()
+        kills += 1
+        bound = parse_lsn(controldata(server.data_dir)["Minimum recovery ending location"])
+        assert not (past := pages_past(server.data_dir, bound)), past[:5]
+    catch_up(fixture, server, **settings)
+    assert kills > 2 and server.log_matches("walrider redoes pages early")
+    # What was dropped or cut off before the crash is there again for a while in replay after it, and PostgreSQL leaves some of that.
+    found = walrider("compare", "--json", "--first", 100000, server.data_dir, stock.data_dir).json
+    wrong = [it for it in found["first"] if it["b"] not in ("absent", "past the end")]
+    assert not wrong and len(found["first"]) == found["differences"], wrong[:5]
+
+
+def watched(template, work, seconds, seed, **settings):
+    """Readers look at a standby that works off one backlog after the other; returns what early redo did."""
+    with primary_of(template, work, PRIMARY) as primary:
+        primary.psql("CREATE EXTENSION walrider")
+        if library := settings.get("shared_preload_libraries"):
+            primary.psql(f"UPDATE pg_proc SET probin = '{library}' WHERE probin = '$libdir/walrider'")
+        primary.psql(readers.TABLES)
+        with hot(primary, work, **{**EARLY, **settings}) as follower:
+            crowd = readers.Crowd(seed)
+            for name, writes in readers.WRITERS.items():
+                crowd.add(name, primary, writes, synchronous_commit="off")
+            for number in range(3):
+                crowd.add(f"look {number}", follower.server, readers.look)
+            crowd.add("stay", follower.server, readers.stay)
+            crowd.add("hold back", follower.server, readers.hold_back(follower.server))
+            with crowd:
+                crowd.stop.wait(seconds)
+            wait_for(lambda: follower.server.psql("SELECT pg_wal_replay_resume()", check=False), "an answer")
+            wait_position(primary)
+            for query in (readers.MONEY, readers.BRANCH, readers.DOCUMENT, "SELECT sum(hashtext(q::text)) FROM queue q"):
+                assert primary.value(query) == follower.server.value(query), query
+            found = follower.server.json("SELECT to_json(r) FROM walrider.stat_redo r")
+        assert not follower.server.log_matches("PANIC|terminated by signal"), follower.log_tail()
+    assert found["active"] and found["refused"] == 0, found
+    return {**found, "looks": sum(count for name, count in crowd.counts.items() if name.startswith("look"))}

@@ -1,0 +1,74 @@
+"""Early redo in PostgreSQL's own hot standby: the same pages as without it, nothing that a reader could tell, and crashes.
+
+Not tried: 17, where it is never active; a server with assertions; hours, unless WALRIDER_READABLE_SECONDS and
+WALRIDER_READABLE_ROUNDS say so (`make soak-readable`).  `make planted-readable` breaks the rules one by one.
+"""
+
+import os
+
+import pytest
+
+from tests.lab import extension, install
+from tests.lab.seed import seed
+from tests.lab.server import recovery
+from tests.lab.standby import readable
+from tests.lab.standby.readable import EARLY
+from tests.lab.waiting import wait_for
+
+pytestmark = pytest.mark.from_major(18, "early redo knows 18.6 alone")
+
+SECONDS = float(os.environ.get("WALRIDER_READABLE_SECONDS", "12"))
+ROUNDS = int(os.environ.get("WALRIDER_READABLE_ROUNDS", "30"))
+
+
+def test_the_same_pages(variant, work, rng):
+    """Of every load, in slices of any size."""
+    server = readable.same_pages(variant, work, **{"walrider.redo_slice": rng.choice([64, 300, 4000, 8192])})
+    assert server.log_matches("walrider redoes pages early") and readable.summary(server)["early"] > 10000
+
+
+def test_the_same_pages_where_changes_are_left(plain, work):
+    """An eighth of all changes is left to the walk, so that records are finished that were half done."""
+    library = work / "leaves.so"
+    extension.build(install.major(), cflags="-DWALRIDER_BREAK=100", into=library)
+    server = readable.same_pages(plain, work, shared_preload_libraries=library)
+    assert readable.summary(server)["partial"] > 10
+
+
+@pytest.mark.parametrize("feedback", ["on", "off"])
+def test_readers(primary_template, work, feedback, rng):
+    """In every snapshot all money is there, whichever way it is counted, while replay works off one backlog after the other."""
+    found = readable.watched(primary_template, work, SECONDS, f"{seed()}/{feedback}", hot_standby_feedback=feedback,
+                             max_standby_streaming_delay="3s" if feedback == "on" else "1s",
+                             **{"walrider.redo_slice": rng.choice([64, 300, 4000, 8192])})
+    assert found["early"] > 1000 * SECONDS and found["looks"] > 10 * SECONDS, found
+
+
+def test_killed(plain, work, rng):
+    """Again and again while it catches up."""
+    readable.killed(plain, work, ROUNDS, rng)
+
+
+@pytest.mark.parametrize("setting, reason", [("recovery_prefetch=on", "recovery_prefetch is not off"),
+                                             ("recovery_min_apply_delay=1ms", "recovery_min_apply_delay is set"),
+                                             ("hot_standby=off", "hot_standby is off")])
+def test_where_it_is_not_safe(plain, work, setting, reason):
+    """PostgreSQL replays alone, and the log says why."""
+    server = readable.prepare(plain, work / "early")
+    name, value = setting.split("=")
+    server.launch(**{**recovery.SERVE_SETTINGS, **EARLY, name: value})
+    wait_for(lambda: server.log_matches(f"walrider redoes no pages early: {reason}"), server.log_tail)
+    server.kill()
+    assert not server.log_matches("walrider redoes pages early")
+
+
+def test_promotion(plain, work):
+    """It becomes a primary that takes writes, whatever was decoded; and the setting changes nothing there."""
+    server = readable.prepare(plain, work / "early")
+    server.start(**{**recovery.SERVE_SETTINGS, **EARLY, "hot_standby": "on"})
+    server.psql("SELECT pg_promote()")
+    wait_for(lambda: server.value("SELECT pg_is_in_recovery()") == "f", server.log_tail)
+    assert readable.summary(server)["records"] > 0
+    server.psql("CREATE TABLE after AS SELECT g FROM generate_series(1, 1000) g; CREATE EXTENSION walrider")
+    assert server.value("SELECT active FROM walrider.stat_redo") == "f" and server.value("SELECT count(*) FROM after") == "1000"
+    server.stop()
