@@ -161,6 +161,7 @@ def fed(primary, follower):
         feeder.join()
 
 
+@pytest.mark.alone
 def test_replay_that_nearly_falls_behind(primary, work):
     """It computes all the time, and is not late."""
     with hot(primary, work, shared_buffers="2GB", fsync="off") as follower, fed(primary, follower):
@@ -169,6 +170,7 @@ def test_replay_that_nearly_falls_behind(primary, work):
     assert not [rule for rule in found if rule.startswith("lag_")], found
 
 
+@pytest.mark.alone
 def test_replay_that_is_mostly_system_calls(primary, work):
     """It makes and removes a file for each TRUNCATE, and has few buffers to look through."""
     with hot(primary, work, shared_buffers="16MB", fsync="off") as follower, fed(primary, follower), fed(primary, follower):

@@ -10,15 +10,14 @@ import pytest
 
 from tests.lab import extension, install
 from tests.lab.seed import seed
-from tests.lab.server import recovery
 from tests.lab.standby import readable
-from tests.lab.standby.readable import EARLY
+from tests.lab.standby.readable import CATCH_UP, EARLY
 from tests.lab.waiting import wait_for
 
 pytestmark = pytest.mark.from_major(18, "early redo knows 18.6 alone")
 
-SECONDS = float(os.environ.get("WALRIDER_READABLE_SECONDS", "12"))
-ROUNDS = int(os.environ.get("WALRIDER_READABLE_ROUNDS", "30"))
+SECONDS = float(os.environ.get("WALRIDER_READABLE_SECONDS", "8"))
+ROUNDS = int(os.environ.get("WALRIDER_READABLE_ROUNDS", "20"))
 
 
 def test_the_same_pages(variant, work, rng):
@@ -56,7 +55,7 @@ def test_where_it_is_not_safe(plain, work, setting, reason):
     """PostgreSQL replays alone, and the log says why."""
     server = readable.prepare(plain, work / "early")
     name, value = setting.split("=")
-    server.launch(**{**recovery.SERVE_SETTINGS, **EARLY, name: value})
+    server.launch(**{**CATCH_UP, **EARLY, name: value})
     wait_for(lambda: server.log_matches(f"walrider redoes no pages early: {reason}"), server.log_tail)
     server.kill()
     assert not server.log_matches("walrider redoes pages early")
@@ -65,7 +64,7 @@ def test_where_it_is_not_safe(plain, work, setting, reason):
 def test_promotion(plain, work):
     """It becomes a primary that takes writes, whatever was decoded; and the setting changes nothing there."""
     server = readable.prepare(plain, work / "early")
-    server.start(**{**recovery.SERVE_SETTINGS, **EARLY, "hot_standby": "on"})
+    server.start(**{**CATCH_UP, **EARLY})
     server.psql("SELECT pg_promote()")
     wait_for(lambda: server.value("SELECT pg_is_in_recovery()") == "f", server.log_tail)
     assert readable.summary(server)["records"] > 0

@@ -321,9 +321,9 @@ UsableMap(Slice *slice, DecodedBkpBlock *block)
 }
 
 /*
- * All blocks of a record, or none.  Maps come first, as in the server's redo:
- * a bit that is still set would have an index-only scan believe that the
- * record's tuple is visible to all.
+ * All blocks of a record, or none.  A bit of a map that is still set would have
+ * an index-only scan take an entry's tuple for visible to all: entries come
+ * after all maps, and wait where a map has to.
  */
 static bool
 PlanBlocks(Slice *slice, SliceRecord *record, bool fills)
@@ -348,7 +348,6 @@ PlanBlocks(Slice *slice, SliceRecord *record, bool fills)
 		map_waits |= pages[id]->forknum == VISIBILITYMAP_FORKNUM && pages[id]->barrier != 0;
 	}
 
-	/* In the records of the heap, maps have the highest numbers, and the old version's page follows the new one's. */
 	for (int id = decoded->max_block_id; id >= 0; id--)
 		if (pages[id] != NULL)
 			AddChange(slice, record, pages[id], id);

@@ -15,6 +15,8 @@ from tests.lab.walrider import walrider
 
 # Early, however little WAL there is.
 EARLY = {"shared_preload_libraries": "walrider", "walrider.early_redo": "on", "walrider.redo_least_wal": "0"}
+# Nobody's question is cancelled for replay: it waits.
+CATCH_UP = {**recovery.SERVE_SETTINGS, "hot_standby": "on", "max_standby_archive_delay": "-1", "max_standby_streaming_delay": "-1"}
 PRIMARY = "max_prepared_transactions = 20\nmax_connections = 60\nwal_keep_size = 4GB\nmax_wal_size = 1GB\n"
 
 
@@ -30,7 +32,7 @@ def has_caught_up(fixture, server):
 
 def catch_up(fixture, server, **settings):
     """Start, replay all of the archive, write all pages by a restartpoint at the last record, and stop."""
-    server.start(**{**recovery.SERVE_SETTINGS, "hot_standby": "on", **settings})
+    server.start(**{**CATCH_UP, **settings})
     wait_for(lambda: has_caught_up(fixture, server), server.log_tail, timeout=120)
     server.psql("CHECKPOINT")
     server.stop()
@@ -77,7 +79,7 @@ def killed(fixture, work, rounds, rng, **settings):
     settings = {**EARLY, "shared_buffers": "2MB", "bgwriter_delay": "10ms", "walrider.redo_slice": "1000", **settings}
     kills, done = 0, False
     while kills < rounds and not done:
-        server.start(**{**recovery.SERVE_SETTINGS, "hot_standby": "on", **settings})
+        server.start(**{**CATCH_UP, **settings})
         time.sleep(rng.uniform(0, 0.25))
         done = has_caught_up(fixture, server)
         server.kill()
