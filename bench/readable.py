@@ -25,7 +25,8 @@ from .measure import MB, link_wal
 from .replay import FIXTURES, SMOKE_SIZE, commit, machine, nameless
 
 EARLY = {"shared_preload_libraries": "walrider", "walrider.early_redo": "on"}
-SIDES = {"stock, no prefetch": {"recovery_prefetch": "off"}, "stock": {}, "early redo": EARLY}
+OURS = {f"{workers} worker{'s'[:workers != 1]}": {**EARLY, "walrider.redo_workers": str(workers)} for workers in (0, 1, 2)}
+SIDES = {"no prefetch": {"recovery_prefetch": "off"}, "stock": {}, **OURS}
 # Nothing else works, and no restartpoint.
 SETTINGS = {"hot_standby": "on", "fsync": "on", "autovacuum": "off", "max_wal_size": "64GB", "checkpoint_timeout": "1h", "max_connections": "100",
             "max_prepared_transactions": "100", "max_worker_processes": "20", "log_min_messages": "log", "log_timezone": "UTC"}
@@ -64,7 +65,7 @@ def rounds(name, fixture, info, args, scratch):
     for number in range(args.rounds):
         servers = {}
         for side, own in SIDES.items():
-            server = recovery.prepare(fixture / "backup", fixture / "archive", scratch / side.replace(", ", "-").replace(" ", "-"),
+            server = recovery.prepare(fixture / "backup", fixture / "archive", scratch / side.replace(" ", "-"),
                                       signal="standby.signal")
             server.configure("restore_command = ''", "postgresql.auto.conf")
             link_wal(fixture, server.data_dir)
@@ -76,26 +77,31 @@ def rounds(name, fixture, info, args, scratch):
                 server.stop()
             finally:
                 server.kill()
-            if own is EARLY:
+            if side in OURS:
                 found["early"] = server.log_matches(r"walrider redid .*") + server.log_matches(r"DETAIL:  skipped .*")
             runs[side].append(found)
             print(f"{name} {number + 1}: {side:<20} {found['seconds']:6.2f} s, startup process {found['startup_seconds']:6.2f} s "
                   f"{' '.join(found.get('early', []))}", flush=True)
         if number == 0:
-            pages = compare(servers["early redo"].data_dir, servers["stock"].data_dir)["pages"]
-            print(f"{name}: the {pages} pages are stock's", flush=True)
+            for side in OURS:
+                pages = compare(servers[side].data_dir, servers["stock"].data_dir)["pages"]
+                print(f"{name}, {side}: the {pages} pages are stock's", flush=True)
         recovery.discard(*(server.data_dir for server in servers.values()))
     return runs
 
 
 def table(results):
     """Medians, and ratios of them with the range of the pairs."""
-    lines = [f"{'load':<14} {'WAL MB':>7}  " + "".join(f"{side:>20}" for side in SIDES) + "   over stock"]
+    lines = [f"{'load':<14} {'WAL MB':>7}  " + "".join(f"{side:>13}" for side in SIDES) + "   over stock: "
+             + ", ".join(OURS)]
     for name, (info, runs) in results.items():
         median = {side: statistics.median(run["seconds"] for run in found) for side, found in runs.items()}
-        pairs = [stock["seconds"] / ours["seconds"] for stock, ours in zip(runs["stock"], runs["early redo"])]
-        lines.append(f"{name:<14} {info['wal_bytes'] / 1e6:>7.0f}  " + "".join(f"{median[side]:>18.2f} s" for side in SIDES)
-                     + f"   {median['stock'] / median['early redo']:.2f}x ({min(pairs):.2f}-{max(pairs):.2f})")
+        ratios = []
+        for side in OURS:
+            pairs = [stock["seconds"] / ours["seconds"] for stock, ours in zip(runs["stock"], runs[side])]
+            ratios.append(f"{median['stock'] / median[side]:.2f}x ({min(pairs):.2f}-{max(pairs):.2f})")
+        lines.append(f"{name:<14} {info['wal_bytes'] / 1e6:>7.0f}  " + "".join(f"{median[side]:>11.2f} s" for side in SIDES)
+                     + "   " + ", ".join(ratios))
     return "\n".join(lines) + "\n"
 
 

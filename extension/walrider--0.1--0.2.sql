@@ -5,6 +5,7 @@
 
 CREATE FUNCTION walrider.stat_get_redo(
     OUT active boolean,
+    OUT workers integer,
     OUT slices bigint,
     OUT records bigint,
     OUT early bigint,
@@ -17,7 +18,10 @@ CREATE FUNCTION walrider.stat_get_redo(
     OUT refused bigint,
     OUT visits bigint,
     OUT barriers bigint,
-    OUT min_recovery_writes bigint)
+    OUT min_recovery_writes bigint,
+    OUT held bigint,
+    OUT worker_visits bigint,
+    OUT wait_time double precision)
 RETURNS record
 AS 'MODULE_PATHNAME', 'walrider_stat_get_redo'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;

@@ -13,7 +13,8 @@ from tests.lab.standby import readable
 
 READ = {3: "files come and go between slices", 6: "a prune waits for snapshots", 8: "an index entry comes after its heap tuple",
         9: "a map's bit is cleared before the entry comes", 10: "a multixact is not met before it is there"}
-REPLAYED = {5: "what follows a record in place waits for it", 12: "a record half done is not done again"}
+REPLAYED = {5: "what follows a record in place waits for it", 12: "a record half done is not done again",
+            14: "what the slice before has left to do is done first"}
 SEEN = (AssertionError, ServerError, psycopg.Error)
 
 
@@ -21,7 +22,7 @@ def broken(rule, work):
     """The library without this rule."""
     library = work / "broken.so"
     extension.build(install.major(), cflags=f"-DWALRIDER_BREAK={rule}", into=library)
-    return {"shared_preload_libraries": library}
+    return {"shared_preload_libraries": library, "walrider.redo_workers": 2}
 
 
 @pytest.mark.parametrize("rule", READ)

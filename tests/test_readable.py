@@ -9,6 +9,7 @@ import os
 import pytest
 
 from tests.lab import extension, install
+from tests.lab.oracle.compare import compare
 from tests.lab.seed import seed
 from tests.lab.standby import readable
 from tests.lab.standby.readable import CATCH_UP, EARLY
@@ -21,9 +22,11 @@ ROUNDS = int(os.environ.get("WALRIDER_READABLE_ROUNDS", "20"))
 
 
 def test_the_same_pages(variant, work, rng):
-    """Of every load, in slices of any size."""
-    server = readable.same_pages(variant, work, **{"walrider.redo_slice": rng.choice([64, 300, 4000, 8192])})
-    assert server.log_matches("walrider redoes pages early") and readable.summary(server)["early"] > 10000
+    """Of every load, in slices of any size, with and without workers."""
+    workers = rng.choice([0, 1, 3])
+    server = readable.same_pages(variant, work, **{"walrider.redo_slice": rng.choice([64, 300, 4000, 8192]), "walrider.redo_workers": workers})
+    found = readable.summary(server)
+    assert server.log_matches("walrider redoes pages early") and found["early"] > 10000 and (found["by workers"] > 1000) == (workers > 0), found
 
 
 def test_the_same_pages_where_changes_are_left(plain, work):
@@ -34,18 +37,32 @@ def test_the_same_pages_where_changes_are_left(plain, work):
     assert readable.summary(server)["partial"] > 10
 
 
-@pytest.mark.parametrize("feedback", ["on", "off"])
-def test_readers(primary_template, work, feedback, rng):
+@pytest.mark.parametrize("feedback, workers", [("on", 1), ("off", 3)])
+def test_readers(primary_template, work, feedback, workers, rng):
     """In every snapshot all money is there, whichever way it is counted, while replay works off one backlog after the other."""
     found = readable.watched(primary_template, work, SECONDS, f"{seed()}/{feedback}", hot_standby_feedback=feedback,
                              max_standby_streaming_delay="3s" if feedback == "on" else "1s",
-                             **{"walrider.redo_slice": rng.choice([64, 300, 4000, 8192])})
-    assert found["early"] > 1000 * SECONDS and found["looks"] > 10 * SECONDS, found
+                             **{"walrider.redo_slice": rng.choice([64, 300, 4000, 8192]), "walrider.redo_workers": workers})
+    assert found["early"] > 1000 * SECONDS and found["looks"] > 10 * SECONDS and found["worker_visits"] > 100 * SECONDS, found
 
 
 def test_killed(plain, work, rng):
     """Again and again while it catches up."""
     readable.killed(plain, work, ROUNDS, rng)
+
+
+def test_workers_come_and_go(plain, work):
+    """Somebody terminates them, as often as they come: replay goes on, and the pages are PostgreSQL's."""
+    stock = readable.catch_up(plain, readable.prepare(plain, work / "stock"))
+    server = readable.prepare(plain, work / "early")
+    server.start(**{**CATCH_UP, **EARLY, "walrider.redo_workers": 3, "walrider.redo_slice": 64})
+    ended = 0
+    while not readable.has_caught_up(plain, server) or not ended:
+        ended += int(server.value("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE backend_type = 'walrider redo worker'"))
+    server.psql("CHECKPOINT")
+    server.stop()
+    compare(server.data_dir, stock.data_dir)
+    assert server.log_matches("exited with exit code 1") and readable.summary(server)["early"] > 10000
 
 
 @pytest.mark.parametrize("setting, reason", [("recovery_prefetch=on", "recovery_prefetch is not off"),

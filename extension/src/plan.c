@@ -22,6 +22,7 @@
 #include "access/xlogutils.h"
 #include "catalog/pg_control.h"
 #include "common/hashfn.h"
+#include "port/pg_bitutils.h"
 #include "storage/buf_internals.h"
 #include "storage/bufmgr.h"
 #include "storage/procarray.h"
@@ -36,7 +37,7 @@ HasRoom(const Slice *slice)
 {
 	return slice->nrecords < Min(walrider_redo_slice, MAX_SLICE) &&
 		slice->nchanges + MAX_EARLY_BLOCKS <= MAX_CHANGES &&
-		slice->npages + XLR_MAX_BLOCK_ID + 1 <= MAX_PAGES;
+		slice->npages + XLR_MAX_BLOCK_ID + 1 <= (slice->mask + 1) / 2;
 }
 
 /* The record may change the timeline: read no further before it was replayed (xlogprefetcher.c). */
@@ -54,8 +55,8 @@ MayChangeTimeline(const DecodedXLogRecord *decoded)
  * that a reader of the files would wait for, or is one that recovery itself
  * looks at.  The slice ends before it.
  */
-static bool
-IsEnd(const DecodedXLogRecord *decoded)
+bool
+EndsSlice(const DecodedXLogRecord *decoded)
 {
 	uint8		info = decoded->header.xl_info & ~XLR_INFO_MASK;
 
@@ -130,6 +131,7 @@ AllHeapBlocksWait(Slice *slice)
  * in the mapping table.
  */
 #define BUFFER_GUESSES (1 << 18)
+#define GUESS_AHEAD 8
 static Buffer guesses[BUFFER_GUESSES];
 
 static inline uint32
@@ -142,14 +144,14 @@ void
 RememberBuffer(SlicePage *page, Buffer buffer)
 {
 	page->recent = buffer;
-	guesses[HashPage(&page->rlocator, page->forknum, page->blkno) % BUFFER_GUESSES] = buffer;
+	guesses[page->hash % BUFFER_GUESSES] = buffer;
 }
 
 /* Guess where the page is; where the guess looks wrong, look it up, and have it read if it is not there. */
 static void
-GuessBuffer(SlicePage *page, SMgrRelation smgr)
+GuessBuffer(SlicePage *page)
 {
-	Buffer		guess = guesses[HashPage(&page->rlocator, page->forknum, page->blkno) % BUFFER_GUESSES];
+	Buffer		guess = guesses[page->hash % BUFFER_GUESSES];
 
 	if (BufferIsValid(guess))
 	{
@@ -164,24 +166,61 @@ GuessBuffer(SlicePage *page, SMgrRelation smgr)
 			return;
 		}
 	}
-	page->recent = PrefetchSharedBuffer(smgr, page->forknum, page->blkno).recent_buffer;
+	page->recent = PrefetchSharedBuffer(smgropen(page->rlocator, INVALID_PROC_NUMBER), page->forknum,
+										page->blkno).recent_buffer;
 	if (BufferIsValid(page->recent))
 		RememberBuffer(page, page->recent);
+}
+
+/* Of all pages that are to be visited; each would wait for memory twice, so that it is asked for some pages ahead. */
+static void
+GuessBuffers(Slice *slice)
+{
+	for (SliceIndex i = 1; i <= slice->npages; i++)
+	{
+		SlicePage  *page = &slice->pages[i];
+
+		if (i + 2 * GUESS_AHEAD <= slice->npages)
+			pg_prefetch_mem(&guesses[slice->pages[i + 2 * GUESS_AHEAD].hash % BUFFER_GUESSES]);
+		if (i + GUESS_AHEAD <= slice->npages)
+		{
+			Buffer		guess = guesses[slice->pages[i + GUESS_AHEAD].hash % BUFFER_GUESSES];
+
+			if (BufferIsValid(guess))
+				pg_prefetch_mem(GetBufferDescriptor(guess - 1));
+		}
+		if (page->first != 0 && !page->added)
+			GuessBuffer(page);
+	}
+}
+
+/* How many blocks a fork has, or 0; what was found is good for one plan. */
+static BlockNumber
+CountBlocks(Slice *slice, const RelFileLocator *rlocator, ForkNumber forknum)
+{
+	SMgrRelation *known = &slice->relations[rlocator->relNumber % KNOWN_RELATIONS];
+
+	if (*known == NULL || !RelFileLocatorEquals((*known)->smgr_rlocator.locator, *rlocator))
+		*known = smgropen(*rlocator, INVALID_PROC_NUMBER);
+	if ((*known)->smgr_cached_nblocks[forknum] == InvalidBlockNumber && !smgrexists(*known, forknum))
+		return 0;
+	return smgrnblocks(*known, forknum);
 }
 
 SlicePage *
 FindSlicePage(Slice *slice, const RelFileLocator *rlocator, ForkNumber forknum, BlockNumber blkno, bool create)
 {
-	uint32		at = HashPage(rlocator, forknum, blkno);
+	uint32		hash = HashPage(rlocator, forknum, blkno);
+	uint32		at = hash;
 	SlicePage  *page;
 
 	for (;; at++)
 	{
-		at &= PAGE_TABLE - 1;
+		at &= slice->mask;
 		if (slice->table[at].generation != slice->generation)
 			break;
 		page = &slice->pages[slice->table[at].page];
-		if (page->blkno == blkno && page->forknum == forknum && RelFileLocatorEquals(page->rlocator, *rlocator))
+		if (page->hash == hash && page->blkno == blkno && page->forknum == forknum && RelFileLocatorEquals(page->rlocator, *rlocator))
 			return page;
 	}
 	if (!create)
@@ -194,7 +233,9 @@ FindSlicePage(Slice *slice, const RelFileLocator *rlocator, ForkNumber forknum, 
 	page->rlocator = *rlocator;
 	page->forknum = forknum;
 	page->blkno = blkno;
+	page->hash = hash;
 	page->recent = InvalidBuffer;
+	page->free_bytes = -1;
 	return page;
 }
 
@@ -251,27 +292,19 @@ UsablePage(Slice *slice, DecodedBkpBlock *block, bool fills)
 	if (page->checked || page->missing)
 		return page->missing ? NULL : page;
 
+	if (block->blkno >= CountBlocks(slice, &block->rlocator, MAIN_FORKNUM))
 	{
-		SMgrRelation smgr = smgropen(block->rlocator, INVALID_PROC_NUMBER);
-		BlockNumber nblocks = 0;
+		Buffer		buffer;
 
-		if (smgr->smgr_cached_nblocks[MAIN_FORKNUM] != InvalidBlockNumber || smgrexists(smgr, MAIN_FORKNUM))
-			nblocks = smgrnblocks(smgr, MAIN_FORKNUM);
-		if (block->blkno < nblocks)
-			GuessBuffer(page, smgr);
-		else if (fills && !BROKEN(8))
-		{
-			Buffer		buffer = XLogReadBufferExtended(block->rlocator, MAIN_FORKNUM, block->blkno,
-													RBM_ZERO_AND_LOCK, InvalidBuffer);
-
-			RememberBuffer(page, buffer);
-			UnlockReleaseBuffer(buffer);
-		}
-		else
+		if (!fills || BROKEN(8))
 		{
 			page->missing = true;
 			return NULL;
 		}
+		buffer = XLogReadBufferExtended(block->rlocator, MAIN_FORKNUM, block->blkno, RBM_ZERO_AND_LOCK, InvalidBuffer);
+		RememberBuffer(page, buffer);
+		UnlockReleaseBuffer(buffer);
+		page->added = true;
 	}
 	page->checked = true;
 	return page;
@@ -308,14 +341,8 @@ UsableMap(Slice *slice, DecodedBkpBlock *block)
 	page = FindSlicePage(slice, &block->rlocator, VISIBILITYMAP_FORKNUM, block->blkno, true);
 	if (!page->checked && !page->missing)
 	{
-		SMgrRelation smgr = smgropen(block->rlocator, INVALID_PROC_NUMBER);
-
-		page->checked = (smgr->smgr_cached_nblocks[VISIBILITYMAP_FORKNUM] != InvalidBlockNumber ||
-						 smgrexists(smgr, VISIBILITYMAP_FORKNUM)) &&
-			block->blkno < smgrnblocks(smgr, VISIBILITYMAP_FORKNUM);
+		page->checked = block->blkno < CountBlocks(slice, &block->rlocator, VISIBILITYMAP_FORKNUM);
 		page->missing = !page->checked;
-		if (page->checked)
-			GuessBuffer(page, smgr);
 	}
 	return page->checked ? page : NULL;
 }
@@ -515,24 +542,27 @@ PlanRecord(Slice *slice, SliceRecord *record, TransactionId *oldest)
 }
 
 /*
- * Plan what follows the current record, as far as it is there without
- * waiting.  Returns whether anything can go early.
+ * Plan what follows a record, as far as it is there without waiting.  Returns
+ * whether anything can go early.
  */
 bool
-PlanSlice(Slice *slice, XLogReaderState *reader)
+PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 {
-	DecodedXLogRecord *last = reader->record;
 	TransactionId oldest = InvalidTransactionId;
 
 	slice->generation++;
 	slice->nrecords = slice->nchanges = slice->npages = 0;
 	slice->maxxid = InvalidTransactionId;
+	slice->start = last->next_lsn;
+	slice->mask = pg_nextpower2_32(Max(4 * Min(walrider_redo_slice, MAX_SLICE), 1024)) - 1;
+	memset(slice->relations, 0, sizeof(slice->relations));
 	slice->ended = false;
+	slice->any_before = false;
 	if (slice->any_waits)
 		memset(slice->waits, 0, sizeof(slice->waits));
 	slice->any_waits = false;
 
-	while (HasRoom(slice) && last->next_lsn - reader->EndRecPtr < MAX_SLICE_WAL)
+	while (HasRoom(slice) && last->next_lsn - slice->start < MAX_SLICE_WAL)
 	{
 		DecodedXLogRecord *decoded = last->next;
 		SliceRecord *record;
@@ -543,7 +573,7 @@ PlanSlice(Slice *slice, XLogReaderState *reader)
 				break;
 			decoded = last->next;
 		}
-		if (IsEnd(decoded))
+		if (EndsSlice(decoded))
 		{
 			slice->ended = true;
 			break;
@@ -560,5 +590,50 @@ PlanSlice(Slice *slice, XLogReaderState *reader)
 			StayInPlace(slice, record);
 		last = decoded;
 	}
+	GuessBuffers(slice);
 	return slice->nchanges > 0;
+}
+
+/* Index entries wait for the heap pages of the records that clear bits of this map. */
+static void
+HoldEntriesOfMap(Slice *slice, const SlicePage *map)
+{
+	for (SliceIndex at = map->first; at != 0; at = slice->changes[at].next)
+	{
+		DecodedXLogRecord *decoded = slice->records[slice->changes[at].record].decoded;
+
+		for (int id = 0; id <= decoded->max_block_id; id++)
+			if (decoded->blocks[id].in_use && decoded->blocks[id].forknum == MAIN_FORKNUM)
+				slice->waits_before[decoded->blocks[id].blkno & 0xFFFF] = 1;
+	}
+	slice->any_before = true;
+}
+
+/*
+ * The slice is given out before the one before it is walked.  Pages of which
+ * that walk has something left to do are left alone until then, and so are
+ * index entries that point to them.
+ */
+void
+HoldBack(Slice *slice, const Slice *before)
+{
+	if (BROKEN(14))
+		return;
+	memcpy(slice->waits_before, before->waits, sizeof(slice->waits_before));
+	slice->any_before = before->any_waits;
+
+	for (SliceIndex i = 1; i <= before->npages; i++)
+	{
+		const SlicePage *page = &before->pages[i];
+		SlicePage  *same;
+
+		if (page->next == 0 && page->barrier == 0)
+			continue;
+		same = FindSlicePage(slice, &page->rlocator, page->forknum, page->blkno, false);
+		if (same == NULL || same->first == 0)
+			continue;
+		same->held = true;
+		if (same->forknum == VISIBILITYMAP_FORKNUM)
+			HoldEntriesOfMap(slice, same);
+	}
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * redo.c
- *	  Early redo on a hot standby: the hook, the walk, settings, counters.
+ *	  Early redo on a hot standby: the hook, the walk, settings.
  *
  * Each resource manager's rm_redo is ours, which calls the server's.  Behind
  * a record that is not in a slice, a slice begins: it is planned, what may go
@@ -9,7 +9,9 @@
  * records, so that the main loop never sees it.  What is left of the slice is
  * walked: the main loop calls for one record after the other.
  *
- * All of it is the startup process's.
+ * All of it is the startup process's, but for the pages, which are changed by
+ * workers, too, if there are any.  Then the slice behind is planned before,
+ * and given out while this one is walked.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,9 +24,6 @@
 #include "access/xlogprefetcher.h"
 #include "access/xlogrecovery.h"
 #include "access/xlogutils.h"
-#include "catalog/pg_control.h"
-#include "common/controldata_utils.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/ipc.h"
@@ -32,8 +31,6 @@
 #include "storage/shmem.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
-#include "utils/pg_lsn.h"
-#include "utils/tuplestore.h"
 
 #include "redo.h"
 #include "walrider.h"
@@ -41,48 +38,19 @@
 /* Fewer records than this are not worth a slice. */
 #define LEAST_SLICE 64
 
-/* minRecoveryPoint is raised by about so much WAL at a time: each time costs an fsync. */
-#define RAISE_BY (8 * 1024 * 1024)
-
-/* What the decoded records of that much WAL need, and a slice beside it. */
-#define DECODE_BUFFER "24MB"
-
-/* So many pages ahead the memory of a page is asked for. */
-#define FETCH_AHEAD 4
-#ifdef __GNUC__
-#define pg_prefetch_mem(a) __builtin_prefetch(a)
-#else
-#define pg_prefetch_mem(a) ((void) 0)
-#endif
-
-/* Only the startup process writes, anybody reads. */
-typedef struct RedoShared
-{
-	pg_atomic_uint32 active;
-	pg_atomic_uint64 counters[NUM_REDO_COUNTERS];
-} RedoShared;
-
 int			walrider_redo_slice = 4000;
+bool		early_redo_at_start;
 static bool walrider_early_redo = false;
-static int	walrider_redo_least_wal = 4096; /* kB */
+int			walrider_redo_least_wal = 4096; /* kB */
 
-static RedoShared *Redo = NULL;
-static ControlFileData *ControlFile = NULL;
 static void (*server_redo[RM_MAX_BUILTIN_ID + 1]) (XLogReaderState *record);
 
-static Slice *slice = NULL;
-static SliceIndex walking;		/* the record whose call comes next, 0: none */
+static Slice *slices[NUM_SLICES];
+static Slice *given = NULL;		/* given out */
+static Slice *slice = NULL;		/* that is walked, or was last */
+static SliceIndex walking;		/* its record whose call comes next, 0: none */
 static bool attached;			/* nobody else holds on to decoded records */
-static XLogRecPtr raised;		/* minRecoveryPoint, as far as we know */
 static XLogRecPtr looked;		/* to here there was too little for a slice */
-
-PG_FUNCTION_INFO_V1(walrider_stat_get_redo);
-
-void
-CountRedo(RedoCounter counter, uint64 by)
-{
-	CountUp(&Redo->counters[counter], by);
-}
 
 /* Why there is no early redo now; NULL: there may be. */
 static const char *
@@ -113,53 +81,12 @@ SayWhether(const char *why_not)
 	if (why_not == said)
 		return;
 	said = why_not;
-	pg_atomic_write_u32(&Redo->active, why_not == NULL);
+	SetRedoActive(why_not == NULL);
 	if (why_not == NULL)
-		ereport(LOG, (errmsg("walrider redoes pages early")));
+		ereport(LOG, (errmsg_plural("walrider redoes pages early, with %d worker",
+									"walrider redoes pages early, with %d workers", WantedWorkers(), WantedWorkers())));
 	else if (walrider_early_redo)
 		ereport(LOG, (errmsg("walrider redoes no pages early: %s", why_not)));
-}
-
-/*
- * A page on disk must not be past minRecoveryPoint.  XLogFlush raises it when
- * a page is written, but no further than what is replayed, so that it has to
- * be there before a page is ahead of that.  Nothing lowers it before recovery
- * ends, and it must not be past the end of WAL then: what is decoded will be
- * replayed, whatever happens.  Returns whether it is there: for little WAL it
- * is not worth an fsync.
- */
-static bool
-RaiseMinRecoveryPoint(XLogReaderState *reader)
-{
-	XLogRecPtr	needed = slice->records[slice->nrecords].decoded->next_lsn;
-	XLogRecPtr	to;
-	TimeLineID	tli;
-
-	if (needed <= raised || BROKEN(4))
-		return true;
-
-	/* Decode further, to do it rarely. */
-	while (reader->decode_queue_tail->next_lsn < needed + RAISE_BY &&
-		   !MayChangeTimeline(reader->decode_queue_tail) && XLogReadAhead(reader, true) != NULL)
-		;
-
-	/* The last one may be the one that changes the timeline: up to its beginning this one counts. */
-	to = Max(needed, reader->decode_queue_tail->lsn);
-	if (to - reader->EndRecPtr < (uint64) walrider_redo_least_wal * 1024)
-		return false;
-	(void) GetCurrentReplayRecPtr(&tli);
-
-	LWLockAcquire(ControlFileLock, LW_EXCLUSIVE);
-	if (ControlFile->minRecoveryPoint < to)
-	{
-		ControlFile->minRecoveryPoint = to;
-		ControlFile->minRecoveryPointTLI = tli;
-		update_controlfile(DataDir, ControlFile, true);
-		CountRedo(REDO_MIN_RECOVERY, 1);
-	}
-	raised = ControlFile->minRecoveryPoint;
-	LWLockRelease(ControlFileLock);
-	return true;
 }
 
 static bool
@@ -188,55 +115,6 @@ SkipDone(DecodedXLogRecord *from)
 	walking = next;
 }
 
-/* When the startup process ends: the counters go with the shared memory. */
-static void
-SaySummary(int code, Datum arg)
-{
-	ereport(LOG,
-			(errmsg("walrider redid " UINT64_FORMAT " of " UINT64_FORMAT " records early, in " UINT64_FORMAT " slices",
-					pg_atomic_read_u64(&Redo->counters[REDO_EARLY]), pg_atomic_read_u64(&Redo->counters[REDO_RECORDS]),
-					pg_atomic_read_u64(&Redo->counters[REDO_SLICES])),
-			 errdetail_log("skipped " UINT64_FORMAT ", in place " UINT64_FORMAT ", partial " UINT64_FORMAT
-						   ", horizon " UINT64_FORMAT ", cleanup lock " UINT64_FORMAT ", entry first " UINT64_FORMAT
-						   ", refused " UINT64_FORMAT ", visits " UINT64_FORMAT ", barriers " UINT64_FORMAT
-						   ", minRecoveryPoint " UINT64_FORMAT,
-						   pg_atomic_read_u64(&Redo->counters[REDO_SKIPPED]),
-						   pg_atomic_read_u64(&Redo->counters[REDO_IN_PLACE]),
-						   pg_atomic_read_u64(&Redo->counters[REDO_PARTIAL]),
-						   pg_atomic_read_u64(&Redo->counters[REDO_PRUNE_HORIZON]),
-						   pg_atomic_read_u64(&Redo->counters[REDO_CLEANUP_LOCK]),
-						   pg_atomic_read_u64(&Redo->counters[REDO_ENTRY_FIRST]),
-						   pg_atomic_read_u64(&Redo->counters[REDO_REFUSED]),
-						   pg_atomic_read_u64(&Redo->counters[REDO_VISITS]),
-						   pg_atomic_read_u64(&Redo->counters[REDO_BARRIERS]),
-						   pg_atomic_read_u64(&Redo->counters[REDO_MIN_RECOVERY]))));
-}
-
-static void
-VisitPages(bool index)
-{
-	for (SliceIndex i = 1; i <= slice->npages; i++)
-	{
-		SlicePage  *page = &slice->pages[i];
-
-		if (i + FETCH_AHEAD <= slice->npages)
-		{
-			SlicePage  *later = &slice->pages[i + FETCH_AHEAD];
-
-			if (later->next != 0 && later->index == index && BufferIsValid(later->recent))
-			{
-				char	   *there = BufferGetPage(later->recent);
-
-				pg_prefetch_mem(there);
-				pg_prefetch_mem(there + 64);
-				pg_prefetch_mem(slice->records[slice->changes[later->next].record].decoded);
-			}
-		}
-		if (page->next != 0 && page->index == index)
-			VisitPage(slice, page, 0);
-	}
-}
-
 /*
  * The gain is that a page is looked up, pinned and locked once for several
  * records.  Where each has a page of its own, as in COPY, there is none: leave
@@ -259,54 +137,92 @@ SeeWhetherItPays(void)
 	}
 }
 
-static void
-BeginSlice(XLogReaderState *reader)
+/* May a slice begin now?  Of a standby that is on its way there is nothing to say yet. */
+static bool
+MayBegin(XLogReaderState *reader)
 {
 	const char *why_not;
 
-	/* Of a standby that is on its way there is nothing to say yet. */
 	if (!reachedConsistency || (standbyState != STANDBY_DISABLED && standbyState != STANDBY_SNAPSHOT_READY))
-		return;
+		return false;
 	why_not = WhyNot();
 	SayWhether(why_not);
 	if (why_not != NULL)
 	{
 		attached = false;
-		return;
+		return false;
 	}
 	if (!attached)
 	{
 		/* The prefetcher may still hold one that was decoded for it. */
 		if (reader->record->next != NULL || reader->decode_queue_tail != reader->record)
-			return;
-		if (slice == NULL)
+			return false;
+		if (slices[0] == NULL)
 		{
-			slice = MemoryContextAllocExtended(TopMemoryContext, sizeof(Slice), MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
-			before_shmem_exit(SaySummary, 0);
+			for (int i = 0; i < (WantedWorkers() > 0 ? NUM_SLICES : 1); i++)
+				slices[i] = WantedWorkers() > 0 ? SharedSlice(i)
+					: MemoryContextAllocExtended(TopMemoryContext, sizeof(Slice), MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
+			before_shmem_exit(SayRedoSummary, 0);
 		}
+		ShareDecodedRecords(reader);
 		attached = true;
-		raised = InvalidXLogRecPtr;
+		ForgetMinRecoveryPoint();
 	}
-	if (reader->EndRecPtr < looked || GetRecoveryPauseState() != RECOVERY_NOT_PAUSED)
-		return;
-	if (!PlanSlice(slice, reader) || slice->nrecords < LEAST_SLICE || !RaiseMinRecoveryPoint(reader))
-	{
-		looked = slice->nrecords > 0 ? slice->records[slice->nrecords].decoded->next_lsn : reader->EndRecPtr;
-		return;
-	}
+	return GetRecoveryPauseState() == RECOVERY_NOT_PAUSED;
+}
 
+/* The slice behind a record, if one may begin there and is worth it. */
+static Slice *
+Plan(XLogReaderState *reader, DecodedXLogRecord *last)
+{
+	Slice	   *planned = given == slices[0] ? slices[1] : slices[0];
+
+	if (last->next_lsn < looked)
+		return NULL;
+	if (PlanSlice(planned, reader, last) && planned->nrecords >= LEAST_SLICE && RaiseMinRecoveryPoint(reader, planned))
+		return planned;
+	looked = planned->nrecords > 0 ? planned->records[planned->nrecords].decoded->next_lsn : last->next_lsn;
+	return NULL;
+}
+
+static void
+Begin(Slice *planned)
+{
 	/* What the main loop does for each record, for those that it will not see. */
-	if (TransactionIdIsValid(slice->maxxid))
-		AdvanceNextFullTransactionIdPastXid(slice->maxxid);
+	if (TransactionIdIsValid(planned->maxxid))
+		AdvanceNextFullTransactionIdPastXid(planned->maxxid);
+	given = planned;
+	GiveOut(planned);
+}
 
-	/* Heap pages before the index entries that point to them. */
-	VisitPages(BROKEN(9));
-	if (BROKEN(9))
-		pg_usleep(20000);
-	VisitPages(!BROKEN(9));
-	if (BROKEN(8))
-		pg_usleep(20000);
+static void
+BeginSlice(XLogReaderState *reader)
+{
+	Slice	   *behind = NULL;
 
+	if (given == NULL)
+	{
+		Slice	   *planned = MayBegin(reader) ? Plan(reader, reader->record) : NULL;
+
+		if (planned == NULL)
+			return;
+		Begin(planned);
+	}
+	if (RunningWorkers() > 0 && !given->ended && MayBegin(reader))
+		behind = Plan(reader, given->records[given->nrecords].decoded);
+	FinishGivenOut();
+	VisitHeld(given);
+
+	slice = given;
+	given = NULL;
+	if (behind != NULL)
+	{
+		HoldBack(behind, slice);
+		Begin(behind);
+	}
+
+	for (SliceIndex i = 1; i <= slice->npages; i++)
+		RecordFreeSpace(&slice->pages[i]);
 	CountRedo(REDO_SLICES, 1);
 	CountRedo(REDO_RECORDS, slice->nrecords);
 	if (slice->ended)
@@ -335,7 +251,10 @@ Resume(SliceIndex walked)
 			continue;
 		page = FindSlicePage(slice, &block->rlocator, block->forknum, block->blkno, false);
 		if (page != NULL)
+		{
 			VisitPage(slice, page, walked);
+			RecordFreeSpace(page);
+		}
 	}
 }
 
@@ -394,7 +313,11 @@ walrider_redo(XLogReaderState *reader)
 	if (walking != 0)
 		Walk(reader);
 	else
+	{
 		server_redo[reader->record->header.xl_rmid] (reader);
+		if (EndsSlice(reader->record))
+			CloseWorkersFiles();
+	}
 
 	/* Also in a walk: the setting may be back by its end, and the prefetcher has a record by then. */
 	if (recovery_prefetch != RECOVERY_PREFETCH_OFF)
@@ -406,28 +329,19 @@ walrider_redo(XLogReaderState *reader)
 void
 RequestRedoShared(void)
 {
-	RequestAddinShmemSpace(sizeof(RedoShared));
+	RequestAddinShmemSpace(CountersSharedSize());
+	RequestAddinShmemSpace(ControlSharedSize());
+	RequestAddinShmemSpace(WorkersSharedSize());
 }
 
 void
 AttachRedoShared(void)
 {
-	bool		found;
-
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	Redo = ShmemInitStruct("walrider redo", sizeof(RedoShared), &found);
-	if (!found)
-	{
-		pg_atomic_init_u32(&Redo->active, 0);
-		for (int i = 0; i < NUM_REDO_COUNTERS; i++)
-			pg_atomic_init_u64(&Redo->counters[i], 0);
-	}
-
-	/* ShmemInitStruct refuses another size. */
-	ControlFile = ShmemInitStruct("Control File", sizeof(ControlFileData), &found);
+	AttachCountersShared();
+	AttachControlShared();
+	AttachWorkersShared();
 	LWLockRelease(AddinShmemInitLock);
-	if (!found || ControlFile->pg_control_version != PG_CONTROL_VERSION)
-		elog(FATAL, "walrider does not find the control file in shared memory");
 }
 
 /* Settings, and the hook where the server is one that we know. */
@@ -458,6 +372,15 @@ InitRedo(void)
 
 	if (!process_shared_preload_libraries_in_progress)
 		return;
+
+	DefineCustomIntVariable("walrider.redo_workers",
+							"Sets how many processes change pages beside the startup process.",
+							"-1: one for each core but one, at most four.",
+							&walrider_redo_workers,
+							-1, -1, MAX_REDO_WORKERS,
+							PGC_POSTMASTER, 0,
+							NULL, NULL, NULL);
+
 	if (PG_VERSION_NUM != EARLY_REDO_VERSION ||
 		strtol(GetConfigOption("server_version_num", false, false), NULL, 10) != EARLY_REDO_VERSION)
 	{
@@ -472,30 +395,14 @@ InitRedo(void)
 		server_redo[i] = RmgrTable[i].rm_redo;
 		RmgrTable[i].rm_redo = walrider_redo;
 	}
-	if (walrider_early_redo)
+	early_redo_at_start = walrider_early_redo;
+	if (early_redo_at_start)
 	{
 		/* Where nothing else is set. */
 		SetConfigOption("recovery_prefetch", "off", PGC_POSTMASTER, PGC_S_DYNAMIC_DEFAULT);
-		SetConfigOption("wal_decode_buffer_size", DECODE_BUFFER, PGC_POSTMASTER, PGC_S_DYNAMIC_DEFAULT);
+		if (WantedWorkers() == 0)
+			SetConfigOption("wal_decode_buffer_size", psprintf("%dkB", DECODE_BUFFER_SIZE / 1024), PGC_POSTMASTER,
+							PGC_S_DYNAMIC_DEFAULT);
+		RegisterWorkers();
 	}
-}
-
-Datum
-walrider_stat_get_redo(PG_FUNCTION_ARGS)
-{
-	TupleDesc	tupdesc;
-	Datum		values[1 + NUM_REDO_COUNTERS];
-	bool		nulls[1 + NUM_REDO_COUNTERS] = {0};
-
-	if (get_call_result_type(fcinfo, NULL, &tupdesc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	if (Redo == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("walrider must be loaded via \"shared_preload_libraries\"")));
-
-	values[0] = BoolGetDatum(pg_atomic_read_u32(&Redo->active) != 0 && RecoveryInProgress());
-	for (int i = 0; i < NUM_REDO_COUNTERS; i++)
-		values[1 + i] = Int64GetDatum((int64) pg_atomic_read_u64(&Redo->counters[i]));
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(tupdesc, values, nulls)));
 }

@@ -9,9 +9,12 @@
  * PostgreSQL's own loop walks the slice, finds most of it done, and does the
  * rest: commits, files, locks, and every page that could not go early.
  *
- * redo.c		the hook: when a slice begins, the walk, settings, counters
+ * redo.c		the hook: when a slice begins, the walk, settings
  * plan.c		a slice: which change of which page may go early
  * visit.c		a page: its changes, one after the other
+ * workers.c	several processes: chunks of a slice's pages are claimed
+ * control.c	minRecoveryPoint, ahead of pages
+ * counters.c	walrider.stat_redo
  *
  * docs/readable.md has the rules, and why each holds.
  *
@@ -33,8 +36,19 @@
 #define MAX_SLICE_WAL	(1024 * 1024)	/* what is planned is to be in the cache yet when it is done */
 #define MAX_CHANGES		(2 * MAX_SLICE) /* few have more */
 #define MAX_EARLY_BLOCKS 4		/* of a record: both versions' pages and maps */
-#define MAX_PAGES		(4 * MAX_SLICE)
-#define PAGE_TABLE		(2 * MAX_PAGES) /* a power of two */
+#define PAGE_TABLE		(4 * MAX_SLICE) /* a power of two, as is what is used of it */
+#define MAX_PAGES		(PAGE_TABLE / 2)
+#define KNOWN_RELATIONS 16
+#define NUM_SLICES		2		/* one is walked, one is given out */
+
+#define MAX_REDO_WORKERS 16
+#define DEFAULT_REDO_WORKERS 4	/* at most, and a core is the leader's */
+
+/* What the decoded records of some MB of WAL need. */
+#define DECODE_BUFFER_SIZE (24 * 1024 * 1024)
+
+/* minRecoveryPoint is raised by about so much WAL at a time: each time costs an fsync. */
+#define RAISE_BY (8 * 1024 * 1024)
 
 /* A test breaks one of the rules of docs/readable.md, to see that others notice. */
 #ifndef WALRIDER_BREAK
@@ -66,10 +80,14 @@ typedef struct SlicePage
 				last;			/* changes */
 	SliceIndex	next;			/* the first change that is not done */
 	SliceIndex	barrier;		/* the last record in place so far */
+	uint32		hash;
 	Buffer		recent;			/* where it was seen, or InvalidBuffer */
+	int			free_bytes;		/* for the free space map; -1: nothing to tell */
 	bool		checked;		/* it lies within its file */
 	bool		missing;		/* it does not: its changes go in place */
+	bool		added;			/* to its file, by the plan */
 	bool		index;			/* has entries that point to a heap */
+	bool		held;			/* until the slice before has been walked */
 } SlicePage;
 
 typedef struct SliceRecord
@@ -78,6 +96,12 @@ typedef struct SliceRecord
 	SliceIndex	change;			/* the first one */
 	uint8		nchanges;		/* 0: to be walked in any case */
 } SliceRecord;
+
+#ifdef __GNUC__
+#define pg_prefetch_mem(a) __builtin_prefetch(a)
+#else
+#define pg_prefetch_mem(a) ((void) 0)
+#endif
 
 /* Why a record did not go early, or a slice ended. */
 typedef enum RedoCounter
@@ -95,18 +119,23 @@ typedef enum RedoCounter
 	REDO_VISITS,				/* of pages */
 	REDO_BARRIERS,				/* slices ended by a record that nothing may pass */
 	REDO_MIN_RECOVERY,			/* writes of minRecoveryPoint */
+	REDO_HELD,					/* visits that waited for the walk of the slice before */
+	REDO_WAIT_TIME,				/* us, the leader's, for workers */
 	NUM_REDO_COUNTERS
 } RedoCounter;
 
-/* In the startup process alone. */
+/* The startup process's; while it is given out, the pages are those of the processes that claim them. */
 typedef struct Slice
 {
 	SliceIndex	nrecords;		/* records[1 .. nrecords], and so on */
 	SliceIndex	nchanges;
 	SliceIndex	npages;
 	TransactionId maxxid;
+	XLogRecPtr	start;
 	bool		ended;			/* by a record that nothing may pass */
 	uint32		generation;		/* of what is in the table */
+	uint32		mask;			/* of what is used of the table */
+	struct SMgrRelationData *relations[KNOWN_RELATIONS];
 	bool		any_waits;
 	SliceRecord records[MAX_SLICE + 1];
 	Change		changes[MAX_CHANGES + 1];
@@ -119,15 +148,38 @@ typedef struct Slice
 
 	/* By the low bits of their numbers: heap blocks not all of whose changes go early. */
 	uint8		waits[65536];
+
+	/* The same of the slice before, until that has been walked. */
+	uint8		waits_before[65536];
+	bool		any_before;
 } Slice;
 
 /* redo.c */
 extern int	walrider_redo_slice;	/* records */
+extern int	walrider_redo_least_wal;	/* kB */
+extern bool early_redo_at_start;
+
+/* control.c */
+extern Size ControlSharedSize(void);
+extern void AttachControlShared(void);
+extern void ForgetMinRecoveryPoint(void);
+extern bool IsRaiseWanted(void);
+extern void RaiseAsWanted(void);
+extern bool RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned);
+
+/* counters.c */
+extern Size CountersSharedSize(void);
+extern void AttachCountersShared(void);
+extern void CountAs(int process);
 extern void CountRedo(RedoCounter counter, uint64 by);
+extern void SetRedoActive(bool active);
+extern void SayRedoSummary(int code, Datum arg);
 
 /* plan.c */
 extern bool MayChangeTimeline(const DecodedXLogRecord *decoded);
-extern bool PlanSlice(Slice *slice, XLogReaderState *reader);
+extern bool EndsSlice(const DecodedXLogRecord *decoded);
+extern bool PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last);
+extern void HoldBack(Slice *slice, const Slice *before);
 extern SlicePage *FindSlicePage(Slice *slice, const RelFileLocator *rlocator, ForkNumber forknum,
 								BlockNumber blkno, bool create);
 extern void RememberBuffer(SlicePage *page, Buffer buffer);
@@ -136,6 +188,24 @@ extern void AllHeapBlocksWait(Slice *slice);
 
 /* visit.c */
 extern void VisitPage(Slice *slice, SlicePage *page, SliceIndex walked);
+extern void VisitPages(Slice *slice, SliceIndex first, SliceIndex last, bool index);
+extern void VisitHeld(Slice *slice);
+extern void LeavePages(Slice *slice, SliceIndex first, SliceIndex last);
 extern void FinishChange(Slice *slice, Change *change);
+extern void RecordFreeSpace(SlicePage *page);
+
+/* workers.c */
+extern int	walrider_redo_workers;
+extern int	WantedWorkers(void);
+extern int	RunningWorkers(void);
+extern void RegisterWorkers(void);
+extern Size WorkersSharedSize(void);
+extern void AttachWorkersShared(void);
+extern Slice *SharedSlice(int number);
+extern void ShareDecodedRecords(XLogReaderState *reader);
+extern void CloseWorkersFiles(void);
+extern void WakeWorker(void);
+extern void GiveOut(Slice *slice);
+extern void FinishGivenOut(void);
 
 #endif							/* WALRIDER_REDO_EXTENSION_H */

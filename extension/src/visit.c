@@ -20,6 +20,9 @@
 #include "redo.h"
 #include "walrider_redo.h"
 
+/* So many pages ahead the memory of a page is asked for. */
+#define FETCH_AHEAD 4
+
 typedef enum ApplyResult
 {
 	APPLIED,
@@ -51,15 +54,17 @@ EntryWaits(const Slice *slice, const DecodedXLogRecord *decoded)
 {
 	const DecodedBkpBlock *block = &decoded->blocks[0];
 
-	if (decoded->header.xl_rmid != RM_BTREE_ID || !slice->any_waits || BROKEN(8))
+	if (decoded->header.xl_rmid != RM_BTREE_ID || !(slice->any_waits || slice->any_before) || BROKEN(8))
 		return false;
 	if (block->apply_image || block->data_len < sizeof(IndexTupleData))
 		return true;
 	{
 		ItemPointerData tid;
+		uint32		at;
 
 		memcpy(&tid, block->data, sizeof(tid));
-		return slice->waits[ItemPointerGetBlockNumberNoCheck(&tid) & 0xFFFF] != 0;
+		at = ItemPointerGetBlockNumberNoCheck(&tid) & 0xFFFF;
+		return slice->waits[at] != 0 || (slice->any_before && slice->waits_before[at] != 0);
 	}
 }
 
@@ -177,6 +182,7 @@ VisitPage(Slice *slice, SlicePage *page, SliceIndex walked)
 	if (EntryWaits(slice, decoded))
 	{
 		CountRedo(REDO_ENTRY_FIRST, 1);
+		page->held = slice->any_before;
 		return;
 	}
 	buffer = LockPage(page, decoded, change->block_id);
@@ -195,6 +201,7 @@ VisitPage(Slice *slice, SlicePage *page, SliceIndex walked)
 		if (EntryWaits(slice, decoded))
 		{
 			CountRedo(REDO_ENTRY_FIRST, 1);
+			page->held = slice->any_before;
 			left = true;
 			break;
 		}
@@ -241,7 +248,78 @@ VisitPage(Slice *slice, SlicePage *page, SliceIndex walked)
 	if (left && page->forknum == VISIBILITYMAP_FORKNUM)
 		AllHeapBlocksWait(slice);
 	if (free_bytes >= 0 && page->forknum == MAIN_FORKNUM && !page->index)
-		XLogRecordPageWithFreeSpace(page->rlocator, page->blkno, free_bytes);
+		page->free_bytes = free_bytes;
+}
+
+/* Free space maps are the leader's alone: they may have to grow. */
+void
+RecordFreeSpace(SlicePage *page)
+{
+	if (page->free_bytes < 0)
+		return;
+	XLogRecordPageWithFreeSpace(page->rlocator, page->blkno, page->free_bytes);
+	page->free_bytes = -1;
+}
+
+/* Of some pages of the slice, those of indexes, or the others. */
+void
+VisitPages(Slice *slice, SliceIndex first, SliceIndex last, bool index)
+{
+	for (SliceIndex i = first; i <= last; i++)
+	{
+		SlicePage  *page = &slice->pages[i];
+
+		if (i + FETCH_AHEAD <= last)
+		{
+			SlicePage  *later = &slice->pages[i + FETCH_AHEAD];
+
+			if (later->next != 0 && later->index == index && BufferIsValid(later->recent))
+			{
+				char	   *there = BufferGetPage(later->recent);
+
+				pg_prefetch_mem(there);
+				pg_prefetch_mem(there + 64);
+				pg_prefetch_mem(slice->records[slice->changes[later->next].record].decoded);
+			}
+		}
+		if (page->next != 0 && page->index == index && !page->held)
+			VisitPage(slice, page, 0);
+	}
+}
+
+/* The slice before has been walked: do what was held back for that. */
+void
+VisitHeld(Slice *slice)
+{
+	slice->any_before = false;
+	for (int index = 0; index <= 1; index++)
+		for (SliceIndex i = 1; i <= slice->npages; i++)
+		{
+			SlicePage  *page = &slice->pages[i];
+
+			if (!page->held || page->index != (index != 0))
+				continue;
+			page->held = false;
+			CountRedo(REDO_HELD, 1);
+			VisitPage(slice, page, 0);
+		}
+}
+
+/* These pages were not visited, whatever the reason: entries that point to them wait. */
+void
+LeavePages(Slice *slice, SliceIndex first, SliceIndex last)
+{
+	for (SliceIndex i = first; i <= last; i++)
+	{
+		SlicePage  *page = &slice->pages[i];
+
+		if (page->next == 0 || page->index)
+			continue;
+		if (page->forknum == VISIBILITYMAP_FORKNUM)
+			AllHeapBlocksWait(slice);
+		else
+			HeapBlockWaits(slice, page->blkno);
+	}
 }
 
 /*
@@ -272,6 +350,7 @@ FinishChange(Slice *slice, Change *change)
 
 	change->done = true;
 	page->next = change->next;
-	if (free_bytes >= 0 && page->forknum == MAIN_FORKNUM)
-		XLogRecordPageWithFreeSpace(page->rlocator, page->blkno, free_bytes);
+	if (free_bytes >= 0 && page->forknum == MAIN_FORKNUM && !page->index)
+		page->free_bytes = free_bytes;
+	RecordFreeSpace(page);
 }

@@ -1,6 +1,8 @@
 """PostgreSQL's own hot standby with early redo: catching up, being killed meanwhile, and being read."""
 
+import os
 import re
+import signal
 import struct
 import time
 
@@ -71,17 +73,26 @@ def pages_past(data_dir, bound):
     return found
 
 
+def processes(server, backend_type):
+    """Their pids."""
+    return [int(pid) for (pid,) in server.psql(f"SELECT pid FROM pg_stat_activity WHERE backend_type = '{backend_type}'")]
+
+
 def killed(fixture, work, rounds, rng, **settings):
-    """Kill it again and again while it catches up: no page on disk is past minRecoveryPoint, and in the end they are PostgreSQL's."""
+    """Kill it again and again while it catches up, or one process first, which has the server start over: no page on disk is past
+    minRecoveryPoint, and in the end they are PostgreSQL's."""
     stock = catch_up(fixture, prepare(fixture, work / "stock"))
     server = prepare(fixture, work / "early")
     # Few buffers, so that pages are written all the time.
-    settings = {**EARLY, "shared_buffers": "2MB", "bgwriter_delay": "10ms", "walrider.redo_slice": "1000", **settings}
+    settings = {**EARLY, "shared_buffers": "2MB", "bgwriter_delay": "10ms", "walrider.redo_slice": "1000", "walrider.redo_workers": "2", **settings}
     kills, done = 0, False
     while kills < rounds and not done:
         server.start(**{**CATCH_UP, **settings})
         time.sleep(rng.uniform(0, 0.25))
         done = has_caught_up(fixture, server)
+        if (kind := rng.choice([None, "startup", "walrider redo worker"])) and (victims := processes(server, kind)):
+            os.kill(rng.choice(victims), signal.SIGKILL)
+            time.sleep(rng.uniform(0, 0.1))
         server.kill()
         kills += 1
         bound = parse_lsn(controldata(server.data_dir)["Minimum recovery ending location"])

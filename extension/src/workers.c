@@ -1,0 +1,427 @@
+/*-------------------------------------------------------------------------
+ *
+ * workers.c
+ *	  Early redo by several processes: a slice's pages are claimed in chunks.
+ *
+ * The startup process, the leader, gives a slice out and goes on to walk the
+ * one before, or to plan the one behind.  Workers claim chunks of its pages
+ * meanwhile: first those of heaps and maps, and when all of these are done,
+ * those of indexes.  When the leader needs the slice, it claims chunks, too,
+ * until there are none, and waits for the last ones of the others.
+ *
+ * Stage, number of chunks and the next chunk are in one atomic word, so that
+ * a claim is of the stage that it says, however long the claimer slept before.
+ * What else describes a stage is written before that word, and stays as it is
+ * until the last claimed chunk is done.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "portability/instr_time.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/aio_subsys.h"
+#include "storage/bufmgr.h"
+#include "storage/condition_variable.h"
+#include "storage/ipc.h"
+#include "storage/lwlock.h"
+#include "storage/s_lock.h"
+#include "storage/shmem.h"
+#include "storage/smgr.h"
+#include "tcop/tcopprot.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/wait_event.h"
+
+#include "redo.h"
+
+/* Pages that are claimed together. */
+#define CHUNK 16
+
+/* So often a process that finds nothing to claim looks again before it sleeps. */
+#define SPINS 2000
+
+#define CLAIM_BITS 20
+#define CLAIM_MASK ((1 << CLAIM_BITS) - 1)
+#define NEXT_OF(claim) ((uint32) (claim) & CLAIM_MASK)
+#define CHUNKS_OF(claim) ((uint32) ((claim) >> CLAIM_BITS) & CLAIM_MASK)
+#define STAGE_OF(claim) ((claim) >> (2 * CLAIM_BITS))
+
+typedef struct RedoWork
+{
+	pg_atomic_uint64 claim;		/* stage, chunks, the next chunk */
+	pg_atomic_uint32 ndone;		/* chunks of this stage */
+	pg_atomic_uint32 busy;		/* the slice is not done yet */
+	pg_atomic_uint32 nworkers;	/* that are there */
+	Slice	   *slice;
+	bool		indexes;		/* the stage is that of index pages */
+	uint32		nends;			/* records so far that may have removed files */
+	ConditionVariable given_out;
+	ConditionVariable done;
+} RedoWork;
+
+int			walrider_redo_workers = -1;
+
+static RedoWork *Work = NULL;
+static char *decode_buffer = NULL;
+static Slice *slices = NULL;
+static bool is_worker = false;
+
+PGDLLEXPORT void walrider_redo_worker_main(Datum arg);
+
+/* What pg_stat_activity shows of a process that waits for the others. */
+static uint32
+WaitEvent(void)
+{
+	static uint32 event = 0;
+
+	if (event == 0)
+		event = WaitEventExtensionNew("WalriderRedo");
+	return event;
+}
+
+/* How many are wanted: all cores but the leader's. */
+int
+WantedWorkers(void)
+{
+	static int	wanted = -1;
+
+	if (!early_redo_at_start)
+		return 0;
+	if (walrider_redo_workers >= 0)
+		return walrider_redo_workers;
+	if (wanted < 0)
+		wanted = Min(Max((int) sysconf(_SC_NPROCESSORS_ONLN) - 1, 0), DEFAULT_REDO_WORKERS);
+	return wanted;
+}
+
+/* With workers, what they look at is in shared memory: slices, and the reader's decoded records. */
+Size
+WorkersSharedSize(void)
+{
+	return MAXALIGN(sizeof(RedoWork)) +
+		(WantedWorkers() > 0 ? NUM_SLICES * MAXALIGN(sizeof(Slice)) + DECODE_BUFFER_SIZE : 0);
+}
+
+void
+AttachWorkersShared(void)
+{
+	bool		found;
+	char	   *shared = ShmemInitStruct("walrider redo workers", WorkersSharedSize(), &found);
+
+	Work = (RedoWork *) shared;
+	if (WantedWorkers() > 0)
+	{
+		slices = (Slice *) (shared + MAXALIGN(sizeof(RedoWork)));
+		decode_buffer = shared + MAXALIGN(sizeof(RedoWork)) + NUM_SLICES * MAXALIGN(sizeof(Slice));
+	}
+	if (found)
+		return;
+	memset(Work, 0, sizeof(RedoWork));
+	pg_atomic_init_u64(&Work->claim, 0);
+	pg_atomic_init_u32(&Work->ndone, 0);
+	pg_atomic_init_u32(&Work->busy, 0);
+	pg_atomic_init_u32(&Work->nworkers, 0);
+	ConditionVariableInit(&Work->given_out);
+	ConditionVariableInit(&Work->done);
+	for (int i = 0; slices != NULL && i < NUM_SLICES; i++)
+		memset(&slices[i], 0, sizeof(Slice));
+}
+
+Slice *
+SharedSlice(int number)
+{
+	return slices == NULL ? NULL : &slices[number];
+}
+
+int
+RunningWorkers(void)
+{
+	return pg_atomic_read_u32(&Work->nworkers);
+}
+
+/*
+ * Have records decoded to where workers see them.  The queue is empty but for
+ * the record that is being replayed.  That one stays where it is for its
+ * caller, and becomes one of its own for the queue, which would not find it
+ * in the buffer.
+ */
+void
+ShareDecodedRecords(XLogReaderState *reader)
+{
+	static char *previous = NULL;
+
+	if (previous != NULL)
+	{
+		pfree(previous);
+		previous = NULL;
+	}
+	if (decode_buffer == NULL || reader->decode_buffer == decode_buffer)
+		return;
+
+	if (!reader->record->oversized)
+	{
+		DecodedXLogRecord *from = reader->record;
+		DecodedXLogRecord *copy = MemoryContextAlloc(TopMemoryContext, from->size);
+		ptrdiff_t	by = (char *) copy - (char *) from;
+
+		memcpy(copy, from, from->size);
+		copy->oversized = true;
+		if (copy->main_data != NULL)
+			copy->main_data += by;
+		for (int id = 0; id <= copy->max_block_id; id++)
+		{
+			DecodedBkpBlock *block = &copy->blocks[id];
+
+			if (block->in_use && block->has_image)
+				block->bkp_image += by;
+			if (block->in_use && block->has_data)
+				block->data += by;
+		}
+		reader->record = reader->decode_queue_head = reader->decode_queue_tail = copy;
+	}
+	if (reader->free_decode_buffer)
+		previous = reader->decode_buffer;
+	reader->decode_buffer = reader->decode_buffer_head = reader->decode_buffer_tail = decode_buffer;
+	reader->decode_buffer_size = DECODE_BUFFER_SIZE;
+	reader->free_decode_buffer = false;
+}
+
+/* Behind a record that may have removed files: workers close those that they have open. */
+void
+CloseWorkersFiles(void)
+{
+	Work->nends++;
+}
+
+/* There is something beside pages to do for one. */
+void
+WakeWorker(void)
+{
+	ConditionVariableSignal(&Work->given_out);
+}
+
+static void
+BeginStage(bool indexes)
+{
+	uint64		stage = STAGE_OF(pg_atomic_read_u64(&Work->claim)) + 1;
+	uint64		chunks = (Work->slice->npages + CHUNK - 1) / CHUNK;
+
+	Work->indexes = indexes;
+	pg_atomic_write_u32(&Work->ndone, 0);
+	pg_atomic_write_membarrier_u64(&Work->claim, stage << (2 * CLAIM_BITS) | chunks << CLAIM_BITS);
+	if (pg_atomic_read_u32(&Work->nworkers) > 0)
+		ConditionVariableBroadcast(&Work->given_out);
+}
+
+void
+GiveOut(Slice *slice)
+{
+	Assert(pg_atomic_read_u32(&Work->busy) == 0);
+	Work->slice = slice;
+	pg_atomic_write_u32(&Work->busy, 1);
+	/* Heap pages and maps before the index entries that point to them. */
+	BeginStage(BROKEN(9));
+}
+
+/*
+ * A page cannot be read, say.  Its changes are left for the walk: the leader
+ * meets the same trouble, and reports it as the server does.
+ */
+static void
+ForgetError(void)
+{
+	HOLD_INTERRUPTS();
+	EmitErrorReport();
+	FlushErrorState();
+	LWLockReleaseAll();
+	ConditionVariableCancelSleep();
+	pgaio_error_cleanup();
+	UnlockBuffers();
+	ReleaseAuxProcessResources(false);
+	smgrdestroyall();
+	RESUME_INTERRUPTS();
+}
+
+static void
+VisitAsWorker(SliceIndex first, SliceIndex last)
+{
+	static uint32 nends = 0;
+
+	/* No slice is out while such a record is replayed. */
+	if (nends != Work->nends)
+	{
+		nends = Work->nends;
+		smgrdestroyall();
+	}
+	PG_TRY();
+	{
+		VisitPages(Work->slice, first, last, Work->indexes);
+	}
+	PG_CATCH();
+	{
+		ForgetError();
+		LeavePages(Work->slice, first, last);
+	}
+	PG_END_TRY();
+}
+
+/* Claim a chunk and do it.  Returns whether there was one. */
+static bool
+DoChunk(void)
+{
+	uint64		claim = pg_atomic_read_u64(&Work->claim);
+	SliceIndex	first,
+				last;
+
+	if (NEXT_OF(claim) >= CHUNKS_OF(claim))
+		return false;
+	claim = pg_atomic_fetch_add_u64(&Work->claim, 1);
+	if (NEXT_OF(claim) >= CHUNKS_OF(claim))
+		return false;
+
+	first = 1 + NEXT_OF(claim) * CHUNK;
+	last = Min(first + CHUNK - 1, Work->slice->npages);
+	if (is_worker)
+		VisitAsWorker(first, last);
+	else
+		VisitPages(Work->slice, first, last, Work->indexes);
+
+	if (pg_atomic_add_fetch_u32(&Work->ndone, 1) < CHUNKS_OF(claim))
+		return true;
+
+	/* The last one of its stage. */
+	if (BROKEN(8) || BROKEN(9))
+		pg_usleep(20000);
+	if (Work->indexes == BROKEN(9))
+		BeginStage(!BROKEN(9));
+	else
+	{
+		pg_atomic_write_membarrier_u32(&Work->busy, 0);
+		ConditionVariableSignal(&Work->done);
+	}
+	return true;
+}
+
+/* Is there something to claim, or was there soon? */
+static bool
+SpinFor(bool (*happened) (void))
+{
+	for (int i = 0; i < SPINS; i++)
+	{
+		if (happened())
+			return true;
+		SPIN_DELAY();
+	}
+	return false;
+}
+
+static bool
+IsToBeClaimed(void)
+{
+	uint64		claim = pg_atomic_read_u64(&Work->claim);
+
+	return NEXT_OF(claim) < CHUNKS_OF(claim);
+}
+
+static bool
+HasWorkToDo(void)
+{
+	return IsToBeClaimed() || IsRaiseWanted();
+}
+
+static bool
+IsDoneOrToBeClaimed(void)
+{
+	return pg_atomic_read_u32(&Work->busy) == 0 || IsToBeClaimed();
+}
+
+/* The leader: do what is left of the slice that was given out, and wait for the others. */
+void
+FinishGivenOut(void)
+{
+	while (pg_atomic_read_u32(&Work->busy) != 0)
+	{
+		instr_time	begin,
+					end;
+
+		if (DoChunk())
+			continue;
+		INSTR_TIME_SET_CURRENT(begin);
+		if (!SpinFor(IsDoneOrToBeClaimed))
+		{
+			/* Woken for the end; for a stage that begins it looks again. */
+			ConditionVariablePrepareToSleep(&Work->done);
+			if (!IsDoneOrToBeClaimed())
+				(void) ConditionVariableTimedSleep(&Work->done, 1, WaitEvent());
+			ConditionVariableCancelSleep();
+		}
+		INSTR_TIME_SET_CURRENT(end);
+		INSTR_TIME_SUBTRACT(end, begin);
+		CountRedo(REDO_WAIT_TIME, INSTR_TIME_GET_MICROSEC(end));
+	}
+	pg_read_barrier();
+}
+
+static void
+Leave(int code, Datum arg)
+{
+	pg_atomic_fetch_sub_u32(&Work->nworkers, 1);
+}
+
+void
+walrider_redo_worker_main(Datum arg)
+{
+	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
+	BackgroundWorkerUnblockSignals();
+
+	/* No database: it is for signals, barriers of other processes among them, and for pg_stat_activity. */
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	CreateAuxProcessResourceOwner();
+	is_worker = true;
+	CountAs(1 + DatumGetInt32(arg));
+	pg_atomic_fetch_add_u32(&Work->nworkers, 1);
+	before_shmem_exit(Leave, 0);
+
+	/* Of a primary there is nothing to redo: go for good. */
+	while (RecoveryInProgress())
+	{
+		/* Between chunks nobody waits for this process. */
+		if (ShutdownRequestPending)
+			proc_exit(1);
+		CHECK_FOR_INTERRUPTS();
+
+		if (IsRaiseWanted())
+			RaiseAsWanted();
+		if (DoChunk() || SpinFor(HasWorkToDo))
+			continue;
+		ConditionVariablePrepareToSleep(&Work->given_out);
+		if (!HasWorkToDo() && !ShutdownRequestPending)
+			(void) ConditionVariableTimedSleep(&Work->given_out, 1000, WaitEvent());
+		ConditionVariableCancelSleep();
+	}
+	proc_exit(0);
+}
+
+void
+RegisterWorkers(void)
+{
+	for (int i = 0; i < WantedWorkers(); i++)
+	{
+		BackgroundWorker worker = {0};
+
+		worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+		worker.bgw_start_time = BgWorkerStart_ConsistentState;
+		worker.bgw_restart_time = 5;
+		snprintf(worker.bgw_library_name, MAXPGPATH, "walrider");
+		snprintf(worker.bgw_function_name, BGW_MAXLEN, "walrider_redo_worker_main");
+		snprintf(worker.bgw_name, BGW_MAXLEN, "walrider redo worker %d", i + 1);
+		snprintf(worker.bgw_type, BGW_MAXLEN, "walrider redo worker");
+		worker.bgw_main_arg = Int32GetDatum(i);
+		RegisterBackgroundWorker(&worker);
+	}
+}
