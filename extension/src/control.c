@@ -34,6 +34,9 @@ typedef struct ControlShared
 static ControlShared *Control = NULL;
 static ControlFileData *ControlFile = NULL;
 
+/* In the startup process. */
+static uint64 raise_by;			/* bytes */
+
 Size
 ControlSharedSize(void)
 {
@@ -60,8 +63,10 @@ AttachControlShared(void)
 
 /* Early redo begins: what was known may be of another server's life. */
 void
-ForgetMinRecoveryPoint(void)
+BeginRaising(XLogReaderState *reader)
 {
+	raise_by = WantedWorkers() > 0 ? RAISE_BY_WORKER : RAISE_BY;
+	ShareDecodedRecords(reader, DECODED_SIZE(raise_by));
 	pg_atomic_write_u64(&Control->wanted, InvalidXLogRecPtr);
 	pg_atomic_write_u64(&Control->raised, InvalidXLogRecPtr);
 }
@@ -137,8 +142,8 @@ RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned)
 	if (needed <= raised)
 	{
 		/* A bit at a time, so that workers do not wait for long. */
-		DecodeTo(reader, Min(needed + RAISE_BY, reader->decode_queue_tail->next_lsn + 2 * MAX_SLICE_WAL));
-		if (RunningWorkers() > 0 && !IsRaiseWanted() && raised - needed < RAISE_BY / 2 && DecodedTo(reader) > raised)
+		DecodeTo(reader, Min(needed + raise_by, reader->decode_queue_tail->next_lsn + 2 * MAX_SLICE_WAL));
+		if (RunningWorkers() > 0 && !IsRaiseWanted() && raised - needed < raise_by / 2 && DecodedTo(reader) > raised)
 		{
 			Control->tli = tli;
 			pg_atomic_write_membarrier_u64(&Control->wanted, DecodedTo(reader));
@@ -147,7 +152,13 @@ RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned)
 		return true;
 	}
 
-	DecodeTo(reader, needed + RAISE_BY);
+	/* The worker is late: give the next one more time. */
+	if (IsRaiseWanted() && raise_by < MAX_RAISE_BY)
+	{
+		raise_by *= 2;
+		ShareDecodedRecords(reader, DECODED_SIZE(raise_by));
+	}
+	DecodeTo(reader, needed + raise_by);
 	if (DecodedTo(reader) - planned->start < (uint64) walrider_redo_least_wal * 1024)
 		return false;
 	/* All of the slice is there: it ends before what may change the timeline. */

@@ -128,7 +128,7 @@ SeeWhetherItPays(void)
 
 	for (SliceIndex i = 1; i <= slice->npages; i++)
 		touched += slice->pages[i].first != 0;
-	if (walrider_redo_least_wal == 0 || slice->nchanges >= touched + touched / 2)
+	if (walrider_redo_least_wal == 0 || RunningWorkers() > 0 || slice->nchanges >= touched + touched / 2)
 		leave = 0;
 	else
 	{
@@ -164,9 +164,8 @@ MayBegin(XLogReaderState *reader)
 					: MemoryContextAllocExtended(TopMemoryContext, sizeof(Slice), MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
 			before_shmem_exit(SayRedoSummary, 0);
 		}
-		ShareDecodedRecords(reader);
+		BeginRaising(reader);
 		attached = true;
-		ForgetMinRecoveryPoint();
 	}
 	return GetRecoveryPauseState() == RECOVERY_NOT_PAUSED;
 }
@@ -401,7 +400,7 @@ InitRedo(void)
 		/* Where nothing else is set. */
 		SetConfigOption("recovery_prefetch", "off", PGC_POSTMASTER, PGC_S_DYNAMIC_DEFAULT);
 		if (WantedWorkers() == 0)
-			SetConfigOption("wal_decode_buffer_size", psprintf("%dkB", DECODE_BUFFER_SIZE / 1024), PGC_POSTMASTER,
+			SetConfigOption("wal_decode_buffer_size", psprintf("%dkB", DECODED_SIZE(RAISE_BY) / 1024), PGC_POSTMASTER,
 							PGC_S_DYNAMIC_DEFAULT);
 		RegisterWorkers();
 	}

@@ -44,11 +44,17 @@
 #define MAX_REDO_WORKERS 16
 #define DEFAULT_REDO_WORKERS 4	/* at most, and a core is the leader's */
 
-/* What the decoded records of some MB of WAL need. */
-#define DECODE_BUFFER_SIZE (24 * 1024 * 1024)
+/*
+ * minRecoveryPoint is raised by about so much WAL at a time: each time costs
+ * an fsync.  What is decoded for it is the better the sooner it is used, so
+ * that where a worker does the fsync, it is less, unless that worker is late.
+ */
+#define RAISE_BY		(8 * 1024 * 1024)
+#define RAISE_BY_WORKER	(4 * 1024 * 1024)
+#define MAX_RAISE_BY	(16 * 1024 * 1024)
 
-/* minRecoveryPoint is raised by about so much WAL at a time: each time costs an fsync. */
-#define RAISE_BY (8 * 1024 * 1024)
+/* What the decoded records of so much WAL need. */
+#define DECODED_SIZE(wal) (3 * (wal))
 
 /* A test breaks one of the rules of docs/readable.md, to see that others notice. */
 #ifndef WALRIDER_BREAK
@@ -162,7 +168,7 @@ extern bool early_redo_at_start;
 /* control.c */
 extern Size ControlSharedSize(void);
 extern void AttachControlShared(void);
-extern void ForgetMinRecoveryPoint(void);
+extern void BeginRaising(XLogReaderState *reader);
 extern bool IsRaiseWanted(void);
 extern void RaiseAsWanted(void);
 extern bool RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned);
@@ -202,7 +208,7 @@ extern void RegisterWorkers(void);
 extern Size WorkersSharedSize(void);
 extern void AttachWorkersShared(void);
 extern Slice *SharedSlice(int number);
-extern void ShareDecodedRecords(XLogReaderState *reader);
+extern void ShareDecodedRecords(XLogReaderState *reader, Size size);
 extern void CloseWorkersFiles(void);
 extern void WakeWorker(void);
 extern void GiveOut(Slice *slice);

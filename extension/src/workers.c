@@ -104,7 +104,7 @@ Size
 WorkersSharedSize(void)
 {
 	return MAXALIGN(sizeof(RedoWork)) +
-		(WantedWorkers() > 0 ? NUM_SLICES * MAXALIGN(sizeof(Slice)) + DECODE_BUFFER_SIZE : 0);
+		(WantedWorkers() > 0 ? NUM_SLICES * MAXALIGN(sizeof(Slice)) + DECODED_SIZE(MAX_RAISE_BY) : 0);
 }
 
 void
@@ -145,13 +145,13 @@ RunningWorkers(void)
 }
 
 /*
- * Have records decoded to where workers see them.  The queue is empty but for
- * the record that is being replayed.  That one stays where it is for its
- * caller, and becomes one of its own for the queue, which would not find it
- * in the buffer.
+ * Have records decoded to where workers see them, in so many bytes, which may
+ * become more.  At first the queue is empty but for the record that is being
+ * replayed.  That one stays where it is for its caller, and becomes one of its
+ * own for the queue, which would not find it in the buffer.
  */
 void
-ShareDecodedRecords(XLogReaderState *reader)
+ShareDecodedRecords(XLogReaderState *reader, Size size)
 {
 	static char *previous = NULL;
 
@@ -160,8 +160,14 @@ ShareDecodedRecords(XLogReaderState *reader)
 		pfree(previous);
 		previous = NULL;
 	}
-	if (decode_buffer == NULL || reader->decode_buffer == decode_buffer)
+	if (decode_buffer == NULL)
 		return;
+	if (reader->decode_buffer == decode_buffer)
+	{
+		/* Never less: records may be anywhere in it. */
+		reader->decode_buffer_size = Max(reader->decode_buffer_size, size);
+		return;
+	}
 
 	if (!reader->record->oversized)
 	{
@@ -187,7 +193,7 @@ ShareDecodedRecords(XLogReaderState *reader)
 	if (reader->free_decode_buffer)
 		previous = reader->decode_buffer;
 	reader->decode_buffer = reader->decode_buffer_head = reader->decode_buffer_tail = decode_buffer;
-	reader->decode_buffer_size = DECODE_BUFFER_SIZE;
+	reader->decode_buffer_size = size;
 	reader->free_decode_buffer = false;
 }
 
