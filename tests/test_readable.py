@@ -1,6 +1,6 @@
 """Early redo in PostgreSQL's own hot standby: the same pages as without it, nothing that a reader could tell, and crashes.
 
-Not tried: 17, where it is never active; a server with assertions; hours, unless WALRIDER_READABLE_SECONDS and
+Not tried: 17, where it is never active; a server with assertions, unless PG_CONFIG names one; hours, unless WALRIDER_READABLE_SECONDS and
 WALRIDER_READABLE_ROUNDS say so (`make soak-readable`).  `make planted-readable` breaks the rules one by one.
 """
 

@@ -275,11 +275,40 @@ StayInPlace(Slice *slice, SliceRecord *record)
 	}
 }
 
+/* The file is to have this block.  Returns false if too many files grow. */
+static bool
+Grow(Slice *slice, const RelFileLocator *rlocator, BlockNumber blkno)
+{
+	int			i = 0;
+
+	while (i < slice->ngrown && !RelFileLocatorEquals(slice->grown[i].rlocator, *rlocator))
+		i++;
+	if (i == MAX_GROWN)
+		return false;
+	if (i == slice->ngrown)
+	{
+		slice->ngrown++;
+		slice->grown[i].rlocator = *rlocator;
+		slice->grown[i].nblocks = 0;
+	}
+	slice->grown[i].nblocks = Max(slice->grown[i].nblocks, blkno + 1);
+	return true;
+}
+
+/* Many pages at a time, where redo adds one. */
+static void
+GrowFiles(Slice *slice)
+{
+	for (int i = 0; i < slice->ngrown; i++)
+		UnlockReleaseBuffer(XLogReadBufferExtended(slice->grown[i].rlocator, MAIN_FORKNUM, slice->grown[i].nblocks - 1,
+												   RBM_ZERO_AND_LOCK, InvalidBuffer));
+}
+
 /*
  * The page of a block, if it lies within its file, or can be made to: a page
- * that the record fills as a whole is added to the file here, as redo would.
- * It is new until it is filled, which any reader of a heap takes for empty;
- * an index is never extended.
+ * that the record fills as a whole is added to the file, as redo would.  It is
+ * new until it is filled, which any reader of a heap takes for empty; an index
+ * is never extended.
  */
 static SlicePage *
 UsablePage(Slice *slice, DecodedBkpBlock *block, bool fills)
@@ -294,16 +323,11 @@ UsablePage(Slice *slice, DecodedBkpBlock *block, bool fills)
 
 	if (block->blkno >= CountBlocks(slice, &block->rlocator, MAIN_FORKNUM))
 	{
-		Buffer		buffer;
-
-		if (!fills || BROKEN(8))
+		if (!fills || BROKEN(8) || !Grow(slice, &block->rlocator, block->blkno))
 		{
 			page->missing = true;
 			return NULL;
 		}
-		buffer = XLogReadBufferExtended(block->rlocator, MAIN_FORKNUM, block->blkno, RBM_ZERO_AND_LOCK, InvalidBuffer);
-		RememberBuffer(page, buffer);
-		UnlockReleaseBuffer(buffer);
 		page->added = true;
 	}
 	page->checked = true;
@@ -558,6 +582,7 @@ PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 	memset(slice->relations, 0, sizeof(slice->relations));
 	slice->ended = false;
 	slice->any_before = false;
+	slice->ngrown = 0;
 	if (slice->any_waits)
 		memset(slice->waits, 0, sizeof(slice->waits));
 	slice->any_waits = false;
@@ -590,6 +615,7 @@ PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 			StayInPlace(slice, record);
 		last = decoded;
 	}
+	GrowFiles(slice);
 	GuessBuffers(slice);
 	return slice->nchanges > 0;
 }

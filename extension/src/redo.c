@@ -99,13 +99,14 @@ IsDone(const SliceRecord *record)
 }
 
 /*
- * Take what is done behind `from` out of the queue, up to what is not, which
+ * Take what is done behind this record out of the queue, up to what is not, which
  * the walk comes to next.  The last record stays: the end of WAL is taken from
  * it.  Releasing a record frees all up to the one that is next in the queue.
  */
 static void
-SkipDone(DecodedXLogRecord *from)
+SkipDone(XLogReaderState *reader)
 {
+	DecodedXLogRecord *from = reader->record;
 	SliceIndex	next = walking;
 
 	while (next < slice->nrecords && IsDone(&slice->records[next]))
@@ -113,27 +114,17 @@ SkipDone(DecodedXLogRecord *from)
 	CountRedo(REDO_SKIPPED, next - walking);
 	from->next = slice->records[next].decoded;
 	walking = next;
-}
 
-/*
- * The gain is that a page is looked up, pinned and locked once for several
- * records.  Where each has a page of its own, as in COPY, there is none: leave
- * it alone for a while, longer each time.
- */
-static void
-SeeWhetherItPays(void)
-{
-	static uint64 leave = 0;
-	SliceIndex	touched = 0;
-
-	for (SliceIndex i = 1; i <= slice->npages; i++)
-		touched += slice->pages[i].first != 0;
-	if (walrider_redo_least_wal == 0 || RunningWorkers() > 0 || slice->nchanges >= touched + touched / 2)
-		leave = 0;
-	else
+	/* One that is not in the buffer frees nothing there: do so for what was taken out behind it. */
+	if (from->oversized)
 	{
-		leave = leave == 0 ? RAISE_BY : Min(2 * leave, 16 * RAISE_BY);
-		looked = slice->records[slice->nrecords].decoded->next_lsn + leave;
+		DecodedXLogRecord *first = from->next;
+
+		while (first != NULL && first->oversized)
+			first = first->next;
+		if (first == NULL)
+			reader->decode_buffer_tail = reader->decode_buffer;
+		reader->decode_buffer_head = first != NULL ? (char *) first : reader->decode_buffer;
 	}
 }
 
@@ -221,7 +212,11 @@ BeginSlice(XLogReaderState *reader)
 	}
 
 	for (SliceIndex i = 1; i <= slice->npages; i++)
+	{
 		RecordFreeSpace(&slice->pages[i]);
+		if (slice->pages[i].added)
+			RememberBuffer(&slice->pages[i], slice->pages[i].recent);
+	}
 	CountRedo(REDO_SLICES, 1);
 	CountRedo(REDO_RECORDS, slice->nrecords);
 	if (slice->ended)
@@ -231,8 +226,7 @@ BeginSlice(XLogReaderState *reader)
 			CountRedo(REDO_EARLY, 1);
 
 	walking = 1;
-	SkipDone(reader->record);
-	SeeWhetherItPays();
+	SkipDone(reader);
 }
 
 /* The changes of its pages that waited for this record, or for one before, can be done now. */
@@ -303,7 +297,7 @@ Walk(XLogReaderState *reader)
 	walking = at + 1;
 	if (reader->record->max_block_id >= 0 && ndone < Max(record->nchanges, 1))
 		Resume(at);
-	SkipDone(reader->record);
+	SkipDone(reader);
 }
 
 static void

@@ -39,6 +39,7 @@
 #define PAGE_TABLE		(4 * MAX_SLICE) /* a power of two, as is what is used of it */
 #define MAX_PAGES		(PAGE_TABLE / 2)
 #define KNOWN_RELATIONS 16
+#define MAX_GROWN		16
 #define NUM_SLICES		2		/* one is walked, one is given out */
 
 #define MAX_REDO_WORKERS 16
@@ -91,7 +92,7 @@ typedef struct SlicePage
 	int			free_bytes;		/* for the free space map; -1: nothing to tell */
 	bool		checked;		/* it lies within its file */
 	bool		missing;		/* it does not: its changes go in place */
-	bool		added;			/* to its file, by the plan */
+	bool		added;			/* to its file, when the plan is made */
 	bool		index;			/* has entries that point to a heap */
 	bool		held;			/* until the slice before has been walked */
 } SlicePage;
@@ -142,6 +143,14 @@ typedef struct Slice
 	uint32		generation;		/* of what is in the table */
 	uint32		mask;			/* of what is used of the table */
 	struct SMgrRelationData *relations[KNOWN_RELATIONS];
+
+	/* Files that grow, to so many blocks. */
+	int			ngrown;
+	struct
+	{
+		RelFileLocator rlocator;
+		BlockNumber nblocks;
+	}			grown[MAX_GROWN];
 	bool		any_waits;
 	SliceRecord records[MAX_SLICE + 1];
 	Change		changes[MAX_CHANGES + 1];

@@ -18,6 +18,8 @@
  */
 #include "postgres.h"
 
+#include <dlfcn.h>
+
 #include "access/xlog.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -301,7 +303,7 @@ DoChunk(void)
 		return true;
 
 	/* The last one of its stage. */
-	if (BROKEN(8) || BROKEN(9))
+	if (BROKEN(8) || BROKEN(9) || BROKEN(10))
 		pg_usleep(20000);
 	if (Work->indexes == BROKEN(9))
 		BeginStage(!BROKEN(9));
@@ -413,9 +415,14 @@ walrider_redo_worker_main(Datum arg)
 	proc_exit(0);
 }
 
+/* They load the library that the server has preloaded, by whichever path. */
 void
 RegisterWorkers(void)
 {
+	Dl_info		library;
+
+	if (dladdr((void *) walrider_redo_worker_main, &library) == 0)
+		elog(ERROR, "walrider does not find its library");
 	for (int i = 0; i < WantedWorkers(); i++)
 	{
 		BackgroundWorker worker = {0};
@@ -423,7 +430,7 @@ RegisterWorkers(void)
 		worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
 		worker.bgw_start_time = BgWorkerStart_ConsistentState;
 		worker.bgw_restart_time = 5;
-		snprintf(worker.bgw_library_name, MAXPGPATH, "walrider");
+		snprintf(worker.bgw_library_name, MAXPGPATH, "%s", library.dli_fname);
 		snprintf(worker.bgw_function_name, BGW_MAXLEN, "walrider_redo_worker_main");
 		snprintf(worker.bgw_name, BGW_MAXLEN, "walrider redo worker %d", i + 1);
 		snprintf(worker.bgw_type, BGW_MAXLEN, "walrider redo worker");
