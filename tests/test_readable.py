@@ -11,7 +11,7 @@ import pytest
 from tests.lab import extension, install
 from tests.lab.oracle.compare import compare
 from tests.lab.seed import seed
-from tests.lab.standby import readable
+from tests.lab.standby import readable, standby, watched
 from tests.lab.standby.readable import CATCH_UP, EARLY
 from tests.lab.waiting import wait_for
 
@@ -63,6 +63,27 @@ def test_workers_come_and_go(plain, work):
     server.stop()
     compare(server.data_dir, stock.data_dir)
     assert server.log_matches("exited with exit code 1") and readable.summary(server)["early"] > 10000
+
+
+def test_backup_and_cascade(primary_template, work):
+    """Of and from a standby that redoes pages early: nothing is missing there."""
+    found = readable.cascaded(primary_template, work, SECONDS / 2, seed())
+    assert found["early"] > 100 * SECONDS, found
+
+
+def test_remote_apply(primary_template, work):
+    """A commit that was answered is seen, beside a load of which most is redone early."""
+    with watched.primary_of(primary_template, work, readable.PRIMARY) as primary, watched.hot(primary, work, **EARLY) as follower:
+        primary.psql("CREATE TABLE answered (id int PRIMARY KEY); CREATE EXTENSION walrider")
+        primary.configure(f"synchronous_standby_names = '{standby.NAME}'", "postgresql.auto.conf")
+        primary.psql("SELECT pg_reload_conf()")
+        with watched.load(primary, "UPDATE t SET v = v || 'x' WHERE id % 2 = 0; " + watched.BATCH, pause=0), \
+                primary.session(options="-c synchronous_commit=remote_apply") as writer, follower.server.session() as reader:
+            for number in range(300):
+                writer.run(f"INSERT INTO answered VALUES ({number})")
+                assert reader.run(f"SELECT id FROM answered WHERE id = {number}") == [str(number)]
+        found = readable.counters(follower.server)
+    assert found["early"] > 1000 and found["worker_visits"] > 100, found
 
 
 @pytest.mark.parametrize("setting, reason", [("recovery_prefetch=on", "recovery_prefetch is not off"),

@@ -26,7 +26,9 @@
 #include "portability/instr_time.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
+#if PG_VERSION_NUM >= 180000
 #include "storage/aio_subsys.h"
+#endif
 #include "storage/bufmgr.h"
 #include "storage/condition_variable.h"
 #include "storage/ipc.h"
@@ -248,7 +250,9 @@ ForgetError(void)
 	FlushErrorState();
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
+#if PG_VERSION_NUM >= 180000
 	pgaio_error_cleanup();
+#endif
 	UnlockBuffers();
 	ReleaseAuxProcessResources(false);
 	smgrdestroyall();

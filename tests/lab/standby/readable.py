@@ -5,6 +5,7 @@ import re
 import signal
 import struct
 import time
+from contextlib import ExitStack
 
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
@@ -35,7 +36,7 @@ def has_caught_up(fixture, server):
 def catch_up(fixture, server, **settings):
     """Start, replay all of the archive, write all pages by a restartpoint at the last record, and stop."""
     server.start(**{**CATCH_UP, **settings})
-    wait_for(lambda: has_caught_up(fixture, server), server.log_tail, timeout=120)
+    wait_for(lambda: has_caught_up(fixture, server), server.log_tail, timeout=600)
     server.psql("CHECKPOINT")
     server.stop()
     assert controldata(server.data_dir)["Latest checkpoint location"] == fixture.info["final_checkpoint"]
@@ -57,6 +58,11 @@ def summary(server):
     rest = server.log_matches(r"DETAIL:  (skipped \d+, in place .*)")[-1]
     found = dict(part.rsplit(" ", 1) for part in rest.split(", "))
     return {"early": int(early), "records": int(records), "slices": int(slices), **{name: int(count) for name, count in found.items()}}
+
+
+def counters(server):
+    """What early redo did so far; the primary has the extension."""
+    return server.json("SELECT to_json(r) FROM walrider.stat_redo r")
 
 
 def pages_past(data_dir, bound):
@@ -105,6 +111,31 @@ def killed(fixture, work, rounds, rng, **settings):
     assert not wrong and len(found["first"]) == found["differences"], wrong[:5]
 
 
+def same_rows(primary, *others):
+    """They have the same in the tables of `readers`."""
+    for query in (readers.MONEY, readers.BRANCH, readers.DOCUMENT, "SELECT sum(hashtext(q::text)) FROM queue q"):
+        assert len({server.value(query) for server in (primary, *others)}) == 1, query
+
+
+def cascaded(template, work, seconds, seed):
+    """A base backup of the standby is taken in the midst of early redo, and follows that standby with early redo of its own."""
+    with primary_of(template, work, PRIMARY) as primary, ExitStack() as stack:
+        primary.psql("CREATE EXTENSION walrider;" + readers.TABLES)
+        follower = stack.enter_context(hot(primary, work, **EARLY))
+        crowd = readers.Crowd(seed)
+        for name, writes in readers.WRITERS.items():
+            crowd.add(name, primary, writes, synchronous_commit="off")
+        crowd.add("hold back", follower.server, readers.hold_back(follower.server))
+        with crowd:
+            crowd.stop.wait(seconds)
+            second = stack.enter_context(hot(follower.server, work, name="second", **EARLY))
+            crowd.stop.wait(seconds)
+        wait_for(lambda: follower.server.psql("SELECT pg_wal_replay_resume()", check=False), "an answer")
+        wait_position(follower.server, wait_position(primary), name="second")
+        same_rows(primary, follower.server, second.server)
+        return counters(second.server)
+
+
 def watched(template, work, seconds, seed, **settings):
     """Readers look at a standby that works off one backlog after the other; returns what early redo did."""
     with primary_of(template, work, PRIMARY) as primary:
@@ -119,14 +150,14 @@ def watched(template, work, seconds, seed, **settings):
             for number in range(3):
                 crowd.add(f"look {number}", follower.server, readers.look)
             crowd.add("stay", follower.server, readers.stay)
+            crowd.add("visit", follower.server, readers.visit(follower.server))
             crowd.add("hold back", follower.server, readers.hold_back(follower.server))
             with crowd:
                 crowd.stop.wait(seconds)
             wait_for(lambda: follower.server.psql("SELECT pg_wal_replay_resume()", check=False), "an answer")
             wait_position(primary)
-            for query in (readers.MONEY, readers.BRANCH, readers.DOCUMENT, "SELECT sum(hashtext(q::text)) FROM queue q"):
-                assert primary.value(query) == follower.server.value(query), query
-            found = follower.server.json("SELECT to_json(r) FROM walrider.stat_redo r")
+            same_rows(primary, follower.server)
+            found = counters(follower.server)
         assert not follower.server.log_matches("PANIC|terminated by signal"), follower.log_tail()
     assert found["active"] and found["refused"] == 0, found
     return {**found, "looks": sum(count for name, count in crowd.counts.items() if name.startswith("look"))}

@@ -167,8 +167,15 @@ def vacuum(connection, rng):
     time.sleep(0.1)
 
 
+def database(connection, rng):
+    """A database comes and goes, with all its files."""
+    connection.execute("DROP DATABASE IF EXISTS passing")
+    connection.execute(f"CREATE DATABASE passing STRATEGY {rng.choice(['wal_log', 'wal_log', 'file_copy'])}")
+    time.sleep(rng.uniform(0, 1))
+
+
 WRITERS = {"transfer": transfer, "transfer 2": transfer, "branch": branch, "branch 2": branch, "document": document, "bulk": bulk,
-           "prepared": prepared, "vacuum": vacuum}
+           "prepared": prepared, "vacuum": vacuum, "database": database}
 
 
 def in_a_snapshot(connection, way, query, expected):
@@ -197,6 +204,21 @@ def stay(connection, rng):
             time.sleep(rng.random() * 0.3)
             assert connection.execute(MONEY).fetchone()[0] == ACCOUNTS * START
             assert connection.execute(rows).fetchone() == first
+
+
+def visit(server):
+    """Work for a thread that is in the database that goes, if there is one."""
+    def run(_connection, rng):
+        time.sleep(rng.uniform(0, 0.1))
+        try:
+            with psycopg.connect(server.dsn("passing"), autocommit=True) as guest:
+                guest.execute("SELECT count(*) FROM pg_class")
+                time.sleep(rng.uniform(0, 0.5))
+                guest.execute("SELECT count(*) FROM pg_attribute")
+        except psycopg.OperationalError:
+            # It is gone, or not there yet.  A server that died, others notice.
+            pass
+    return run
 
 
 def hold_back(server):
