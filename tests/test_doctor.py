@@ -44,8 +44,9 @@ def doctor(*servers, time="4s"):
     return {finding["rule"]: finding for finding in findings}
 
 
+@pytest.mark.alone
 def test_all_is_well(primary, work):
-    """A primary and a standby with a moderate load: nothing is found, and the exit code says so."""
+    """A primary and a standby with a moderate load: nothing is found, and the exit code says so. Beside other tests the disk may be slow."""
     with hot(primary, work) as follower, load(primary, "INSERT INTO t SELECT i, 'x' FROM generate_series(1, 100) i", pause=0.05):
         wait_position(primary)
         # Before 14, sizes of files are looked up for each record, which is always told.
