@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE = 1
         test-subscription test-tools test-majors fetch-majors \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
         soak-standby soak-early soak-logical soak-logical-boundaries soak-power soak-plugin soak-readable soak-sim planted \
-        planted-readable packages clean
+        planted-readable suites-readable packages clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -208,7 +208,11 @@ soak-readable: build fetch extension
 	$(SOAK) WALRIDER_TEST_MAJOR=18 WALRIDER_READABLE_SECONDS=$${WALRIDER_READABLE_SECONDS:-1800} \
 	    WALRIDER_READABLE_ROUNDS=$${WALRIDER_READABLE_ROUNDS:-500} $(E2E) tests/test_readable.py -s $(PYTEST_ARGS)
 
-# Its rules, each broken on purpose.
+# PostgreSQL's suites as load for early redo: SUITES="plain" or other variants of tests.suites.
+suites-readable: build fetch fetch-suites extension
+	WALRIDER_TEST_MAJOR=18 $(UNPRIVILEGED) -- python3 -m tests.suites.early $(SUITES)
+
+# The rules of early redo, each broken on purpose.
 planted-readable: build fetch extension
 	WALRIDER_TEST_MAJOR=18 $(E2E) tests/broken_rules.py -s $(PYTEST_ARGS)
 

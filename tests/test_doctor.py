@@ -142,15 +142,15 @@ def test_replay_at_its_limit(primary, work):
 
 
 @contextmanager
-def fed(primary, follower):
-    """The standby gets as much as it can replay, and no more: a tenth of a second is never behind."""
+def fed(primary, follower, ahead=50_000):
+    """The standby gets as much as it can replay, and no more: with the bytes of a tenth of a second it is never behind."""
     stop = threading.Event()
 
     def feed():
         with primary.session(options="-c synchronous_commit=off") as writer, follower.server.session() as reader:
             while not stop.is_set():
                 replayed, = reader.run("SELECT pg_last_wal_replay_lsn()")
-                if writer.run(f"SELECT pg_current_wal_lsn() - '{replayed}'::pg_lsn < 50000") == ["t"]:
+                if writer.run(f"SELECT pg_current_wal_lsn() - '{replayed}'::pg_lsn < {ahead}") == ["t"]:
                     writer.run("DO $$BEGIN FOR i IN 1..50 LOOP TRUNCATE t; COMMIT; END LOOP; END$$")
 
     feeder = threading.Thread(target=feed)
@@ -173,10 +173,17 @@ def test_replay_that_nearly_falls_behind(primary, work):
 
 @pytest.mark.alone
 def test_replay_that_is_mostly_system_calls(primary, work):
-    """It makes and removes a file for each TRUNCATE, and has few buffers to look through."""
-    with hot(primary, work, shared_buffers="16MB", fsync="off") as follower, fed(primary, follower), fed(primary, follower):
-        found = doctor(primary, follower.server, time="5s")
-    assert "a second" in found["system_calls"]["evidence"][1], found
+    """It makes and removes a file for each TRUNCATE, and has few buffers to look through. Nobody has it wait for the disk; those who
+    feed it want the cores, too, so that it may get less than half of one: doctor looks up to three times."""
+    primary.configure("fsync = off", "postgresql.auto.conf")
+    primary.psql("SELECT pg_reload_conf()")
+    with hot(primary, work, shared_buffers="16MB", fsync="off") as follower, fed(primary, follower, 1_000_000), \
+            fed(primary, follower, 1_000_000):
+        for _ in range(3):
+            found = doctor(primary, follower.server, time="5s")
+            if "system_calls" in found:
+                break
+    assert "system_calls" in found and "a second" in found["system_calls"]["evidence"][1], found
 
 
 @pytest.mark.from_major(17, "pgaudit is fetched for 17 and 18")
