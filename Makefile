@@ -7,7 +7,7 @@ UNPRIVILEGED = $(PYTHON) -m tests.lab.as_user
 E2E = $(UNPRIVILEGED) -- python3 -m pytest -p no:cacheprovider
 # Tests side by side, one more than there are cores in CI: many of them wait. None with PYTEST_WORKERS=0.
 PYTEST_WORKERS ?= 3
-PARALLEL = -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+PARALLEL = -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder --durations=30 --durations-min=10
 # Random choices are the same every time, but in the soaks.
 SOAK = WALRIDER_SEED=$${WALRIDER_SEED:-random}
 # Of every area something that takes seconds.
