@@ -171,6 +171,7 @@ def test_replay_that_nearly_falls_behind(primary, work):
         found = doctor(primary, follower.server, time="5s")
     assert "falls behind above" in found["little_headroom"]["what"], found
     assert not [rule for rule in found if rule.startswith("lag_")], found
+    assert "fsync = off" in found["unsafe_setting"]["evidence"], found
 
 
 @pytest.mark.alone
