@@ -73,7 +73,7 @@ def test_backup_and_cascade(primary_template, work):
 
 def test_remote_apply(primary_template, work):
     """A commit that was answered is seen, beside a load of which most is redone early."""
-    with watched.primary_of(primary_template, work, readable.PRIMARY) as primary, watched.hot(primary, work, **EARLY) as follower:
+    with watched.primary_of(primary_template, work, readable.PRIMARY) as primary, watched.hot(primary, work, **EARLY, **{"walrider.redo_workers": 1}) as follower:
         primary.psql("CREATE TABLE answered (id int PRIMARY KEY); CREATE EXTENSION walrider")
         primary.configure(f"synchronous_standby_names = '{standby.NAME}'", "postgresql.auto.conf")
         primary.psql("SELECT pg_reload_conf()")

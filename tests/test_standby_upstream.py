@@ -222,7 +222,10 @@ def test_a_slot_dropped_under_it(table, work):
     """The walsender is terminated and the slot dropped: with --create-slot it is made again, and nothing was lost."""
     with Walrider(clone(table, work / "ours", slot="ours"), "--create-slot").start() as follower:
         wait_streaming(table)
+        # Stopped, it cannot connect again before the slot is gone.
+        follower.send_signal(signal.SIGSTOP)
         table.psql("SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots; SELECT pg_drop_replication_slot('ours')")
+        follower.send_signal(signal.SIGCONT)
         wait_streaming(table)
         assert table.psql("SELECT slot_name, active FROM pg_replication_slots") == [["ours", "t"]]
         Commit(table, "remote_apply").wait()

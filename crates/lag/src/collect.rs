@@ -191,12 +191,16 @@ enum Ended {
 
 impl From<ConnectError> for Ended {
     fn from(error: ConnectError) -> Ended {
-        match &error {
-            ConnectError::Server(message) if message.code == SERIALIZATION_FAILURE => {
-                Ended::Cancelled(error.to_string())
-            }
-            _ => Ended::Failed(error.to_string()),
-        }
+        if is_for_replay(&error) { Ended::Cancelled(error.to_string()) } else { Ended::Failed(error.to_string()) }
+    }
+}
+
+/// Whether replay was in the way of a query, or of the look into the catalogs that a connection begins with.
+fn is_for_replay(error: &ConnectError) -> bool {
+    match error {
+        ConnectError::Server(message) => message.code == SERIALIZATION_FAILURE,
+        ConnectError::Open(attempts) => attempts.iter().any(|attempt| is_for_replay(&attempt.error)),
+        _ => false,
     }
 }
 
@@ -392,18 +396,25 @@ pub fn is_local(peer: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use walrider_session::FailedAttempt;
     use walrider_wire::backend::ServerMessage;
 
     use super::*;
 
-    fn ended(code: &str) -> Ended {
-        ConnectError::Server(ServerMessage { code: code.into(), ..ServerMessage::default() }).into()
+    fn error(code: &str) -> ConnectError {
+        ConnectError::Server(ServerMessage { code: code.into(), ..ServerMessage::default() })
+    }
+
+    fn at_connecting(code: &str) -> ConnectError {
+        ConnectError::Open(vec![FailedAttempt { peer: "/tmp/.s.PGSQL.5432".into(), error: error(code) }])
     }
 
     #[test]
     fn a_question_that_replay_cancels_is_not_a_server_that_fails() {
-        assert!(matches!(ended(SERIALIZATION_FAILURE), Ended::Cancelled(_)));
-        assert!(matches!(ended("57P01"), Ended::Failed(_)));
+        assert!(matches!(error(SERIALIZATION_FAILURE).into(), Ended::Cancelled(_)));
+        assert!(matches!(at_connecting(SERIALIZATION_FAILURE).into(), Ended::Cancelled(_)));
+        assert!(matches!(error("57P01").into(), Ended::Failed(_)));
+        assert!(matches!(at_connecting("57P01").into(), Ended::Failed(_)));
         assert!(matches!(Ended::from(ConnectError::Closed), Ended::Failed(_)));
     }
 }
