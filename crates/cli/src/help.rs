@@ -44,6 +44,7 @@ const GROUPS: &[(&str, &[&str])] = &[
         ],
     ),
     ("Replay", &["min_apply_delay", "restartpoint_interval", "restartpoint_wal", "wal_keep"]),
+    ("To be read", &["readable", "readable_within", "catch_up_beyond", "catch_up_after", "local_conninfo"]),
     ("Resources", &["jobs", "memory"]),
     ("What is asked", &["interval", "wal_content"]),
     ("What is varied", &["vary", "set", "fraction", "repeats", "seed"]),
@@ -98,7 +99,9 @@ Examples:
   pg_basebackup -R -D \"$PGDATA\" -d 'host=db1 user=replicator' -C -S standby1
   walrider standby -D \"$PGDATA\" --http 127.0.0.1:9187
   walrider standby -D \"$PGDATA\" --primary 'host=db1' --make-standby
-      of a base backup without standby.signal; only for the first start",
+      of a base backup without standby.signal; only for the first start
+  walrider standby -D \"$PGDATA\" --readable --pg-ctl /usr/lib/postgresql/18/bin/pg_ctl
+      one that can be read",
     ),
     (
         "receive",

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::Parser;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use walrider_datadir::lock::LockFile;
 
 use crate::{Cli, Command};
 
@@ -149,10 +150,12 @@ pub struct Running {
 }
 
 impl Running {
-    /// Whoever has the directory: by the lock file, else as one that receives into it.
+    /// Whoever has the directory: by the lock file. One that lets PostgreSQL have it meanwhile (`standby --readable`) keeps it open,
+    /// and one that receives into it names it on its command line.
     pub fn find(directory: &Path) -> Result<Option<Running>, ControlError> {
         match Running::of_lock(directory)? {
             None => Ok(Running::receiving(directory)),
+            Some(server) if server.kind == Kind::Postgres => Ok(Some(Running::lending(directory).unwrap_or(server))),
             found => Ok(found),
         }
     }
@@ -180,15 +183,12 @@ impl Running {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other.map_err(|source| ControlError::Io { operation: "read", path: path.clone(), source })?,
         };
-        let text = String::from_utf8_lossy(&text);
-        let line = |number| text.lines().nth(number).unwrap_or_default().trim();
-        let stated: i32 = line(0).parse().map_err(|_| ControlError::Lock(path.clone()))?;
-        let pid = stated.checked_abs().and_then(Pid::from_raw).ok_or(ControlError::Lock(path))?;
+        let file = LockFile::parse(&String::from_utf8_lossy(&text)).ok_or(ControlError::Lock(path))?;
+        let pid = Pid::from_raw(file.pid.abs()).expect("a lock file has a process id");
         let Some(mut running) = Running::open(pid)? else { return Ok(None) };
-        running.since =
-            line(2).parse().ok().and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+        running.since = file.since;
         // A postmaster's is positive; ours is negative, as a stand-alone backend's.
-        if stated > 0 {
+        if file.pid > 0 {
             running.kind = Kind::Postgres;
         }
         Ok(Some(running))
@@ -202,6 +202,16 @@ impl Running {
             fs::canonicalize(running.path(args.directory())).is_ok_and(|path| path == directory)
         };
         Running::all(Kind::Receive).ok()?.find(receives)
+    }
+
+    /// A `walrider standby` that has the directory open.
+    fn lending(directory: &Path) -> Option<Running> {
+        let directory = fs::canonicalize(directory).ok()?;
+        let has_open = |running: &Running| {
+            let Ok(mut files) = fs::read_dir(format!("/proc/{}/fd", running.pid())) else { return false };
+            files.any(|file| file.is_ok_and(|file| fs::read_link(file.path()).is_ok_and(|path| path == directory)))
+        };
+        Running::all(Kind::Standby).ok()?.find(has_open)
     }
 
     /// All processes of a kind, of whoever they are.

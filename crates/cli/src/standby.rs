@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use walrider_datadir::descriptors;
-use walrider_standby::{Outcome, Standby, StandbyError};
+use walrider_standby::{Node, Outcome, StandbyError};
 
 use crate::failure::{Exit, Failure};
 use crate::logging::{self, LevelSwitch};
@@ -24,6 +24,9 @@ use options::{Resolved, StandbyOptions};
 ///
 /// SIGTERM and SIGINT stop it; the directory is then one that PostgreSQL, or the same command, goes on with. SIGHUP reads
 /// FILE and the directory's configuration again. `walrider promote` promotes, `walrider pause` and `resume` hold replay.
+///
+/// Nobody can read it while Walrider replays. With --readable PostgreSQL has the directory near the end of WAL, and Walrider far
+/// from it: so it can be read, and catches up fast.
 #[derive(Args)]
 pub struct StandbyArgs {
     /// TOML file with options: each by its name here, with underscores; options given here go before
@@ -73,6 +76,14 @@ pub fn run(args: StandbyArgs) -> ExitCode {
             tracing::info!("handed over at {} on timeline {}", summary.end, summary.timeline);
             ExitCode::SUCCESS
         }
+        Ok(Outcome::ServerStopped) => {
+            tracing::info!("stopped, and PostgreSQL with it");
+            ExitCode::SUCCESS
+        }
+        Ok(Outcome::ServerPromoted) => {
+            tracing::info!("PostgreSQL has been promoted, and has the directory from now on");
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             tracing::error!("{error}");
             error.code()
@@ -108,9 +119,9 @@ fn follow(args: StandbyArgs, mut resolved: Resolved, level: LevelSwitch) -> Resu
     note(&resolved);
     descriptors::share_out(resolved.jobs)?;
     rayon::ThreadPoolBuilder::new().num_threads(resolved.jobs).build_global()?;
-    let standby = Standby::new(resolved.settings.clone())?;
-    resolved.settings.data_dir = standby.data_dir();
-    let (told, observed) = (standby.clone(), standby.clone());
+    let node = Node::new(resolved.settings.clone())?;
+    resolved.settings.data_dir = node.data_dir();
+    let (told, observed) = (node.clone(), node.clone());
     let http = resolved.http.clone();
     let _http = service::start(http.as_deref(), Arc::new(move || observed.status()), move |wish| match wish {
         Wish::Stop => told.stop(),
@@ -118,13 +129,13 @@ fn follow(args: StandbyArgs, mut resolved: Resolved, level: LevelSwitch) -> Resu
         Wish::Look => told.check_control_files(),
         Wish::Reload => reload(&args, &resolved, &level, &told),
     })?;
-    Ok(standby.run()?)
+    Ok(node.run()?)
 }
 
 /// Reads everything again. What is wrong now is said, and what was right before stays.
-fn reload(args: &StandbyArgs, running: &Resolved, level: &LevelSwitch, standby: &Standby) {
+fn reload(args: &StandbyArgs, running: &Resolved, level: &LevelSwitch, node: &Node) {
     // What it runs on, and not what has the name now.
-    let options = StandbyOptions { data_dir: Some(standby.data_dir()), ..args.options.clone() };
+    let options = StandbyOptions { data_dir: Some(node.data_dir()), ..args.options.clone() };
     match Resolved::load(&options, args.config.as_deref()) {
         Ok(mut new) => {
             tracing::info!("received SIGHUP, reloading configuration files");
@@ -134,7 +145,7 @@ fn reload(args: &StandbyArgs, running: &Resolved, level: &LevelSwitch, standby: 
             }
             new.settings.memory_bytes = running.settings.memory_bytes;
             level.set(new.log_level);
-            standby.reload(new.settings);
+            node.reload(new.settings);
         }
         Err(error) => tracing::error!("the configuration is wrong, and stays as it was: {error}"),
     }

@@ -9,7 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -19,6 +19,10 @@ use crate::durable::{fsync_dir, list_dir, read_file, unlink_if_there};
 use crate::error::{DataDirError, IoContext, Result};
 use crate::held::shown;
 
+/// The file's name.
+const LOCK_FILE: &str = "postmaster.pid";
+/// Longest lock file that is read, in bytes.
+const MAX_LOCK_FILE: u64 = 1 << 16;
 /// Bound of the retries against others that create the file at the same moment.
 const MAX_TRIES: u32 = 100;
 
@@ -77,7 +81,7 @@ impl DataDirLock {
     /// take us for a postmaster. The file appears with its contents, whole: an empty one, as a kill between making and
     /// writing it would leave, keeps everybody out until somebody removes it by hand.
     pub fn acquire(data_dir: &Path) -> Result<DataDirLock> {
-        let path = data_dir.join("postmaster.pid");
+        let path = data_dir.join(LOCK_FILE);
         let directory = lock_directory(data_dir, &path)?;
         let prepared = data_dir.join(format!("{PREPARED}{}", getpid().as_raw_pid()));
         for _ in 0..MAX_TRIES {
@@ -97,7 +101,7 @@ impl DataDirLock {
                 Err(error) => return Err(error).context("create lock file", &path),
             }
             // It may be gone by now: then try again.
-            if let Some(contents) = read_file(&path, 1 << 16)? {
+            if let Some(contents) = read_file(&path, MAX_LOCK_FILE)? {
                 refuse_if_in_use(&path, &contents, data_dir)?;
                 #[cfg(test)]
                 tests::before_unlink();
@@ -113,7 +117,7 @@ impl DataDirLock {
     /// Errors if the file is not ours any more (`RecheckDataDirLockFile`): then somebody else may have the directory, and
     /// nothing more must be written.
     pub fn recheck(&self) -> Result<()> {
-        let found = read_file(&self.path, 1 << 16)?;
+        let found = read_file(&self.path, MAX_LOCK_FILE)?;
         if found.as_ref() == Some(&self.contents) {
             return Ok(());
         }
@@ -137,7 +141,7 @@ fn lock_directory(data_dir: &Path, lock_file: &Path) -> Result<File> {
     match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(directory),
         Err(Errno::WOULDBLOCK) => {
-            if let Some(contents) = read_file(lock_file, 1 << 16)? {
+            if let Some(contents) = read_file(lock_file, MAX_LOCK_FILE)? {
                 refuse_if_in_use(lock_file, &contents, data_dir)?;
             }
             Err(DataDirError::Refused(format!(
@@ -186,6 +190,75 @@ impl Drop for DataDirLock {
         }
         // A child that has not called exec yet has a copy of the descriptor.
         let _ = flock(&self.directory, FlockOperation::Unlock);
+    }
+}
+
+/// What `postmaster.pid` says; what is not there yet is empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LockFile {
+    /// Who has the directory; negative: not a postmaster.
+    pub pid: i32,
+    /// When it took it.
+    pub since: Option<SystemTime>,
+    /// The port of a postmaster.
+    pub port: String,
+    /// The directory of its socket.
+    pub socket_dir: String,
+    /// The first address that it listens on.
+    pub listen_address: String,
+    /// What it is doing: `ready` once it takes connections.
+    pub status: String,
+}
+
+impl LockFile {
+    /// `None`: it does not begin with a process id.
+    ///
+    /// ```
+    /// use walrider_datadir::lock::LockFile;
+    /// let text = "4711\n/data\n1795678824\n5432\n/tmp\nlocalhost\n  1  2\nready   \n";
+    /// let file = LockFile::parse(text).unwrap();
+    /// assert_eq!((file.pid, &*file.port, &*file.socket_dir, &*file.status), (4711, "5432", "/tmp", "ready"));
+    /// assert_eq!(LockFile::parse("x"), None);
+    /// ```
+    pub fn parse(text: &str) -> Option<LockFile> {
+        let line = |number| text.lines().nth(number).unwrap_or_default().trim();
+        let pid: i32 = line(0).parse().ok()?;
+        Pid::from_raw(pid.checked_abs()?)?;
+        let since = line(2).parse().ok().map(Duration::from_secs);
+        Some(LockFile {
+            pid,
+            since: since.and_then(|since| UNIX_EPOCH.checked_add(since)),
+            port: line(3).to_owned(),
+            socket_dir: line(4).to_owned(),
+            listen_address: line(5).to_owned(),
+            status: line(7).to_owned(),
+        })
+    }
+
+    /// That of the server which runs on a directory, if one does.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn of_server(data_dir: &Path) -> Result<Option<LockFile>> {
+        let text = read_file(&data_dir.join(LOCK_FILE), MAX_LOCK_FILE)?;
+        let file = text.and_then(|text| LockFile::parse(&String::from_utf8_lossy(&text)));
+        // The number may be another's by now; a postmaster works in its data directory.
+        let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        let works_there =
+            |pid| identity(Path::new(&format!("/proc/{pid}/cwd"))).is_some_and(|cwd| Some(cwd) == identity(data_dir));
+        Ok(file.filter(|file| file.pid > 0 && works_there(file.pid)))
+    }
+}
+
+/// Errors while somebody has the directory: a live process, or what a server that was killed has left behind.
+///
+/// # Errors
+/// [`DataDirError::Refused`] then; others if the file cannot be read, or makes no sense.
+pub fn check_free(data_dir: &Path) -> Result<()> {
+    let path = data_dir.join(LOCK_FILE);
+    match read_file(&path, MAX_LOCK_FILE)? {
+        Some(contents) => refuse_if_in_use(&path, &contents, data_dir),
+        None => Ok(()),
     }
 }
 

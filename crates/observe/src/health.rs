@@ -44,10 +44,14 @@ impl Limits {
 pub fn check(status: &StandbyStatus, limits: &Limits) -> Result<(), String> {
     let follows = match status.state {
         State::Streaming => true,
+        State::Readable => status.connected_since.is_some(),
         State::Recovering => status.primary.is_none(),
         _ => false,
     };
     if !follows {
+        if status.state == State::Readable {
+            return Err("readable, but nothing is received".to_owned());
+        }
         let trouble = matches!(status.state, State::Connecting | State::WaitingForDisk | State::Failed);
         let because = status.last_error.as_ref().filter(|_| trouble).map(|error| format!(": {}", error.message));
         return Err(format!("{}{}", status.state, because.unwrap_or_default()));
@@ -89,10 +93,13 @@ mod tests {
     fn only_what_follows_is_healthy() {
         for state in State::ALL {
             let status = StandbyStatus { state, ..streaming() };
-            assert_eq!(verdict(&status, "").is_ok(), state == State::Streaming, "{state:?}");
+            let follows = [State::Streaming, State::Readable].contains(&state);
+            assert_eq!(verdict(&status, "").is_ok(), follows, "{state:?}");
         }
         let archive = StandbyStatus { state: State::Recovering, primary: None, ..streaming() };
         verdict(&archive, "").unwrap();
+        let alone = StandbyStatus { state: State::Readable, connected_since: None, ..streaming() };
+        assert_eq!(verdict(&alone, ""), Err("readable, but nothing is received".into()));
         let paused = StandbyStatus { paused: true, ..streaming() };
         assert_eq!(verdict(&paused, ""), Err("replay is paused".into()));
         let away = StandbyStatus { state: State::Connecting, ..streaming() };

@@ -52,6 +52,7 @@ pub const METRICS: &[Metric] = &[
     metric("timeline", "The timeline received or replayed.", Gauge(|s| Some(s.timeline?.get().into()))),
     metric("connected", "1 while there is a connection to the primary.", Gauge(|s| flag(s.connected_since.is_some()))),
     metric("early", "1 while WAL comes before the primary has flushed it.", Gauge(|s| flag(s.early))),
+    metric("turns_total", "How often PostgreSQL has had the directory, to be read.", Counter(|s| s.turns as f64)),
     metric("connections_total", "Connections made to the primary.", Counter(|s| s.connections as f64)),
     metric(
         "last_error_time_seconds",

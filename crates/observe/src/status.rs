@@ -122,6 +122,8 @@ pub enum State {
     Connecting,
     /// Receiving and replaying.
     Streaming,
+    /// PostgreSQL has the directory, and answers queries (`walrider standby --readable`).
+    Readable,
     /// The disk is full: nothing is received until there is space.
     #[serde(rename = "waiting for disk")]
     WaitingForDisk,
@@ -140,11 +142,12 @@ pub enum State {
 
 impl State {
     /// All that this Walrider has.
-    pub const ALL: [State; 9] = [
+    pub const ALL: [State; 10] = [
         State::Starting,
         State::Recovering,
         State::Connecting,
         State::Streaming,
+        State::Readable,
         State::WaitingForDisk,
         State::Paused,
         State::Promoting,
@@ -313,6 +316,8 @@ pub struct StandbyStatus {
     pub connected_since: Option<Time>,
     /// Connections made since the start.
     pub connections: u64,
+    /// How often PostgreSQL has had the directory, since the start.
+    pub turns: u64,
     /// WAL comes before the primary has flushed it.
     pub early: bool,
     /// The last thing that went wrong.
@@ -444,6 +449,7 @@ pub(crate) mod tests {
             application_name: Some("walrider".into()),
             connected_since: at(50.0),
             connections: 2,
+            turns: 1014,
             early: true,
             last_error: Some(LastError { time: at(49.0).unwrap(), message: "connection \"lost\"\\\n".into() }),
             last_message_sent: at(99.25),

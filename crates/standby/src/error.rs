@@ -54,6 +54,14 @@ pub enum StandbyError {
         /// What came of it.
         why: String,
     },
+    /// The server on a directory that is read.
+    #[error("pg_ctl {command} failed: {why}")]
+    Server {
+        /// What `pg_ctl` was told.
+        command: String,
+        /// What came of it.
+        why: String,
+    },
     /// Threads or descriptors.
     #[error("could not {operation}: {source}")]
     System {

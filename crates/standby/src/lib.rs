@@ -6,17 +6,21 @@
 mod admit;
 mod error;
 pub mod machine;
+mod node;
 mod receive;
 mod receiver;
 mod repeats;
 mod settings;
 mod shell;
 mod standby;
+mod turns;
 
 pub use error::StandbyError;
+pub use node::Node;
 pub use receive::{Receive, ReceiveSettings};
-pub use settings::{EarlyMode, Settings, describe_primary};
+pub use settings::{EarlyMode, ReadableSettings, Settings, describe_primary};
 pub use shell::{PAUSE_FILE, PROMOTE_FILE};
 pub use standby::{Outcome, Standby};
+pub use turns::Limits;
 pub use walrider_replay::startup::Summary;
 pub use walrider_session::ConnectError;

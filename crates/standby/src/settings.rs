@@ -8,6 +8,8 @@ use walrider_datadir::recovery_settings::TargetTimeline;
 use walrider_session::{ConnectError, ConnectOptions};
 use walrider_wire::pulse::Timing;
 
+use crate::turns::Limits;
+
 /// Whether WAL is to come before the primary has flushed it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyMode {
@@ -18,6 +20,15 @@ pub enum EarlyMode {
     On,
     /// Never.
     Off,
+}
+
+/// How a standby is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadableSettings {
+    /// When the directory changes hands.
+    pub limits: Limits,
+    /// How to connect to the server on the directory, besides host and port, which are found.
+    pub local_conninfo: String,
 }
 
 /// What a standby is told. The command line, its file and the directory's own configuration have been brought together.
@@ -65,8 +76,10 @@ pub struct Settings {
     pub restartpoint_wal_bytes: u64,
     /// Memory for pages and WAL, in bytes.
     pub memory_bytes: u64,
-    /// `pg_ctl`, to start a server once promoted; none: somebody else does.
+    /// `pg_ctl`, to start a server once promoted, and to be read; none: somebody else does.
     pub pg_ctl: Option<PathBuf>,
+    /// PostgreSQL has the directory while it keeps up; none: never.
+    pub readable: Option<ReadableSettings>,
     /// `application_name` where the connection string has none.
     pub application_name_fallback: String,
 }

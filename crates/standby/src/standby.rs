@@ -3,7 +3,6 @@
 use std::fs;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -25,6 +24,7 @@ use walrider_spool::{FSYNC_BUCKETS_MICROS, SpoolStats};
 
 use crate::error::StandbyError;
 use crate::machine::{Event, Link};
+use crate::node::server;
 use crate::receiver;
 use crate::settings::Settings;
 use crate::shell::{PROMOTE_FILE, PROMOTING_FILE, Shell};
@@ -37,6 +37,10 @@ pub enum Outcome {
     Stopped(Summary),
     /// The directory is a primary's now.
     Promoted(Summary),
+    /// Cleanly, while PostgreSQL had the directory: it was stopped by us, or by somebody else.
+    ServerStopped,
+    /// PostgreSQL was promoted, and runs.
+    ServerPromoted,
 }
 
 /// A standby. Clones are the same one.
@@ -201,18 +205,9 @@ impl Standby {
             promoted.timeline,
             promoted.switch_point
         );
-        let Some(program) = &settings.pg_ctl else { return Ok(Outcome::Promoted(summary)) };
-        let not_started = |why: String| StandbyError::NotStarted { program: program.clone(), why };
-        let mut command = Command::new(program);
-        // It is ours, not the server's.
-        command.env_remove("NOTIFY_SOCKET");
-        command.arg("start").arg("-w").arg("-D").arg(shown(&settings.data_dir));
-        if let Some(file) = &settings.config_file {
-            command.arg("-o").arg(format!("-c config_file='{}'", file.display()));
-        }
-        let status = command.status().map_err(|error| not_started(error.to_string()))?;
-        if !status.success() {
-            return Err(not_started(format!("{status}; see the server's log")));
+        if let Some(program) = &settings.pg_ctl {
+            let not_started = |why| StandbyError::NotStarted { program: program.clone(), why };
+            server::start(settings, true).map_err(not_started)?;
         }
         Ok(Outcome::Promoted(summary))
     }

@@ -13,7 +13,7 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::config::{Config, Setting, Unit};
 use walrider_datadir::open::read_version;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetTimeline};
-use walrider_standby::{ConnectError, EarlyMode, Settings};
+use walrider_standby::{ConnectError, EarlyMode, Limits, ReadableSettings, Settings};
 
 use crate::logging::{LogFormat, parse_level};
 use crate::values::{
@@ -100,6 +100,24 @@ pub struct StandbyOptions {
     /// Start PostgreSQL with this pg_ctl once promoted
     #[arg(long, value_name = "PATH")]
     pub pg_ctl: Option<PathBuf>,
+    /// Let PostgreSQL have the directory, and be read, while it keeps up; with --pg-ctl
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_possible_values = true)]
+    pub readable: Option<bool>,
+    /// PostgreSQL gets the directory when replay is no farther behind than this [default: 16MB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[serde(deserialize_with = "size")]
+    pub readable_within: Option<u64>,
+    /// Walrider gets it back when PostgreSQL is farther behind than this [default: 1GB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[serde(deserialize_with = "size")]
+    pub catch_up_beyond: Option<u64>,
+    /// for this long [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[serde(deserialize_with = "duration")]
+    pub catch_up_after: Option<Duration>,
+    /// How to ask PostgreSQL here how far it is, as in "user=monitor"; its socket and port are found, its database is postgres
+    #[arg(long, value_name = "CONNINFO")]
+    pub local_conninfo: Option<String>,
     /// Threads [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub jobs: Option<u16>,
@@ -188,6 +206,7 @@ impl Resolved {
         read_version(&data_dir)?;
         let configuration = Config::read(&data_dir, given.config_file.as_deref())?;
         let directory = StandbyOptions::of_directory(&data_dir, &configuration)?;
+        given.check_readable(&directory, &configuration)?;
         given.or(directory).resolve(data_dir, &configuration)
     }
 
@@ -201,6 +220,7 @@ impl Resolved {
             ("jobs", self.jobs == new.jobs),
             ("log_format", self.log_format == new.log_format),
             ("memory", settings.0.memory_bytes == settings.1.memory_bytes),
+            ("readable", settings.0.readable.is_some() == settings.1.readable.is_some()),
         ];
         same.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
     }
@@ -271,7 +291,8 @@ impl StandbyOptions {
         }
         first! {
             data_dir config_file primary create_slot early status_interval receiver_timeout retry_interval min_apply_delay
-            wal_keep timeline restartpoint_interval restartpoint_wal http pg_ctl jobs fetch_jobs memory log_format log_level
+            wal_keep timeline restartpoint_interval restartpoint_wal http pg_ctl jobs fetch_jobs memory log_format
+            log_level readable readable_within catch_up_beyond catch_up_after local_conninfo
         }
     }
 
@@ -293,11 +314,56 @@ impl StandbyOptions {
         Ok(())
     }
 
+    /// What a standby that is read needs: PostgreSQL goes by the directory's own configuration.
+    fn check_readable(&self, directory: &StandbyOptions, config: &Config) -> Result<(), OptionsError> {
+        let refused = |reason: &str| Err(OptionsError::Refused(format!("readable {reason}")));
+        let delays = |options: &StandbyOptions| options.min_apply_delay.is_some_and(|delay| !delay.is_zero());
+        if self.readable != Some(true) {
+            return Ok(());
+        }
+        if self.pg_ctl.is_none() {
+            return refused("needs pg_ctl: name that of the server");
+        }
+        if directory.primary.as_ref().is_none_or(String::is_empty) {
+            return refused("needs primary_conninfo in the directory's configuration, for PostgreSQL");
+        }
+        if delays(self) || delays(directory) {
+            return refused(
+                "and min_apply_delay (recovery_min_apply_delay) exclude each other: it would never be near the end",
+            );
+        }
+        if self.early == Some(EarlyMode::On) {
+            return refused(
+                "and early = on exclude each other: PostgreSQL does not read what the primary has not flushed",
+            );
+        }
+        if config.get("hot_standby").is_some_and(|setting| matches!(setting.bool(), Ok(false))) {
+            return refused("needs hot_standby = on");
+        }
+        let limits = self.limits();
+        if limits.within >= limits.beyond {
+            return refused("needs readable_within to be less than catch_up_beyond");
+        }
+        Ok(())
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            within: self.readable_within.unwrap_or(16 << 20),
+            beyond: self.catch_up_beyond.unwrap_or(1 << 30),
+            patience: self.catch_up_after.unwrap_or(Duration::from_secs(10)),
+        }
+    }
+
     /// With the defaults for what nobody said.
     fn resolve(self, data_dir: PathBuf, config: &Config) -> Result<Resolved, OptionsError> {
         // Empty is a way to say none, as in postgresql.conf.
         let some = |text: Option<String>| text.filter(|text| !text.is_empty());
         let seconds = Duration::from_secs;
+        let readable = (self.readable == Some(true)).then(|| ReadableSettings {
+            limits: self.limits(),
+            local_conninfo: self.local_conninfo.clone().unwrap_or_default(),
+        });
         let slot = some(self.slot);
         let create_slot = self.create_slot.unwrap_or(false);
         if create_slot && slot.is_none() {
@@ -328,6 +394,7 @@ impl StandbyOptions {
             restartpoint_wal_bytes: self.restartpoint_wal.unwrap_or(1 << 30),
             memory_bytes: self.memory.unwrap_or_else(default_memory),
             pg_ctl: self.pg_ctl,
+            readable,
             application_name_fallback: cluster_name.unwrap_or_else(|| APPLICATION_NAME.to_owned()),
         };
         if settings.primary.is_none() && settings.restore_command.is_none() && settings.wal.is_none() {
@@ -339,7 +406,9 @@ impl StandbyOptions {
         }
         settings.check()?;
         let mut notes = Vec::new();
-        if config.get("hot_standby_feedback").is_some_and(|setting| matches!(setting.bool(), Ok(true))) {
+        if settings.readable.is_none()
+            && config.get("hot_standby_feedback").is_some_and(|setting| matches!(setting.bool(), Ok(true)))
+        {
             notes.push(
                 "hot_standby_feedback is on, but nobody reads here while Walrider runs: nothing is fed back".to_owned(),
             );

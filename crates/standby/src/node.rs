@@ -1,0 +1,446 @@
+//! A standby's directory, and who replays into it: Walrider alone; or, where it is to be read, Walrider far from the end of WAL and
+//! PostgreSQL near it, in turns ([`Turns`] says when).
+
+pub(crate) mod server;
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use walrider_datadir::held::{HeldDir, shown};
+use walrider_datadir::lock;
+use walrider_datadir::open::read_control;
+use walrider_layout::Lsn;
+use walrider_layout::positions::WalPositions;
+use walrider_observe::status::{LastError, StandbyStatus, State, Time};
+
+use crate::error::StandbyError;
+use crate::settings::{EarlyMode, Settings};
+use crate::shell::{PAUSE_FILE, PROMOTE_FILE};
+use crate::standby::{Outcome, Standby};
+use crate::turns::Turns;
+use server::{Left, Seen, Session};
+
+/// How often to look how far Walrider's replay is behind, and whether a server is there that was started.
+const SHORT: Duration = Duration::from_millis(200);
+/// How often to ask a server.
+const LONG: Duration = Duration::from_secs(1);
+/// How long what a killed server has left behind may take to go.
+const LEFT_BEHIND: Duration = Duration::from_secs(60);
+
+/// A standby as a service. Clones are the same one.
+#[derive(Clone)]
+pub struct Node(Arc<Inner>);
+
+struct Inner {
+    /// Keeps the data directory's path in the settings right, and tells who we are while PostgreSQL has the lock file.
+    _directory: HeldDir,
+    began: Instant,
+    started_at: SystemTime,
+    state: Mutex<NodeState>,
+    /// Somebody wishes something.
+    wished: Condvar,
+}
+
+struct NodeState {
+    settings: Settings,
+    /// Walrider's turn; else it is PostgreSQL's.
+    standby: Option<Standby>,
+    /// What PostgreSQL said last in its turn.
+    seen: Option<Seen>,
+    wishes: Wishes,
+    last_error: Option<(SystemTime, String)>,
+    /// Since when PostgreSQL receives, in its turn.
+    connected_since: Option<SystemTime>,
+    /// How often PostgreSQL has had the directory.
+    turns: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Wishes {
+    stop: bool,
+    promote: bool,
+    reload: bool,
+    /// Look for the pause file.
+    look: bool,
+}
+
+/// How PostgreSQL's turn ended, if the run goes on.
+enum Ended {
+    FellBehind,
+    Failed,
+}
+
+impl Node {
+    /// One that has not begun.
+    ///
+    /// # Errors
+    /// If the directory cannot be opened.
+    pub fn new(mut settings: Settings) -> Result<Node, StandbyError> {
+        let directory = HeldDir::open(&settings.data_dir)?;
+        settings.data_dir = directory.path().to_owned();
+        Ok(Node(Arc::new(Inner {
+            _directory: directory,
+            began: Instant::now(),
+            started_at: SystemTime::now(),
+            state: Mutex::new(NodeState {
+                settings: adapted(settings),
+                standby: None,
+                seen: None,
+                wishes: Wishes::default(),
+                last_error: None,
+                connected_since: None,
+                turns: 0,
+            }),
+            wished: Condvar::new(),
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, NodeState> {
+        self.0.state.lock().expect("no panic while locked")
+    }
+
+    fn now(&self) -> Duration {
+        self.0.began.elapsed()
+    }
+
+    fn settings(&self) -> Settings {
+        self.lock().settings.clone()
+    }
+
+    /// Follows the primary until it is stopped or promoted, or fails.
+    ///
+    /// # Errors
+    /// What [`StandbyError`] lists.
+    pub fn run(&self) -> Result<Outcome, StandbyError> {
+        let settings = self.settings();
+        let Some(readable) = &settings.readable else { return self.follow(None) };
+        let mut turns = Turns::new(readable.limits);
+        // Of an earlier run, which was killed.
+        let mut server = server::running(&settings)?.is_some();
+        loop {
+            if let Some(readable) = self.settings().readable {
+                turns.set_limits(readable.limits);
+            }
+            if !server {
+                let outcome = self.follow(Some(&turns))?;
+                if !matches!(outcome, Outcome::Stopped(_)) || self.lock().wishes.stop {
+                    return Ok(outcome);
+                }
+                server = self.start_server(&mut turns);
+                if !server {
+                    continue;
+                }
+            } else {
+                tracing::info!("PostgreSQL has the directory, and can be read as soon as it is consistent");
+                turns.lend(self.now());
+            }
+            self.lock().turns = turns.count();
+            match self.watch_server(&mut turns)? {
+                Ok(outcome) => return Ok(outcome),
+                Err(Ended::FellBehind) => turns.fell_behind(self.now()),
+                Err(Ended::Failed) => turns.failed(self.now()),
+            }
+            server = false;
+            self.wait_until_free()?;
+        }
+    }
+
+    /// Walrider's turn: ends as [`Standby::run`] does, or stopped near the end of WAL.
+    fn follow(&self, turns: Option<&Turns>) -> Result<Outcome, StandbyError> {
+        let mut state = self.lock();
+        let standby = Standby::new(state.settings.clone())?;
+        // The first time it is one, or has become one.
+        state.settings.make_standby = false;
+        (state.standby, state.seen, state.connected_since) = (Some(standby.clone()), None, None);
+        let wishes = state.wishes;
+        drop(state);
+        if wishes.stop {
+            standby.stop();
+        }
+        if wishes.promote {
+            standby.promote();
+        }
+        let Some(turns) = turns else { return standby.run() };
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let looks = thread::Builder::new().name("turns".to_owned());
+            let looks = looks.spawn_scoped(scope, || self.stop_near_the_end(&standby, turns, &over));
+            looks.map_err(|source| StandbyError::System { operation: "start a thread", source })?;
+            let result = standby.run();
+            over.store(true, Ordering::Relaxed);
+            result
+        })
+    }
+
+    /// Stops it when it is near the end of WAL, or gives up when it is over.
+    fn stop_near_the_end(&self, standby: &Standby, turns: &Turns, over: &AtomicBool) {
+        while !over.load(Ordering::Relaxed) {
+            thread::sleep(SHORT);
+            let status = standby.status();
+            if let Some(behind) = status.positions.replayed.behind_bytes
+                && status.state == State::Streaming
+                && status.consistent
+                && turns.is_near(behind, self.now())
+            {
+                tracing::info!("replay is {behind} bytes behind: PostgreSQL gets the directory");
+                return standby.stop();
+            }
+        }
+    }
+
+    /// PostgreSQL's turn begins; false if it could not.
+    fn start_server(&self, turns: &mut Turns) -> bool {
+        let settings = {
+            let mut state = self.lock();
+            state.standby = None;
+            state.settings.clone()
+        };
+        turns.lend(self.now());
+        let started = server::start(&settings, false);
+        match (started, server::running(&settings)) {
+            (_, Ok(Some(_))) => true,
+            (started, running) => {
+                let why = started.err().or(running.err().map(|error| error.to_string()));
+                let why = why.unwrap_or_else(|| "it ended at once; see its log".to_owned());
+                self.complain(format!("could not start PostgreSQL, Walrider goes on: {why}"));
+                turns.failed(self.now());
+                false
+            }
+        }
+    }
+
+    /// PostgreSQL's turn.
+    fn watch_server(&self, turns: &mut Turns) -> Result<Result<Outcome, Ended>, StandbyError> {
+        let mut session = Session::default();
+        let mut paused_by_us = None;
+        let mut told = false;
+        loop {
+            let (settings, wishes) = self.wait_for_wishes(if told { LONG } else { SHORT });
+            let readable = settings.readable.as_ref().expect("without it PostgreSQL has no turn");
+            turns.set_limits(readable.limits);
+            let Some(lock) = server::running(&settings)? else { return self.server_is_gone(&settings) };
+            if wishes.stop {
+                server::stop(&settings)?;
+                return Ok(Ok(Outcome::ServerStopped));
+            }
+            if wishes.promote && lock.status == "ready" && server::left(&settings)? != Left::Promoted {
+                let promoted = server::promote(&settings);
+                // It may have found the file of `walrider promote` before: then it is told by what it answers.
+                if server::left(&settings)? != Left::Promoted {
+                    promoted?;
+                }
+            }
+            if wishes.reload {
+                server::reload(&settings)?;
+            }
+            if lock.status != "ready" {
+                continue;
+            }
+            let pause = settings.data_dir.join(PAUSE_FILE).exists();
+            if (wishes.look || paused_by_us.is_none()) && paused_by_us.unwrap_or(false) != pause {
+                self.note(session.pause(readable, &lock, pause));
+            }
+            paused_by_us = Some(pause);
+            let Some(seen) = self.note(session.ask(readable, &lock)) else { continue };
+            if !seen.in_recovery {
+                return Ok(Ok(Outcome::ServerPromoted));
+            }
+            if !told {
+                tracing::info!("PostgreSQL can be read; it has replayed {}", seen.replayed);
+                told = true;
+            }
+            let behind = seen.behind();
+            self.tell(seen);
+            if turns.is_far(behind, self.now()) {
+                let behind = behind.unwrap_or_default();
+                tracing::warn!("PostgreSQL is {behind} bytes behind and is stopped: Walrider catches up");
+                server::stop(&settings)?;
+                return Ok(Err(Ended::FellBehind));
+            }
+        }
+    }
+
+    fn tell(&self, seen: Seen) {
+        let mut state = self.lock();
+        state.connected_since = if seen.connected { state.connected_since.or(Some(SystemTime::now())) } else { None };
+        state.seen = Some(seen);
+    }
+
+    /// Nobody told us to stop it.
+    fn server_is_gone(&self, settings: &Settings) -> Result<Result<Outcome, Ended>, StandbyError> {
+        match server::left(settings)? {
+            Left::Promoted => Ok(Ok(Outcome::ServerPromoted)),
+            Left::Stopped => {
+                tracing::warn!("PostgreSQL was stopped, and not by Walrider, which ends too");
+                Ok(Ok(Outcome::ServerStopped))
+            }
+            Left::Crashed => {
+                self.complain("PostgreSQL has crashed, or was killed: Walrider goes on with the directory".to_owned());
+                Ok(Err(Ended::Failed))
+            }
+        }
+    }
+
+    /// What a server that was killed has left behind ends by itself.
+    fn wait_until_free(&self) -> Result<(), StandbyError> {
+        let until = Instant::now() + LEFT_BEHIND;
+        loop {
+            let free = lock::check_free(&self.settings().data_dir);
+            if free.is_ok() || Instant::now() > until {
+                return Ok(free?);
+            }
+            thread::sleep(SHORT);
+        }
+    }
+
+    /// Waits for a wish, or so long. What is done at once is taken away.
+    fn wait_for_wishes(&self, time: Duration) -> (Settings, Wishes) {
+        let idle = |state: &mut NodeState| {
+            let wishes = state.wishes;
+            // A promotion waits for the server, which is looked for from time to time.
+            !(wishes.stop || wishes.reload || wishes.look)
+        };
+        let mut state = self.0.wished.wait_timeout_while(self.lock(), time, idle).expect("no panic while locked").0;
+        let wishes = state.wishes;
+        (state.wishes.reload, state.wishes.look) = (false, false);
+        (state.settings.clone(), wishes)
+    }
+
+    /// An error that the run survives; it is logged when it is another than the last.
+    fn note<T, E: std::fmt::Display>(&self, result: Result<T, E>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let text = format!("could not ask PostgreSQL how far it is: {error}");
+                if self.lock().last_error.as_ref().is_none_or(|(_, last)| *last != text) {
+                    self.complain(text);
+                }
+                None
+            }
+        }
+    }
+
+    fn complain(&self, text: String) {
+        tracing::error!("{text}");
+        self.lock().last_error = Some((SystemTime::now(), text));
+    }
+
+    /// The way to the directory that it runs on, whatever its name is by now.
+    pub fn data_dir(&self) -> PathBuf {
+        self.settings().data_dir
+    }
+
+    fn wish(&self, change: impl FnOnce(&mut Wishes), tell: impl FnOnce(&Standby)) {
+        let mut state = self.lock();
+        change(&mut state.wishes);
+        let standby = state.standby.clone();
+        drop(state);
+        if let Some(standby) = standby {
+            tell(&standby);
+        }
+        self.0.wished.notify_all();
+    }
+
+    /// Changes what can change at once, and has PostgreSQL do so in its turn. The directory stays the same.
+    pub fn reload(&self, mut settings: Settings) {
+        let running = self.settings();
+        settings.data_dir = running.data_dir;
+        settings.make_standby = running.make_standby;
+        // Whether it is read needs a restart.
+        if running.readable.is_none() || settings.readable.is_none() {
+            settings.readable = running.readable;
+        }
+        let settings = adapted(settings);
+        self.lock().settings = settings.clone();
+        self.wish(|wishes| wishes.reload = true, |standby| standby.reload(settings));
+    }
+
+    /// Stops cleanly; [`Node::run`] returns.
+    pub fn stop(&self) {
+        self.wish(|wishes| wishes.stop = true, Standby::stop);
+    }
+
+    /// Ends recovery; [`Node::run`] returns.
+    pub fn promote(&self) {
+        self.wish(|wishes| wishes.promote = true, Standby::promote);
+    }
+
+    /// Looks at once for the files in the data directory that ask for promotion or a pause.
+    pub fn check_control_files(&self) {
+        // In its turn PostgreSQL takes such a file for its own.
+        let promote = self.data_dir().join(PROMOTE_FILE).exists();
+        let wish = |wishes: &mut Wishes| (wishes.look, wishes.promote) = (true, wishes.promote || promote);
+        self.wish(wish, Standby::check_control_files);
+    }
+
+    /// How it stands.
+    pub fn status(&self) -> StandbyStatus {
+        let state = self.lock();
+        let last_error = state.last_error.clone().map(|(time, message)| LastError { time: Time(time), message });
+        if let Some(standby) = state.standby.clone() {
+            let turns = state.turns;
+            drop(state);
+            let status = standby.status();
+            return StandbyStatus {
+                started_at: Time(self.0.started_at),
+                turns,
+                last_error: status.last_error.clone().or(last_error),
+                ..status
+            };
+        }
+        let status = StandbyStatus {
+            started_at: Time(self.0.started_at),
+            turns: state.turns,
+            last_error,
+            connected_since: state.connected_since.map(Time),
+            ..StandbyStatus::new()
+        };
+        let (settings, seen) = (state.settings.clone(), state.seen.clone());
+        drop(state);
+        of_server(&settings, seen, status)
+    }
+}
+
+/// The status in PostgreSQL's turn.
+fn of_server(settings: &Settings, seen: Option<Seen>, status: StandbyStatus) -> StandbyStatus {
+    let control = read_control(&settings.data_dir).ok();
+    let readable = seen.is_some();
+    let seen = seen.unwrap_or_default();
+    let positions = WalPositions {
+        horizon: seen.horizon.max(seen.received),
+        received: seen.received,
+        // What a walreceiver counts as received it has flushed.
+        held: seen.received,
+        held_durable: seen.received,
+        applied: seen.replayed,
+        ..WalPositions::default()
+    };
+    StandbyStatus {
+        state: if readable { State::Readable } else { State::Starting },
+        paused: seen.paused,
+        consistent: readable,
+        data_dir: shown(&settings.data_dir).display().to_string(),
+        system_identifier: control.as_ref().map(|control| control.system_identifier),
+        timeline: seen
+            .timeline
+            .or(control.as_ref().and_then(|control| NonZeroU32::new(control.checkpoint_copy.timeline.0))),
+        primary: seen.primary,
+        slot: seen.slot.or(settings.slot.clone()),
+        replayed_commit: seen.commit.and_then(Time::from_timestamptz),
+        min_apply_delay_seconds: settings.min_apply_delay.as_secs_f64(),
+        ..status
+    }
+    .at(&positions, seen.replayed, control.map_or(Lsn::INVALID, |control| control.checkpoint_copy.redo))
+}
+
+/// Where PostgreSQL has turns, nothing is taken early: it does not read the log of what the primary has not flushed.
+fn adapted(mut settings: Settings) -> Settings {
+    if settings.readable.is_some() {
+        settings.early = EarlyMode::Off;
+    }
+    settings
+}

@@ -1,0 +1,243 @@
+//! PostgreSQL on the directory of a standby that is read: started and stopped by `pg_ctl`, asked by SQL.
+
+use std::num::NonZeroU32;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use walrider_datadir::DataDirError;
+use walrider_datadir::held::shown;
+use walrider_datadir::lock::LockFile;
+use walrider_datadir::open::read_control;
+use walrider_layout::Lsn;
+use walrider_layout::control::DbState;
+use walrider_session::{ConnectError, ConnectOptions, Connection};
+
+use crate::error::StandbyError;
+use crate::settings::{ReadableSettings, Settings};
+
+/// How long the server may take for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long `pg_ctl` waits for a start, in seconds. Until the server is consistent may take much longer: that is looked for.
+const START_SECONDS: &str = "5";
+/// And for its end, and for a promotion: as long as it takes.
+const END_SECONDS: &str = "604800";
+
+/// What a server says of itself. Needs no right, but that for `horizon` and `conflict`, null without: `pg_read_all_stats`.
+const QUESTION: &str = "\
+SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn(), \
+ CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_is_wal_replay_paused() END, \
+ (SELECT pg_catalog.count(*) > 0 FROM pg_catalog.pg_stat_wal_receiver), \
+ (SELECT latest_end_lsn FROM pg_catalog.pg_stat_wal_receiver), (SELECT received_tli FROM pg_catalog.pg_stat_wal_receiver), \
+ (SELECT sender_host || ':' || sender_port FROM pg_catalog.pg_stat_wal_receiver), \
+ (SELECT slot_name FROM pg_catalog.pg_stat_wal_receiver), \
+ (extract(epoch FROM pg_catalog.pg_last_xact_replay_timestamp() - '2000-01-01 00:00:00+00'::timestamptz) * 1000000)::bigint, \
+ (SELECT wait_event_type IN ('Lock', 'BufferPin') OR wait_event LIKE 'RecoveryConflict%' \
+  FROM pg_catalog.pg_stat_activity WHERE backend_type = 'startup')";
+
+/// How a server stands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Seen {
+    pub in_recovery: bool,
+    pub received: Lsn,
+    pub replayed: Lsn,
+    pub paused: bool,
+    /// It receives.
+    pub connected: bool,
+    /// What the primary has told of last; [`Lsn::INVALID`] where that is not known.
+    pub horizon: Lsn,
+    pub timeline: Option<NonZeroU32>,
+    pub primary: Option<String>,
+    pub slot: Option<String>,
+    /// Commit time of the last transaction replayed, in microseconds since 2000.
+    pub commit: Option<i64>,
+    /// Replay waits for a query.
+    pub conflict: bool,
+}
+
+impl Seen {
+    /// Bytes that the speed of replay alone is behind; `None` while something else holds it.
+    pub fn behind(&self) -> Option<u64> {
+        let known = self.replayed.is_valid() && !self.paused && !self.conflict;
+        known.then(|| self.received.max(self.horizon).0.saturating_sub(self.replayed.0))
+    }
+
+    fn of(row: Vec<Option<Vec<u8>>>) -> Option<Seen> {
+        let mut columns =
+            row.into_iter().map(|column| column.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()));
+        let mut next = || columns.next();
+        let lsn = |text: Option<String>| text.and_then(|text| text.parse().ok()).unwrap_or(Lsn::INVALID);
+        let flag = |text: Option<String>| text.as_deref() == Some("t");
+        Some(Seen {
+            in_recovery: flag(next()?),
+            received: lsn(next()?),
+            replayed: lsn(next()?),
+            paused: flag(next()?),
+            connected: flag(next()?),
+            horizon: lsn(next()?),
+            timeline: next()?.and_then(|text| text.parse().ok()),
+            primary: next()?,
+            slot: next()?,
+            commit: next()?.and_then(|text| text.parse().ok()),
+            conflict: flag(next()?),
+        })
+    }
+}
+
+/// What became of a server that runs no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// It was stopped by somebody, and the directory is a standby's.
+    Stopped,
+    /// It has crashed, or was killed.
+    Crashed,
+    /// The directory is a primary's.
+    Promoted,
+}
+
+/// Whether a server runs on the directory, and what its lock file says.
+pub(super) fn running(settings: &Settings) -> Result<Option<LockFile>, DataDirError> {
+    LockFile::of_server(&settings.data_dir)
+}
+
+/// What a server has left.
+pub(super) fn left(settings: &Settings) -> Result<Left, DataDirError> {
+    if !settings.data_dir.join("standby.signal").exists() {
+        return Ok(Left::Promoted);
+    }
+    Ok(match read_control(&settings.data_dir)?.state {
+        DbState::ShutDownInRecovery => Left::Stopped,
+        _ => Left::Crashed,
+    })
+}
+
+/// Starts a server, and waits a little. It may need longer until it can be asked.
+pub(crate) fn start(settings: &Settings, wait: bool) -> Result<(), String> {
+    let mut options = vec!["start", "-s", "-w"];
+    let config = settings.config_file.as_ref().map(|file| format!("-c config_file='{}'", file.display()));
+    if let Some(config) = &config {
+        options.extend(["-o", config]);
+    }
+    if !wait {
+        options.extend(["-t", START_SECONDS]);
+    }
+    pg_ctl(settings, &options)
+}
+
+/// Stops it as `pg_ctl stop` does: sessions are ended, and a restartpoint is made.
+pub(super) fn stop(settings: &Settings) -> Result<(), StandbyError> {
+    let told = tell(settings, &["stop", "-s", "-m", "fast", "-w", "-t", END_SECONDS]);
+    // Somebody else may have been quicker.
+    if running(settings)?.is_none() { Ok(()) } else { told }
+}
+
+/// Promotes it, and waits until it can be written to.
+pub(super) fn promote(settings: &Settings) -> Result<(), StandbyError> {
+    tell(settings, &["promote", "-s", "-w", "-t", END_SECONDS])
+}
+
+/// Has it read its configuration again.
+pub(super) fn reload(settings: &Settings) -> Result<(), StandbyError> {
+    tell(settings, &["reload", "-s"])
+}
+
+fn tell(settings: &Settings, options: &[&str]) -> Result<(), StandbyError> {
+    pg_ctl(settings, options).map_err(|why| StandbyError::Server { command: options[0].to_owned(), why })
+}
+
+/// Runs it; without output, as that of the server that it starts is ours.
+fn pg_ctl(settings: &Settings, options: &[&str]) -> Result<(), String> {
+    let Some(program) = &settings.pg_ctl else { return Err("there is no pg_ctl: name it with --pg-ctl".to_owned()) };
+    let mut command = Command::new(program);
+    // That is for us, not for the server.
+    command.env_remove("NOTIFY_SOCKET");
+    command.args(options).arg("-D").arg(shown(&settings.data_dir)).stdin(Stdio::null());
+    let status = command.status().map_err(|error| format!("could not run \"{}\": {error}", program.display()))?;
+    if status.success() { Ok(()) } else { Err(format!("\"{}\": {status}; see the server's log", program.display())) }
+}
+
+/// A session with the server, made when it is needed.
+#[derive(Default)]
+pub(super) struct Session(Option<Connection>);
+
+impl Session {
+    /// Asks how it stands.
+    pub fn ask(&mut self, settings: &ReadableSettings, lock: &LockFile) -> Result<Seen, ConnectError> {
+        let rows = self.query(settings, lock, QUESTION)?;
+        let seen = rows.into_iter().next().and_then(Seen::of);
+        seen.ok_or_else(|| ConnectError::Protocol("the server's answer has too few columns".to_owned()))
+    }
+
+    /// Holds replay, or lets it go on.
+    pub fn pause(&mut self, settings: &ReadableSettings, lock: &LockFile, pause: bool) -> Result<(), ConnectError> {
+        let function = if pause { "pg_wal_replay_pause" } else { "pg_wal_replay_resume" };
+        self.query(settings, lock, &format!("SELECT pg_catalog.{function}()")).map(drop)
+    }
+
+    fn query(
+        &mut self,
+        settings: &ReadableSettings,
+        lock: &LockFile,
+        query: &str,
+    ) -> Result<Vec<Vec<Option<Vec<u8>>>>, ConnectError> {
+        let mut connection = match self.0.take() {
+            Some(connection) => connection,
+            None => connect(settings, lock)?,
+        };
+        let rows = connection.simple_query(query)?;
+        // It is gone after an error.
+        self.0 = Some(connection);
+        Ok(rows)
+    }
+}
+
+fn connect(settings: &ReadableSettings, lock: &LockFile) -> Result<Connection, ConnectError> {
+    let host = [&lock.socket_dir, &lock.listen_address].into_iter().find(|host| !host.is_empty());
+    let host = match host.map(String::as_str) {
+        Some("*" | "0.0.0.0" | "::") | None => "localhost",
+        Some(host) => host,
+    };
+    let quoted = host.replace('\\', "\\\\").replace('\'', "\\'");
+    let conninfo = format!("host='{quoted}' port={} dbname=postgres {}", lock.port, settings.local_conninfo);
+    let mut options = ConnectOptions::resolve_ordinary(&conninfo, "walrider standby")?;
+    options.give_up_after(TIMEOUT);
+    let mut connection = Connection::open(&options)?;
+    connection.set_response_timeout(Some(TIMEOUT));
+    Ok(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(columns: &[Option<&str>]) -> Vec<Option<Vec<u8>>> {
+        columns.iter().map(|column| column.map(|text| text.as_bytes().to_vec())).collect()
+    }
+
+    #[test]
+    fn answers_are_read() {
+        let told = [
+            Some("t"),
+            Some("0/300"),
+            Some("0/100"),
+            Some("f"),
+            Some("t"),
+            Some("0/280"),
+            Some("2"),
+            Some("db1:5432"),
+            Some("s"),
+            Some("-5"),
+            Some("f"),
+        ];
+        let seen = Seen::of(row(&told)).unwrap();
+        assert_eq!((seen.behind(), seen.timeline, seen.commit), (Some(0x200), NonZeroU32::new(2), Some(-5)));
+        for (column, text) in [(3, "t"), (10, "t"), (2, "")] {
+            let mut told = told;
+            told[column] = Some(text);
+            assert_eq!(Seen::of(row(&told)).unwrap().behind(), None, "{column}");
+        }
+        // Without rights, and while nothing is received.
+        let nothing = [Some("t"), None, Some("0/100"), Some("f"), Some("f"), None, None, None, None, None, None];
+        assert_eq!(Seen::of(row(&nothing)).unwrap().behind(), Some(0));
+        assert_eq!(Seen::of(row(&told[..10])), None);
+    }
+}
