@@ -17,6 +17,7 @@ from tests.lab.seed import seed
 from tests.lab.server import recovery, tools
 from tests.lab.server.cluster import PgCluster, copy_tree
 from tests.lab.standby import standby
+from tests.lab.trash import throw_away
 from tests.lab.walrider import binary
 
 SEED = seed()
@@ -189,10 +190,10 @@ def scratch(server_major):
 
 @pytest.fixture
 def work(tmp_path):
-    """A directory for one test, removed with what it holds: data directories are large."""
+    """A directory for one test, given up with what it holds: data directories are large."""
     yield tmp_path
     if os.environ.get("WALRIDER_KEEP") != "1":
-        shutil.rmtree(tmp_path, ignore_errors=True)
+        throw_away(tmp_path)
 
 
 def make(directory, **options):
@@ -202,7 +203,7 @@ def make(directory, **options):
     fixture = Fixture(directory, info, directory / "stock")
     recovery.stock_replay(fixture.backup, fixture.archive, fixture.stock, info["final_checkpoint"], fixture=directory)
     if os.environ.get("WALRIDER_KEEP") != "1":
-        shutil.rmtree(directory / "primary")
+        throw_away(directory / "primary")
     return fixture
 
 

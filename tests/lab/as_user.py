@@ -27,6 +27,8 @@ STAGED = ["tests", "bench", "docs", "extension", ".pg/17", ".pg/18", ".pg/header
           *([f".pg/{older}"] if (older := os.environ.get("WALRIDER_TEST_MAJOR", "18")) not in ("17", "18") else []),
           *([] if os.path.isabs(PROGRAM) else [PROGRAM])]
 USER = "walrider-test"
+# Of the directories that are removed when a run ends.
+SCRATCH_PREFIX = "walrider-"
 
 
 def find_user():
@@ -91,7 +93,7 @@ def stage(user, scratch):
 def scratch_directory():
     """A directory of the tests' user, removed when this process ends."""
     user = find_user() if os.geteuid() == 0 else None
-    scratch = Path(tempfile.mkdtemp(prefix="walrider-", dir=scratch_parent(user)))
+    scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch_parent(user)))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     if user:
         scratch.chmod(0o755)
@@ -172,7 +174,7 @@ def run(command, writable=()):
     """Run `command` unprivileged and return its exit status; signals are passed on."""
     root = os.geteuid() == 0
     user = find_user() if root else None
-    scratch = tempfile.mkdtemp(prefix="walrider-", dir=scratch_parent(user))
+    scratch = tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch_parent(user))
     cwd = ROOT
     credentials = {}
     if root:

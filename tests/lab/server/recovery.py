@@ -9,13 +9,13 @@ flushed as well, but the directory then claims less than it holds.
 
 import os
 import re
-import shutil
 import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from tests.lab.server.cluster import PgCluster, ServerError, controldata, copy_tree
+from tests.lab.trash import throw_away
 
 REPLAY_SETTINGS = dict(hot_standby="off", shared_buffers="1GB", fsync="off", archive_mode="off",
                        max_wal_size="64GB", checkpoint_timeout="1h", bgwriter_lru_maxpages="0")
@@ -170,8 +170,8 @@ def stopped_at(server):
 
 
 def discard(*directories):
-    """Remove data directories and what belongs to them."""
+    """Give up data directories and what belongs to them."""
     for directory in directories:
         for path in (directory, f"{directory}.tablespaces", f"{directory}.links"):
-            shutil.rmtree(path, ignore_errors=True)
+            throw_away(path)
         Path(f"{directory}.log").unlink(missing_ok=True)
