@@ -15,7 +15,7 @@ from tests.lab.standby import standby, watched
 from tests.lab.standby.node import Node, startup_process
 from tests.lab.standby.standby import wait_position, wait_streaming
 from tests.lab.waiting import wait_for
-from tests.lab.walrider import DONE, USAGE, walrider
+from tests.lab.walrider import DONE, FAILED, USAGE, walrider
 
 KEEPS = "wal_keep_size = 1GB\nmax_wal_size = 1GB\n"
 SUMS = "SELECT count(*), sum(hashtext(v)::bigint) FROM t"
@@ -177,6 +177,53 @@ def test_promoted_in_walriders_turn(primary, node):
     server.psql("INSERT INTO t VALUES (1, 'new')")
 
 
+def test_a_primary_is_left_alone(primary, node):
+    """A server that has been promoted is nobody's to stop; nor does a second Walrider watch the same server."""
+    node.start()
+    server = node.reader()
+    second = walrider("standby", *node.options, "-D", node.data_dir).expect(FAILED).stderr
+    assert "another walrider standby --readable has the directory" in second
+    node.kill_alone()
+    server.psql("SELECT pg_promote()")
+    said = walrider("standby", *node.options, "-D", node.data_dir).expect(FAILED).stderr
+    assert "there is no standby.signal" in said
+    assert server.value("SELECT pg_is_in_recovery()") == "f"
+
+
+def test_the_primary_is_away(primary, node):
+    """A standby that is started meanwhile can be read all the same, and follows when it is back."""
+    burst(primary, 3)
+    node.start()
+    node.reader()
+    node.stop()
+    sums = primary.psql(SUMS)
+    primary.stop()
+    node.start()
+    server = node.reader()
+    assert server.psql(SUMS) == sums and node.status()["connected_since"] is None
+    assert node.get("/health") == (503, "readable, but nothing is received\n")
+    standby.start_primary(primary)
+    burst(primary, 3)
+    wait_position(primary)
+    assert server.psql(SUMS) == primary.psql(SUMS)
+
+
+def test_one_name(primary, work):
+    """The primary knows it by one name, whoever has the directory: PostgreSQL's, where none is given."""
+    data_dir = standby.clone(primary, work / "node", name="walreceiver")
+    conninfo = standby.conninfo(primary.port).replace(f" application_name={standby.NAME}", "")
+    with open(data_dir / "postgresql.auto.conf", "a") as conf:
+        conf.write(f"primary_conninfo = '{conninfo}'\n")
+    (data_dir / "walrider.pause").touch()
+    with Node(data_dir, primary.sockets).start() as node:
+        wait_streaming(primary, "walreceiver")
+        assert node.status()["application_name"] == "walreceiver" and node.status()["turns"] == 0
+        node.resume()
+        node.reader()
+        wait_streaming(primary, "walreceiver")
+        assert node.status()["application_name"] == "walreceiver"
+
+
 def test_stopped_by_somebody_else(primary, node):
     """Who stops PostgreSQL wants it stopped."""
     node.start()
@@ -207,6 +254,10 @@ def test_a_server_that_does_not_start(primary, node):
     (("--pg-ctl", "/x"), "hot_standby = off", "needs hot_standby = on"),
     (("--pg-ctl", "/x", "--primary", "host=x"), "primary_conninfo = ''", "needs primary_conninfo in the directory's"),
     (("--pg-ctl", "/x", "--readable-within", "1GB"), "", "readable_within to be less than catch_up_beyond"),
+    (("--pg-ctl", "/x", "--catch-up-after", "0s"), "", "catch_up_after to be more than 0"),
+    (("--pg-ctl", "/x", "--slot", "s1"), "", "and slot says otherwise"),
+    (("--pg-ctl", "/x", "--primary", "host=x"), "", "and primary says otherwise"),
+    (("--pg-ctl", "/x", "--local-conninfo", "colour=red"), "", "invalid connection option"),
 ])
 def test_what_it_refuses(primary_template, work, options, setting, text):
     """Before it touches the directory."""

@@ -154,7 +154,8 @@ impl Running {
     /// and one that receives into it names it on its command line.
     pub fn find(directory: &Path) -> Result<Option<Running>, ControlError> {
         match Running::of_lock(directory)? {
-            None => Ok(Running::receiving(directory)),
+            // Between two turns nobody has the lock file.
+            None => Ok(Running::lending(directory).or_else(|| Running::receiving(directory))),
             Some(server) if server.kind == Kind::Postgres => Ok(Some(Running::lending(directory).unwrap_or(server))),
             found => Ok(found),
         }

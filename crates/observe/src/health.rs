@@ -52,7 +52,8 @@ pub fn check(status: &StandbyStatus, limits: &Limits) -> Result<(), String> {
         if status.state == State::Readable {
             return Err("readable, but nothing is received".to_owned());
         }
-        let trouble = matches!(status.state, State::Connecting | State::WaitingForDisk | State::Failed);
+        let trouble =
+            matches!(status.state, State::Starting | State::Connecting | State::WaitingForDisk | State::Failed);
         let because = status.last_error.as_ref().filter(|_| trouble).map(|error| format!(": {}", error.message));
         return Err(format!("{}{}", status.state, because.unwrap_or_default()));
     }

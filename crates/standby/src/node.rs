@@ -3,32 +3,40 @@
 
 pub(crate) mod server;
 
+use std::fs::{self, File, TryLockError};
+use std::io::ErrorKind;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use walrider_datadir::DataDirError;
 use walrider_datadir::held::{HeldDir, shown};
 use walrider_datadir::lock;
 use walrider_datadir::open::read_control;
 use walrider_layout::Lsn;
+use walrider_layout::control::DbState;
 use walrider_layout::positions::WalPositions;
 use walrider_observe::status::{LastError, StandbyStatus, State, Time};
+use walrider_replay::stages::Stage;
+use walrider_session::ConnectOptions;
 
 use crate::error::StandbyError;
-use crate::settings::{EarlyMode, Settings};
+use crate::settings::Settings;
 use crate::shell::{PAUSE_FILE, PROMOTE_FILE};
 use crate::standby::{Outcome, Standby};
 use crate::turns::Turns;
-use server::{Left, Seen, Session};
+use server::{Seen, Session};
 
 /// How often to look how far Walrider's replay is behind, and whether a server is there that was started.
 const SHORT: Duration = Duration::from_millis(200);
 /// How often to ask a server.
 const LONG: Duration = Duration::from_secs(1);
-/// How long what a killed server has left behind may take to go.
+/// How long a server that was stopped by somebody may be away: it may be started again.
+const RESTART: Duration = Duration::from_secs(3);
+/// How long what a killed server has left behind may take to go before we complain.
 const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
 /// A standby as a service. Clones are the same one.
@@ -68,10 +76,41 @@ struct Wishes {
     look: bool,
 }
 
-/// How PostgreSQL's turn ended, if the run goes on.
+/// How PostgreSQL's turn ended.
 enum Ended {
+    /// And the run with it.
+    Over(Box<Outcome>),
     FellBehind,
     Failed,
+}
+
+/// What was done in a turn of PostgreSQL's.
+#[derive(Default)]
+struct Told {
+    /// It has answered.
+    answered: bool,
+    /// It was told to promote itself.
+    promote: bool,
+    /// Its replay was paused by the file.
+    pause: bool,
+    /// Somebody has asked to look at the file.
+    look: bool,
+}
+
+impl Told {
+    /// Whether the file says otherwise than the server. What somebody else has paused stays so, unless we are asked.
+    fn is_to_pause(&self, file: bool, paused: bool) -> bool {
+        file != paused && (file || self.pause || self.look)
+    }
+}
+
+/// Sets a flag when it is dropped.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Node {
@@ -87,7 +126,7 @@ impl Node {
             began: Instant::now(),
             started_at: SystemTime::now(),
             state: Mutex::new(NodeState {
-                settings: adapted(settings),
+                settings,
                 standby: None,
                 seen: None,
                 wishes: Wishes::default(),
@@ -118,13 +157,29 @@ impl Node {
     pub fn run(&self) -> Result<Outcome, StandbyError> {
         let settings = self.settings();
         let Some(readable) = &settings.readable else { return self.follow(None) };
-        let mut turns = Turns::new(readable.limits);
-        // Of an earlier run, which was killed.
-        let mut server = server::running(&settings)?.is_some();
-        loop {
-            if let Some(readable) = self.settings().readable {
-                turns.set_limits(readable.limits);
+        let _alone = alone(&settings)?;
+        let outcome = self.take_turns(&settings, Turns::new(readable.limits))?;
+        if matches!(outcome, Outcome::Promoted(_) | Outcome::ServerPromoted) {
+            // PostgreSQL may have promoted itself before it was told how.
+            remove(&settings.data_dir.join(PROMOTE_FILE))?;
+            if std::env::var_os("NOTIFY_SOCKET").is_some() {
+                // A service manager kills what a service leaves behind.
+                tracing::info!("PostgreSQL is stopped, for the service that it has of its own");
+                server::stop(&settings)?;
             }
+        }
+        Ok(outcome)
+    }
+
+    fn take_turns(&self, settings: &Settings, mut turns: Turns) -> Result<Outcome, StandbyError> {
+        // Of an earlier run, which was killed.
+        let mut server = server::running(settings)?.is_some();
+        if server && server::is_promoted(settings) {
+            let why =
+                "a server runs on the directory, and there is no standby.signal: it is a primary's, or about to be";
+            return Err(StandbyError::NotAStandby(why.to_owned()));
+        }
+        loop {
             if !server {
                 let outcome = self.follow(Some(&turns))?;
                 if !matches!(outcome, Outcome::Stopped(_)) || self.lock().wishes.stop {
@@ -139,13 +194,17 @@ impl Node {
                 turns.lend(self.now());
             }
             self.lock().turns = turns.count();
-            match self.watch_server(&mut turns)? {
-                Ok(outcome) => return Ok(outcome),
-                Err(Ended::FellBehind) => turns.fell_behind(self.now()),
-                Err(Ended::Failed) => turns.failed(self.now()),
+            let ended = self.watch_server(&mut turns)?;
+            self.lock().seen = None;
+            match ended {
+                Ended::Over(outcome) => return Ok(*outcome),
+                Ended::FellBehind => turns.fell_behind(self.now()),
+                Ended::Failed => turns.failed(self.now()),
             }
             server = false;
-            self.wait_until_free()?;
+            if !self.wait_until_free() {
+                return Ok(Outcome::ServerStopped);
+            }
         }
     }
 
@@ -170,25 +229,35 @@ impl Node {
             let looks = thread::Builder::new().name("turns".to_owned());
             let looks = looks.spawn_scoped(scope, || self.stop_near_the_end(&standby, turns, &over));
             looks.map_err(|source| StandbyError::System { operation: "start a thread", source })?;
-            let result = standby.run();
-            over.store(true, Ordering::Relaxed);
-            result
+            // Also if it panics: the scope waits for that thread.
+            let _set = SetAtEnd(&over);
+            standby.run()
         })
     }
 
-    /// Stops it when it is near the end of WAL, or gives up when it is over.
+    /// Stops it when it is near the end of WAL, or has been at the end of what there is for a while without a primary; gives up when
+    /// it is over.
     fn stop_near_the_end(&self, standby: &Standby, turns: &Turns, over: &AtomicBool) {
+        let mut waits_since = None;
         while !over.load(Ordering::Relaxed) {
             thread::sleep(SHORT);
-            let status = standby.status();
-            if let Some(behind) = status.positions.replayed.behind_bytes
-                && status.state == State::Streaming
-                && status.consistent
-                && turns.is_near(behind, self.now())
-            {
-                tracing::info!("replay is {behind} bytes behind: PostgreSQL gets the directory");
-                return standby.stop();
-            }
+            let Some(limits) = self.settings().readable.map(|readable| readable.limits) else { return };
+            let (status, now) = (standby.status(), self.now());
+            let waits = [State::Connecting, State::Recovering].contains(&status.state)
+                && status.replay.stage.as_deref() == Some(Stage::Wait.name());
+            waits_since = if waits { waits_since.or(Some(now)) } else { None };
+            let why = match status.positions.replayed.behind_bytes {
+                _ if !status.consistent || !turns.may_lend(now) => continue,
+                Some(behind) if status.state == State::Streaming && behind <= limits.within => {
+                    format!("replay is {behind} bytes behind")
+                }
+                _ if waits_since.is_some_and(|since| now - since >= limits.patience) => {
+                    "all WAL that there is has been replayed, and the primary is away".to_owned()
+                }
+                _ => continue,
+            };
+            tracing::info!("{why}: PostgreSQL gets the directory");
+            return standby.stop();
         }
     }
 
@@ -214,52 +283,73 @@ impl Node {
     }
 
     /// PostgreSQL's turn.
-    fn watch_server(&self, turns: &mut Turns) -> Result<Result<Outcome, Ended>, StandbyError> {
+    fn watch_server(&self, turns: &mut Turns) -> Result<Ended, StandbyError> {
         let mut session = Session::default();
-        let mut paused_by_us = None;
-        let mut told = false;
+        let mut told = Told::default();
+        let mut interval = SHORT;
         loop {
-            let (settings, wishes) = self.wait_for_wishes(if told { LONG } else { SHORT });
+            let (settings, wishes) = self.wait_for_wishes(interval);
             let readable = settings.readable.as_ref().expect("without it PostgreSQL has no turn");
             turns.set_limits(readable.limits);
-            let Some(lock) = server::running(&settings)? else { return self.server_is_gone(&settings) };
-            if wishes.stop {
-                server::stop(&settings)?;
-                return Ok(Ok(Outcome::ServerStopped));
-            }
-            if wishes.promote && lock.status == "ready" && server::left(&settings)? != Left::Promoted {
-                let promoted = server::promote(&settings);
-                // It may have found the file of `walrider promote` before: then it is told by what it answers.
-                if server::left(&settings)? != Left::Promoted {
-                    promoted?;
+            told.look |= wishes.look;
+            let Some(lock) = server::running(&settings)? else {
+                match self.server_is_gone(&settings, told.answered)? {
+                    Some(ended) => return Ok(ended),
+                    None => continue,
                 }
-            }
-            if wishes.reload {
-                server::reload(&settings)?;
-            }
-            if lock.status != "ready" {
+            };
+            if server::is_promoted(&settings) {
+                // It ends recovery, or has ended it. Nobody stops a primary here.
+                if server::state(&settings)? == DbState::InProduction {
+                    return Ok(Ended::Over(Box::new(Outcome::ServerPromoted)));
+                }
                 continue;
             }
-            let pause = settings.data_dir.join(PAUSE_FILE).exists();
-            if (wishes.look || paused_by_us.is_none()) && paused_by_us.unwrap_or(false) != pause {
-                self.note(session.pause(readable, &lock, pause));
+            if wishes.stop {
+                self.lock().seen = None;
+                server::stop(&settings)?;
+                return Ok(Ended::Over(Box::new(Outcome::ServerStopped)));
             }
-            paused_by_us = Some(pause);
-            let Some(seen) = self.note(session.ask(readable, &lock)) else { continue };
+            let promote = wishes.promote || settings.data_dir.join(PROMOTE_FILE).exists();
+            if promote && !told.promote && server::state(&settings)? == DbState::InArchiveRecovery {
+                told.promote = self.note("have PostgreSQL promoted", server::promote(&settings)).is_some();
+            }
+            if wishes.reload {
+                self.note("have PostgreSQL read its configuration", server::reload(&settings));
+            }
+            if lock.status != "ready" {
+                // It may wait for our session to end.
+                session = Session::default();
+                self.lock().seen = None;
+                continue;
+            }
+            interval = LONG;
+            let Some(seen) = self.note("ask PostgreSQL how far it is", session.ask(readable, &lock)) else {
+                self.lock().seen = None;
+                continue;
+            };
             if !seen.in_recovery {
-                return Ok(Ok(Outcome::ServerPromoted));
+                continue;
             }
-            if !told {
+            if !told.answered {
                 tracing::info!("PostgreSQL can be read; it has replayed {}", seen.replayed);
-                told = true;
+                turns.answers(self.now());
+                told.answered = true;
+            }
+            let pause = settings.data_dir.join(PAUSE_FILE).exists();
+            if told.is_to_pause(pause, seen.paused)
+                && self.note("pause or resume PostgreSQL's replay", session.pause(readable, &lock, pause)).is_some()
+            {
+                (told.pause, told.look) = (pause, false);
             }
             let behind = seen.behind();
             self.tell(seen);
-            if turns.is_far(behind, self.now()) {
+            if turns.is_far(behind, self.now()) && !server::is_promoted(&settings) {
                 let behind = behind.unwrap_or_default();
                 tracing::warn!("PostgreSQL is {behind} bytes behind and is stopped: Walrider catches up");
+                self.lock().seen = None;
                 server::stop(&settings)?;
-                return Ok(Err(Ended::FellBehind));
+                return Ok(Ended::FellBehind);
             }
         }
     }
@@ -270,31 +360,42 @@ impl Node {
         state.seen = Some(seen);
     }
 
-    /// Nobody told us to stop it.
-    fn server_is_gone(&self, settings: &Settings) -> Result<Result<Outcome, Ended>, StandbyError> {
-        match server::left(settings)? {
-            Left::Promoted => Ok(Ok(Outcome::ServerPromoted)),
-            Left::Stopped => {
-                tracing::warn!("PostgreSQL was stopped, and not by Walrider, which ends too");
-                Ok(Ok(Outcome::ServerStopped))
-            }
-            Left::Crashed => {
-                self.complain("PostgreSQL has crashed, or was killed: Walrider goes on with the directory".to_owned());
-                Ok(Err(Ended::Failed))
-            }
+    /// Nobody told us to stop it. `None`: it is there again.
+    fn server_is_gone(&self, settings: &Settings, answered: bool) -> Result<Option<Ended>, StandbyError> {
+        if server::is_promoted(settings) {
+            return Ok(Some(Ended::Over(Box::new(Outcome::ServerPromoted))));
         }
-    }
-
-    /// What a server that was killed has left behind ends by itself.
-    fn wait_until_free(&self) -> Result<(), StandbyError> {
-        let until = Instant::now() + LEFT_BEHIND;
-        loop {
-            let free = lock::check_free(&self.settings().data_dir);
-            if free.is_ok() || Instant::now() > until {
-                return Ok(free?);
+        // That is also what Walrider has left, until the server has begun.
+        if !answered || server::state(settings)? != DbState::ShutDownInRecovery {
+            self.complain("PostgreSQL has crashed, or was killed: Walrider goes on with the directory".to_owned());
+            return Ok(Some(Ended::Failed));
+        }
+        let until = Instant::now() + RESTART;
+        while Instant::now() < until {
+            if server::running(settings)?.is_some() {
+                return Ok(None);
             }
             thread::sleep(SHORT);
         }
+        tracing::warn!("PostgreSQL was stopped, and not by Walrider, which ends too");
+        Ok(Some(Ended::Over(Box::new(Outcome::ServerStopped))))
+    }
+
+    /// What a server that was killed has left behind ends by itself. False: Walrider is to end before.
+    fn wait_until_free(&self) -> bool {
+        let complain_at = Instant::now() + LEFT_BEHIND;
+        let mut told = false;
+        while let Err(error) = lock::check_free(&self.settings().data_dir) {
+            if self.lock().wishes.stop {
+                return false;
+            }
+            if !told && Instant::now() > complain_at {
+                self.complain(format!("Walrider waits for the directory: {error}"));
+                told = true;
+            }
+            thread::sleep(SHORT);
+        }
+        true
     }
 
     /// Waits for a wish, or so long. What is done at once is taken away.
@@ -311,11 +412,11 @@ impl Node {
     }
 
     /// An error that the run survives; it is logged when it is another than the last.
-    fn note<T, E: std::fmt::Display>(&self, result: Result<T, E>) -> Option<T> {
+    fn note<T, E: std::fmt::Display>(&self, operation: &str, result: Result<T, E>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
             Err(error) => {
-                let text = format!("could not ask PostgreSQL how far it is: {error}");
+                let text = format!("could not {operation}: {error}");
                 if self.lock().last_error.as_ref().is_none_or(|(_, last)| *last != text) {
                     self.complain(text);
                 }
@@ -352,9 +453,8 @@ impl Node {
         settings.make_standby = running.make_standby;
         // Whether it is read needs a restart.
         if running.readable.is_none() || settings.readable.is_none() {
-            settings.readable = running.readable;
+            (settings.readable, settings.pg_ctl, settings.early) = (running.readable, running.pg_ctl, running.early);
         }
-        let settings = adapted(settings);
         self.lock().settings = settings.clone();
         self.wish(|wishes| wishes.reload = true, |standby| standby.reload(settings));
     }
@@ -430,6 +530,7 @@ fn of_server(settings: &Settings, seen: Option<Seen>, status: StandbyStatus) -> 
             .or(control.as_ref().and_then(|control| NonZeroU32::new(control.checkpoint_copy.timeline.0))),
         primary: seen.primary,
         slot: seen.slot.or(settings.slot.clone()),
+        application_name: name(settings),
         replayed_commit: seen.commit.and_then(Time::from_timestamptz),
         min_apply_delay_seconds: settings.min_apply_delay.as_secs_f64(),
         ..status
@@ -437,10 +538,32 @@ fn of_server(settings: &Settings, seen: Option<Seen>, status: StandbyStatus) -> 
     .at(&positions, seen.replayed, control.map_or(Lsn::INVALID, |control| control.checkpoint_copy.redo))
 }
 
-/// Where PostgreSQL has turns, nothing is taken early: it does not read the log of what the primary has not flushed.
-fn adapted(mut settings: Settings) -> Settings {
-    if settings.readable.is_some() {
-        settings.early = EarlyMode::Off;
+/// Of a standby of the primary's: PostgreSQL's is Walrider's.
+fn name(settings: &Settings) -> Option<String> {
+    let options = ConnectOptions::resolve(settings.primary.as_ref()?, &settings.application_name_fallback).ok()?;
+    Some(options.application_name().to_owned())
+}
+
+/// Keeps a second one away that would watch the same server; until it is dropped. The file is one that every data directory has.
+fn alone(settings: &Settings) -> Result<File, StandbyError> {
+    let path = settings.data_dir.join("PG_VERSION");
+    let failed = |source| StandbyError::System { operation: "lock file \"PG_VERSION\"", source };
+    let file = File::open(path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+        Err(TryLockError::WouldBlock) => {
+            let why = "another walrider standby --readable has the directory: stop that first, with walrider stop";
+            Err(DataDirError::Refused(why.to_owned()).into())
+        }
     }
-    settings
+}
+
+fn remove(path: &Path) -> Result<(), StandbyError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            Err(StandbyError::System { operation: "remove file \"promote\"", source })
+        }
+        _ => Ok(()),
+    }
 }

@@ -29,8 +29,8 @@ pub struct Turns {
     since: Duration,
     /// Since when it is too far behind.
     far_since: Option<Duration>,
-    /// How long its turn lasts at least.
-    stay: Duration,
+    /// How many times as long as the shortest its turn lasts at least.
+    factor: u32,
     /// When it may have the next one.
     not_before: Duration,
     pause: Duration,
@@ -45,7 +45,7 @@ impl Turns {
             limits,
             since: Duration::ZERO,
             far_since: None,
-            stay: limits.patience * FIRST_STAY,
+            factor: 1,
             not_before: Duration::ZERO,
             pause: PAUSES.0,
             count: 0,
@@ -54,8 +54,12 @@ impl Turns {
 
     /// Other limits.
     pub fn set_limits(&mut self, limits: Limits) {
-        self.stay = self.stay.max(limits.patience * FIRST_STAY);
         self.limits = limits;
+    }
+
+    fn stay(&self) -> Duration {
+        let first = self.limits.patience * FIRST_STAY;
+        (first * self.factor).min(LONGEST_STAY.max(first))
     }
 
     /// How often PostgreSQL has had the directory.
@@ -63,9 +67,9 @@ impl Turns {
         self.count
     }
 
-    /// Whether it is PostgreSQL's turn now: Walrider streams, and its replay is so many bytes behind.
-    pub fn is_near(&self, behind: u64, now: Duration) -> bool {
-        behind <= self.limits.within && now >= self.not_before
+    /// Whether PostgreSQL may have a turn at all.
+    pub fn may_lend(&self, now: Duration) -> bool {
+        now >= self.not_before
     }
 
     /// PostgreSQL's turn begins.
@@ -75,21 +79,25 @@ impl Turns {
         self.count += 1;
     }
 
+    /// It answers: from now on counts what its turn has to last. It has been busy with what Walrider had replayed already.
+    pub fn answers(&mut self, now: Duration) {
+        self.since = now;
+    }
+
     /// Whether it is Walrider's turn now. `behind`: bytes of WAL that PostgreSQL could replay and has not; `None` where they are
     /// not known, or something other than replay's speed holds it.
     pub fn is_far(&mut self, behind: Option<u64>, now: Duration) -> bool {
         let far = behind.is_some_and(|behind| behind > self.limits.beyond);
         self.far_since = if far { self.far_since.or(Some(now)) } else { None };
         let long = self.far_since.is_some_and(|since| now - since >= self.limits.patience);
-        long && now - self.since >= self.stay
+        long && now - self.since >= self.stay()
     }
 
     /// PostgreSQL's turn ends since it fell behind. Where that was soon, the next turn is longer: at a load that it cannot
     /// follow, the directory would be moved back and forth without end.
     pub fn fell_behind(&mut self, now: Duration) {
-        let soon = now - self.since < 2 * self.stay;
-        let first = self.limits.patience * FIRST_STAY;
-        self.stay = if soon { (2 * self.stay).min(LONGEST_STAY.max(first)) } else { first };
+        let soon = now - self.since < 2 * self.stay();
+        self.factor = if soon { self.factor.saturating_mul(2).min(1 << 20) } else { 1 };
     }
 
     /// PostgreSQL's turn has ended by itself, or could not begin.
@@ -112,8 +120,8 @@ mod tests {
 
     fn lent() -> Turns {
         let mut turns = Turns::new(LIMITS);
-        assert!(turns.is_near(10, s(5)) && !turns.is_near(11, s(5)));
-        turns.lend(s(5));
+        turns.lend(s(1));
+        turns.answers(s(5));
         turns
     }
 
@@ -163,10 +171,10 @@ mod tests {
         let mut turns = Turns::new(LIMITS);
         let mut now = s(0);
         for pause in [10, 20, 40, 80, 160, 320, 600, 600] {
-            assert!(turns.is_near(0, now));
+            assert!(turns.may_lend(now));
             turns.lend(now);
             turns.failed(now);
-            assert!(!turns.is_near(0, now + s(pause - 1)), "{pause}");
+            assert!(!turns.may_lend(now + s(pause - 1)), "{pause}");
             now += s(pause);
         }
         turns.lend(now);
@@ -175,6 +183,6 @@ mod tests {
         now += s(600);
         turns.lend(now);
         turns.failed(now);
-        assert!(turns.is_near(0, now + s(10)));
+        assert!(turns.may_lend(now + s(10)));
     }
 }

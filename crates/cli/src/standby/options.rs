@@ -13,6 +13,7 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::config::{Config, Setting, Unit};
 use walrider_datadir::open::read_version;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetTimeline};
+use walrider_session::ConnectOptions;
 use walrider_standby::{ConnectError, EarlyMode, Limits, ReadableSettings, Settings};
 
 use crate::logging::{LogFormat, parse_level};
@@ -25,6 +26,9 @@ use crate::values::{
 const MAX_FILE: u64 = 1 << 20;
 /// `application_name` where neither the connection string nor `cluster_name` says one.
 const APPLICATION_NAME: &str = "walrider";
+
+/// The same for PostgreSQL (`libpqrcv_connect`, `WalReceiverMain`).
+const POSTGRES_NAME: &str = "walreceiver";
 
 /// One layer of options: what it does not say is none. Each flag is a key of the file, with underscores.
 #[derive(Args, Clone, Default, Deserialize)]
@@ -327,6 +331,23 @@ impl StandbyOptions {
         if directory.primary.as_ref().is_none_or(String::is_empty) {
             return refused("needs primary_conninfo in the directory's configuration, for PostgreSQL");
         }
+        let others = [
+            ("primary", self.primary.is_some() && self.primary != directory.primary),
+            ("slot", self.slot.is_some() && self.slot != directory.slot),
+            ("temporary_slot", self.temporary_slot == Some(true) && directory.temporary_slot != Some(true)),
+            ("restore_command", self.restore_command.is_some() && self.restore_command != directory.restore_command),
+            ("wal", self.wal.is_some()),
+            ("timeline", self.timeline.is_some() && self.timeline != directory.timeline),
+        ];
+        if let Some((name, _)) = others.iter().find(|(_, differs)| *differs) {
+            let reason = format!(
+                "goes by the directory's configuration for PostgreSQL, and {name} says otherwise: set it there"
+            );
+            return refused(&reason);
+        }
+        if let Some(conninfo) = &self.local_conninfo {
+            ConnectOptions::resolve_ordinary(conninfo, APPLICATION_NAME)?;
+        }
         if delays(self) || delays(directory) {
             return refused(
                 "and min_apply_delay (recovery_min_apply_delay) exclude each other: it would never be near the end",
@@ -341,6 +362,9 @@ impl StandbyOptions {
             return refused("needs hot_standby = on");
         }
         let limits = self.limits();
+        if limits.patience.is_zero() {
+            return refused("needs catch_up_after to be more than 0");
+        }
         if limits.within >= limits.beyond {
             return refused("needs readable_within to be less than catch_up_beyond");
         }
@@ -364,6 +388,8 @@ impl StandbyOptions {
             limits: self.limits(),
             local_conninfo: self.local_conninfo.clone().unwrap_or_default(),
         });
+        // Whoever has the directory, the primary knows it by one name.
+        let name = if readable.is_some() { POSTGRES_NAME } else { APPLICATION_NAME };
         let slot = some(self.slot);
         let create_slot = self.create_slot.unwrap_or(false);
         if create_slot && slot.is_none() {
@@ -379,7 +405,8 @@ impl StandbyOptions {
             // A permanent slot goes before (`RequestXLogStreaming`, `replication/walreceiverfuncs.c`).
             temporary_slot: self.temporary_slot.unwrap_or(false) && slot.is_none(),
             slot,
-            early: self.early.unwrap_or_default(),
+            // PostgreSQL does not read the log of what the primary has not flushed.
+            early: if readable.is_some() { EarlyMode::Off } else { self.early.unwrap_or_default() },
             restore_command: some(self.restore_command),
             archive_cleanup_command: some(config.get("archive_cleanup_command").map(|setting| setting.value.clone())),
             fetch_jobs: self.fetch_jobs.unwrap_or(DEFAULT_FETCH_JOBS).into(),
@@ -395,7 +422,7 @@ impl StandbyOptions {
             memory_bytes: self.memory.unwrap_or_else(default_memory),
             pg_ctl: self.pg_ctl,
             readable,
-            application_name_fallback: cluster_name.unwrap_or_else(|| APPLICATION_NAME.to_owned()),
+            application_name_fallback: cluster_name.unwrap_or_else(|| name.to_owned()),
         };
         if settings.primary.is_none() && settings.restore_command.is_none() && settings.wal.is_none() {
             return Err(OptionsError::Refused(

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use walrider_datadir::DataDirError;
@@ -19,8 +20,8 @@ use crate::settings::{ReadableSettings, Settings};
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long `pg_ctl` waits for a start, in seconds. Until the server is consistent may take much longer: that is looked for.
 const START_SECONDS: &str = "5";
-/// And for its end, and for a promotion: as long as it takes.
-const END_SECONDS: &str = "604800";
+/// How often to look whether it has ended.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What a server says of itself. Needs no right, but that for `horizon` and `conflict`, null without: `pg_read_all_stats`.
 const QUESTION: &str = "\
@@ -55,10 +56,11 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Bytes that the speed of replay alone is behind; `None` while something else holds it.
+    /// Bytes that the speed of replay alone is behind; `None` while something else holds it, or the primary is away: then nobody
+    /// could tell when Walrider is near its end.
     pub fn behind(&self) -> Option<u64> {
-        let known = self.replayed.is_valid() && !self.paused && !self.conflict;
-        known.then(|| self.received.max(self.horizon).0.saturating_sub(self.replayed.0))
+        let known = self.connected && self.replayed.is_valid() && !self.paused && !self.conflict;
+        known.then(|| self.received.0.saturating_sub(self.replayed.0))
     }
 
     fn of(row: Vec<Option<Vec<u8>>>) -> Option<Seen> {
@@ -83,31 +85,19 @@ impl Seen {
     }
 }
 
-/// What became of a server that runs no more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
-    /// It was stopped by somebody, and the directory is a standby's.
-    Stopped,
-    /// It has crashed, or was killed.
-    Crashed,
-    /// The directory is a primary's.
-    Promoted,
-}
-
 /// Whether a server runs on the directory, and what its lock file says.
 pub(super) fn running(settings: &Settings) -> Result<Option<LockFile>, DataDirError> {
     LockFile::of_server(&settings.data_dir)
 }
 
-/// What a server has left.
-pub(super) fn left(settings: &Settings) -> Result<Left, DataDirError> {
-    if !settings.data_dir.join("standby.signal").exists() {
-        return Ok(Left::Promoted);
-    }
-    Ok(match read_control(&settings.data_dir)?.state {
-        DbState::ShutDownInRecovery => Left::Stopped,
-        _ => Left::Crashed,
-    })
+/// Whether nothing says any more that the directory is a standby's: recovery has ended, or is about to.
+pub(super) fn is_promoted(settings: &Settings) -> bool {
+    !settings.data_dir.join("standby.signal").exists()
+}
+
+/// What `pg_control` says of the directory.
+pub(super) fn state(settings: &Settings) -> Result<DbState, DataDirError> {
+    Ok(read_control(&settings.data_dir)?.state)
 }
 
 /// Starts a server, and waits a little. It may need longer until it can be asked.
@@ -123,16 +113,24 @@ pub(crate) fn start(settings: &Settings, wait: bool) -> Result<(), String> {
     pg_ctl(settings, &options)
 }
 
-/// Stops it as `pg_ctl stop` does: sessions are ended, and a restartpoint is made.
+/// Stops it as `pg_ctl stop` does, and waits for its end: sessions are ended, and a restartpoint is made.
 pub(super) fn stop(settings: &Settings) -> Result<(), StandbyError> {
-    let told = tell(settings, &["stop", "-s", "-m", "fast", "-w", "-t", END_SECONDS]);
+    let Some(lock) = running(settings)? else { return Ok(()) };
+    let told = tell(settings, &["stop", "-s", "-m", "fast", "-W"]);
     // Somebody else may have been quicker.
-    if running(settings)?.is_none() { Ok(()) } else { told }
+    let runs = || Ok::<bool, DataDirError>(running(settings)?.is_some_and(|now| now.pid == lock.pid));
+    if told.is_err() && runs()? {
+        return told;
+    }
+    while runs()? {
+        thread::sleep(LOOK);
+    }
+    Ok(())
 }
 
-/// Promotes it, and waits until it can be written to.
+/// Has it promote itself; does not wait.
 pub(super) fn promote(settings: &Settings) -> Result<(), StandbyError> {
-    tell(settings, &["promote", "-s", "-w", "-t", END_SECONDS])
+    tell(settings, &["promote", "-s", "-W"])
 }
 
 /// Has it read its configuration again.
@@ -197,7 +195,11 @@ fn connect(settings: &ReadableSettings, lock: &LockFile) -> Result<Connection, C
         Some(host) => host,
     };
     let quoted = host.replace('\\', "\\\\").replace('\'', "\\'");
-    let conninfo = format!("host='{quoted}' port={} dbname=postgres {}", lock.port, settings.local_conninfo);
+    // The environment's are for the primary.
+    let conninfo = format!(
+        "host='{quoted}' hostaddr='' port={} target_session_attrs=any dbname=postgres {}",
+        lock.port, settings.local_conninfo
+    );
     let mut options = ConnectOptions::resolve_ordinary(&conninfo, "walrider standby")?;
     options.give_up_after(TIMEOUT);
     let mut connection = Connection::open(&options)?;
@@ -230,13 +232,13 @@ mod tests {
         ];
         let seen = Seen::of(row(&told)).unwrap();
         assert_eq!((seen.behind(), seen.timeline, seen.commit), (Some(0x200), NonZeroU32::new(2), Some(-5)));
-        for (column, text) in [(3, "t"), (10, "t"), (2, "")] {
+        for (column, text) in [(3, "t"), (4, "f"), (10, "t"), (2, "")] {
             let mut told = told;
             told[column] = Some(text);
             assert_eq!(Seen::of(row(&told)).unwrap().behind(), None, "{column}");
         }
         // Without rights, and while nothing is received.
-        let nothing = [Some("t"), None, Some("0/100"), Some("f"), Some("f"), None, None, None, None, None, None];
+        let nothing = [Some("t"), None, Some("0/100"), Some("f"), Some("t"), None, None, None, None, None, None];
         assert_eq!(Seen::of(row(&nothing)).unwrap().behind(), Some(0));
         assert_eq!(Seen::of(row(&told[..10])), None);
     }
