@@ -118,11 +118,15 @@ def test_a_disk_that_is_slow_for_writes_of_wal(primary, work):
     assert "lag_standby_write" in found, found
 
 
-def with_a_backlog(primary, follower, repeated, counts):
-    """The findings while replay works off what it was held back from; a machine that has done it before doctor has looked gets more."""
-    # The commit of a TRUNCATE waits for the disk, whatever synchronous_commit says.
+def commits_at_once(primary):
+    """The commit of a TRUNCATE waits for the disk, whatever synchronous_commit says."""
     primary.psql("ALTER SYSTEM SET fsync = off")
     primary.psql("SELECT pg_reload_conf()")
+
+
+def with_a_backlog(primary, follower, repeated, counts):
+    """The findings while replay works off what it was held back from; a machine that has done it before doctor has looked gets more."""
+    commits_at_once(primary)
     for count in counts:
         follower.server.psql("SELECT pg_wal_replay_pause()")
         primary.psql(f"SET synchronous_commit = off; DO $$BEGIN FOR i IN 1..{count} LOOP {repeated}; COMMIT; END LOOP; END$$")
@@ -147,6 +151,7 @@ def test_replay_at_its_limit(primary, work):
 @contextmanager
 def fed(primary, follower):
     """The standby gets as much as it can replay, and no more: a tenth of a second is never behind."""
+    commits_at_once(primary)
     stop = threading.Event()
 
     def feed():

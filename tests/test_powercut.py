@@ -9,14 +9,18 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.lab.faults.powercut import FSYNC, ORDERS, RENAME, Cut, Recorder
+from tests.lab.install import program
 from tests.lab.oracle import early
 from tests.lab.oracle.compare import compare
 from tests.lab.oracle.early import SEGMENT
@@ -24,14 +28,15 @@ from tests.lab.oracle.page import checks, pages
 from tests.lab.seed import seed
 from tests.lab.server import early_primary, recovery
 from tests.lab.server.cluster import PgCluster, controldata, copy_tree, format_lsn, free_port, parse_lsn, run
-from tests.lab.standby import standby
+from tests.lab.standby import readable, standby
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import DIFFERENT, binary, replay, walrider
 
 IMAGES = int(os.environ.get("WALRIDER_POWER_IMAGES", "50"))
 SEED = seed()
 KEEP = os.environ.get("WALRIDER_POWER_KEEP")
 # Of all images, what each kind of run has.
-SHARES = dict(replay=12, restartpoints=12, promotion=12, receive=4, spool=5, early=5)
+SHARES = dict(replay=11, restartpoints=11, promotion=11, receive=4, spool=4, early=5, early_redo=4)
 ROOM = 1 << 30
 # More than Linux ever gives (PID_MAX_LIMIT).
 NO_PROCESS = (1 << 22) + 1
@@ -201,7 +206,7 @@ def bury(data_dir):
     """Whoever had the directory is dead: its number in postmaster.pid is one that no process has, or some day another one would."""
     lock_file = data_dir / "postmaster.pid"
     if lock_file.exists():
-        lock_file.write_text(re.sub(r"^-\d+", f"-{NO_PROCESS}", lock_file.read_text()))
+        lock_file.write_text(re.sub(r"^(-?)\d+", rf"\g<1>{NO_PROCESS}", lock_file.read_text()))
 
 
 class Images:
@@ -211,12 +216,12 @@ class Images:
         self.kind, self.record, self.memory = kind, record, memory
         print(f"{kind}: a record of {len(record.calls)} calls: {record.counts()}")
 
-    def check(self, continue_with):
+    def check(self, continue_with, journaled=False):
         """Each image is continued in each way; `continue_with` is their names and what does it to a directory."""
         failed = []
         begun = time.monotonic()
         for number in range(images(self.kind)):
-            cut = self.record.choose(f"{SEED}/{self.kind}/{number}")
+            cut = self.record.choose(f"{SEED}/{self.kind}/{number}", journaled)
             for name, proceed in continue_with.items():
                 directory = self.record.image(cut, self.memory / f"{self.kind}-{name}")
                 bury(directory)
@@ -258,7 +263,7 @@ write("new.tmp", b"n" * 9000, sync=True)
 os.rename("new.tmp", "renamed")
 file = os.open("calls", os.O_CREAT | os.O_RDWR, 0o600)
 os.pwritev(file, [b"x" * 5000, b"y" * 5000], 3000); os.writev(file, [b"z", b"zz"]); os.pwrite(file, b"p", 20000)
-os.posix_fallocate(file, 0, 50000); os.ftruncate(file, 30000);
+os.posix_fallocate(file, 0, 50000); os.ftruncate(file, 40000); os.truncate("calls", 30000)
 source = os.open("synced", os.O_RDONLY)
 os.copy_file_range(source, file, 500); os.sendfile(file, source, 10, 300)
 os.link("calls", "there/linked"); os.symlink("calls", "leads"); os.unlink("removed")
@@ -402,6 +407,57 @@ def test_restartpoints(origin, memory):
         stock_finishes(origin, data_dir, lambda: ours(data_dir, cut))
 
     Images("restartpoints", record, memory).check(dict(walrider=ours, stock=stock))
+
+
+def same_but_for_remains(data_dir, reference):
+    """What was dropped or cut off before a crash is there again for a while in replay after it, and PostgreSQL leaves some of that."""
+    found = walrider("compare", "--first", "100000", data_dir, reference).json
+    wrong = [row for row in found["first"] if row["b"] not in ("absent", "past the end")]
+    assert found["pages"] > 0 and found["differences"] == len(found["first"]) and not wrong, wrong[:10]
+
+
+@pytest.mark.from_major(18, "early redo knows 18.6 alone")
+def test_early_redo(origin, memory):
+    """PostgreSQL's hot standby, whose pages the extension changes ahead: none that a cut leaves is past minRecoveryPoint, and it comes to
+    the same end from there, with early redo and without.  Of a new relation PostgreSQL makes the file durable, and not its name."""
+    fixture = SimpleNamespace(info=dict(final_checkpoint=origin.final))
+    # Few buffers, so that pages are written all the time.
+    settings = {**readable.CATCH_UP, **readable.EARLY, "shared_buffers": "1MB", "bgwriter_delay": "10ms", "bgwriter_lru_maxpages": "1000",
+                "io_method": "sync", "dynamic_shared_memory_type": "sysv", "walrider.redo_slice": "500", "walrider.redo_workers": "2",
+                "fsync": "on"}
+    reference = origin.copy(memory / "early_redo")
+    (reference / "standby.signal").touch()
+    server = PgCluster(reference)
+    server.configure(recovery.restore_settings(origin.archive), "postgresql.auto.conf")
+    recorder = Recorder(memory / "early_redo-recorder")
+    options = {"port": server.port, "unix_socket_directories": server.sockets, "listen_addresses": "", **settings}
+    command = [program("postgres"), "-D", reference, *(part for item in options.items() for part in ("-c", "=".join(map(str, item))))]
+    with open(server.log, "a") as log, \
+            subprocess.Popen(recorder.command(reference, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log) as traced:
+        try:
+            wait_for(lambda: server.psql("SELECT 1", check=False) == [["1"]], server.log_tail)
+            wait_for(lambda: readable.has_caught_up(fixture, server) or server.psql("CHECKPOINT") and None, server.log_tail, timeout=300)
+            server.psql("CHECKPOINT")
+            traced.send_signal(signal.SIGINT)
+            assert traced.wait(120) == 0, server.log_tail()
+        finally:
+            # With it goes what it traces.
+            traced.kill()
+    found = readable.summary(server)
+    assert found["early"] > 1000 and found["by workers"] > 100, found
+    same_but_for_remains(reference, origin.stock)
+
+    def goes_on(**more):
+        def proceed(data_dir, cut):
+            # None before it has begun: the end of the backup has to be reached.
+            bound = parse_lsn(controldata(data_dir)["Minimum recovery ending location"]) or 1 << 63
+            assert not (past := readable.pages_past(data_dir, bound)), f"past {format_lsn(bound)}: {past[:5]}"
+            readable.catch_up(fixture, PgCluster(data_dir), **more)
+            remove_remains(data_dir)
+            same_but_for_remains(data_dir, origin.stock)
+        return proceed
+
+    Images("early_redo", recorder.record(), memory).check(dict(early=goes_on(**readable.EARLY), stock=goes_on()), journaled=True)
 
 
 def test_promotion(origin, memory):

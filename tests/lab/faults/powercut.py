@@ -25,7 +25,7 @@ import random
 import stat
 import struct
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace, field
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("recorder.c")
@@ -376,14 +376,15 @@ class Record:
     def _where(self, *operations):
         return [number for number, call in enumerate(self.calls) if call.operation in operations] or [0]
 
-    def choose(self, seed):
-        """A moment and choices.  A third of the moments are anywhere, a third by calls that make or order what is durable, and a third
+    def choose(self, seed, journaled=False):
+        """A moment and choices; `journaled`: of a disk whose names are as durable as those of a journal, on which PostgreSQL relies.  A third of the moments are anywhere, a third by calls that make or order what is durable, and a third
         close to a rename, which decides something: most of a record is data."""
         rng = random.Random(seed)
         near = rng.choice([range(len(self.calls) + 1), self.turns, self.marks])
         step = rng.choice(near) + (rng.randint(-12, 2) if near is self.marks else rng.choice([0, 1]))
         step = min(max(step, 0), len(self.calls))
-        return Cut(seed, step, len(self.calls), rng.choice(ORDERS), rng.choice(PIECES), rng.random() < 0.5)
+        cut = Cut(seed, step, len(self.calls), rng.choice(ORDERS), rng.choice(PIECES), rng.random() < 0.5)
+        return replace(cut, order="journal", created_with_file=True) if journaled else cut
 
     def image(self, cut, path):
         """Make the directory that is left."""

@@ -433,6 +433,11 @@ static void finish(const struct call *call, int64_t result)
 		case __NR_sendto:
 			return put_sent(call, args[1], (uint64_t) result);
 		case __NR_truncate:
+			if (stat(call->one.path, &found) < 0)
+				die("a file that was cut");
+			if (is_ours(&found))
+				put((struct entry) {.operation = TRUNCATE, .a = found.st_ino, .at = (int64_t) args[1]}, NULL, NULL, NULL);
+			return;
 		case __NR_mmap:
 		case __NR_ioctl:
 		case __NR_splice:

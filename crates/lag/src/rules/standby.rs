@@ -173,7 +173,7 @@ fn explain(part: Part) -> (&'static str, &'static str, &'static str) {
         Part::ReplayCpu => (
             "one process replays, and computes all the time",
             "make less WAL (fewer full-page images, fewer indexes, no wal_log_hints), or replay it in parallel: walrider standby",
-            "a standby of Walrider answers no queries until it is promoted",
+            "nobody can read while Walrider replays: with --readable PostgreSQL has the directory near the end of WAL",
         ),
         Part::ReplayRead => (
             "replay waits for pages from disk",
@@ -225,7 +225,9 @@ fn headroom(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
         what: format!("replay is near its limit: it falls behind above {}/s of WAL", bytes(capacity)),
         evidence: vec![format!("the startup process is busy {:.0} % of the time", busy * 100.0)],
         advice: "make less WAL, or replay it in parallel: walrider standby".into(),
-        cost: "a standby of Walrider answers no queries until it is promoted".into(),
+        cost:
+            "nobody can read while Walrider replays: with --readable PostgreSQL has the directory near the end of WAL"
+                .into(),
     });
 }
 
