@@ -173,7 +173,7 @@ def fed(primary, follower):
 @pytest.mark.alone
 def test_replay_that_nearly_falls_behind(primary, work):
     """It computes all the time, and is not late."""
-    with hot(primary, work, shared_buffers="2GB", fsync="off") as follower, fed(primary, follower):
+    with hot(primary, work, shared_buffers="4GB", fsync="off") as follower, fed(primary, follower):
         found = doctor(primary, follower.server, time="5s")
     assert "falls behind above" in found["little_headroom"]["what"], found
     assert not [rule for rule in found if rule.startswith("lag_")], found
