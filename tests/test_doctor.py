@@ -158,7 +158,7 @@ def fed(primary, follower):
         with primary.session(options="-c synchronous_commit=off") as writer, follower.server.session() as reader:
             while not stop.is_set():
                 replayed, = reader.run("SELECT pg_last_wal_replay_lsn()")
-                if writer.run(f"SELECT pg_current_wal_lsn() - '{replayed}'::pg_lsn < 50000") == ["t"]:
+                if writer.run(f"SELECT pg_current_wal_lsn() - '{replayed}'::pg_lsn < 20000") == ["t"]:
                     writer.run("DO $$BEGIN FOR i IN 1..50 LOOP TRUNCATE t; COMMIT; END LOOP; END$$")
 
     feeder = threading.Thread(target=feed)
