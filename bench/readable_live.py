@@ -36,7 +36,7 @@ from .readable import EARLY, SETTINGS, catch_up
 from .replay import FIXTURES, commit, machine, nameless
 
 SIDES = {"stock": {}, "1 worker": {**EARLY, "walrider.redo_workers": "1"}}
-PRIMARY = "shared_buffers = 256MB\nmax_wal_size = 8GB\nautovacuum = off\nmax_connections = 100\nsynchronous_standby_names = ''\n"
+PRIMARY = "shared_buffers = 256MB\nmax_wal_size = 8GB\nmin_wal_size = 1GB\nautovacuum = off\nmax_connections = 100\nsynchronous_standby_names = ''\n"
 SEGMENT = 16 * MB
 CLIENTS = 4
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.lab.install import program
-from tests.lab.server.cluster import PgCluster, copy_tree, run
+from tests.lab.server.cluster import PgCluster, controldata, copy_tree, run
 from tests.lab.standby import standby, watched
 from tests.lab.standby.node import Node, startup_process
 from tests.lab.standby.standby import wait_position, wait_streaming
@@ -159,6 +159,26 @@ def test_promoted(primary, node, how):
     assert server.psql(SUMS) == sums
     server.psql("INSERT INTO t VALUES (1, 'new')")
     assert not (node.data_dir / "promote").exists()
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+def test_promoted_under_a_service_manager(primary, node, monkeypatch, pauses):
+    """Such a one kills what a service leaves behind: PostgreSQL is stopped cleanly, in whichever turn, and starts as a primary."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(node.data_dir / "nobody"))
+    if pauses:
+        (node.data_dir / "walrider.pause").touch()
+    node.start()
+    node.wait_state("paused" if pauses else "readable")
+    wait_streaming(primary)
+    burst(primary, 3)
+    wait_position(primary, stage="flush")
+    sums = primary.psql(SUMS)
+    primary.kill()
+    node.promote()
+    assert not (node.data_dir / "postmaster.pid").exists()
+    assert controldata(node.data_dir)["Database cluster state"] == "shut down"
+    with PgCluster(node.data_dir).start() as server:
+        assert server.psql(SUMS) == sums and server.value("SELECT pg_is_in_recovery()") == "f"
 
 
 def test_promoted_in_walriders_turn(primary, node):

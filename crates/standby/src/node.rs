@@ -3,16 +3,16 @@
 
 pub(crate) mod server;
 
-use std::fs::{self, File, TryLockError};
-use std::io::ErrorKind;
+use std::fs::{File, TryLockError};
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use walrider_datadir::DataDirError;
+use walrider_datadir::durable::unlink;
 use walrider_datadir::held::{HeldDir, shown};
 use walrider_datadir::lock;
 use walrider_datadir::open::read_control;
@@ -161,7 +161,7 @@ impl Node {
         let outcome = self.take_turns(&settings, Turns::new(readable.limits))?;
         if matches!(outcome, Outcome::Promoted(_) | Outcome::ServerPromoted) {
             // PostgreSQL may have promoted itself before it was told how.
-            remove(&settings.data_dir.join(PROMOTE_FILE))?;
+            unlink(&settings.data_dir.join(PROMOTE_FILE))?;
             if std::env::var_os("NOTIFY_SOCKET").is_some() {
                 // A service manager kills what a service leaves behind.
                 tracing::info!("PostgreSQL is stopped, for the service that it has of its own");
@@ -195,7 +195,6 @@ impl Node {
             }
             self.lock().turns = turns.count();
             let ended = self.watch_server(&mut turns)?;
-            self.lock().seen = None;
             match ended {
                 Ended::Over(outcome) => return Ok(*outcome),
                 Ended::FellBehind => turns.fell_behind(self.now()),
@@ -214,7 +213,7 @@ impl Node {
         let standby = Standby::new(state.settings.clone())?;
         // The first time it is one, or has become one.
         state.settings.make_standby = false;
-        (state.standby, state.seen, state.connected_since) = (Some(standby.clone()), None, None);
+        state.standby = Some(standby.clone());
         let wishes = state.wishes;
         drop(state);
         if wishes.stop {
@@ -293,6 +292,7 @@ impl Node {
             turns.set_limits(readable.limits);
             told.look |= wishes.look;
             let Some(lock) = server::running(&settings)? else {
+                self.forget();
                 match self.server_is_gone(&settings, told.answered)? {
                     Some(ended) => return Ok(ended),
                     None => continue,
@@ -303,10 +303,12 @@ impl Node {
                 if server::state(&settings)? == DbState::InProduction {
                     return Ok(Ended::Over(Box::new(Outcome::ServerPromoted)));
                 }
+                // A wish to stop would not let us wait.
+                thread::sleep(SHORT);
                 continue;
             }
             if wishes.stop {
-                self.lock().seen = None;
+                self.forget();
                 server::stop(&settings)?;
                 return Ok(Ended::Over(Box::new(Outcome::ServerStopped)));
             }
@@ -320,17 +322,16 @@ impl Node {
             if lock.status != "ready" {
                 // It may wait for our session to end.
                 session = Session::default();
-                self.lock().seen = None;
+                self.forget();
                 continue;
             }
             interval = LONG;
-            let Some(seen) = self.note("ask PostgreSQL how far it is", session.ask(readable, &lock)) else {
-                self.lock().seen = None;
+            let answer = self.note("ask PostgreSQL how far it is", session.ask(readable, &lock));
+            // Else it ends recovery just now.
+            let Some(seen) = answer.filter(|seen| seen.in_recovery) else {
+                self.forget();
                 continue;
             };
-            if !seen.in_recovery {
-                continue;
-            }
             if !told.answered {
                 tracing::info!("PostgreSQL can be read; it has replayed {}", seen.replayed);
                 turns.answers(self.now());
@@ -347,11 +348,17 @@ impl Node {
             if turns.is_far(behind, self.now()) && !server::is_promoted(&settings) {
                 let behind = behind.unwrap_or_default();
                 tracing::warn!("PostgreSQL is {behind} bytes behind and is stopped: Walrider catches up");
-                self.lock().seen = None;
+                self.forget();
                 server::stop(&settings)?;
                 return Ok(Ended::FellBehind);
             }
         }
+    }
+
+    /// What it has said does not hold any more.
+    fn forget(&self) {
+        let mut state = self.lock();
+        (state.seen, state.connected_since) = (None, None);
     }
 
     fn tell(&self, seen: Seen) {
@@ -556,14 +563,5 @@ fn alone(settings: &Settings) -> Result<File, StandbyError> {
             let why = "another walrider standby --readable has the directory: stop that first, with walrider stop";
             Err(DataDirError::Refused(why.to_owned()).into())
         }
-    }
-}
-
-fn remove(path: &Path) -> Result<(), StandbyError> {
-    match fs::remove_file(path) {
-        Err(source) if source.kind() != ErrorKind::NotFound => {
-            Err(StandbyError::System { operation: "remove file \"promote\"", source })
-        }
-        _ => Ok(()),
     }
 }

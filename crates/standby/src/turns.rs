@@ -58,8 +58,8 @@ impl Turns {
     }
 
     fn stay(&self) -> Duration {
-        let first = self.limits.patience * FIRST_STAY;
-        (first * self.factor).min(LONGEST_STAY.max(first))
+        let first = self.limits.patience.saturating_mul(FIRST_STAY);
+        first.saturating_mul(self.factor).min(LONGEST_STAY.max(first))
     }
 
     /// How often PostgreSQL has had the directory.
@@ -96,8 +96,8 @@ impl Turns {
     /// PostgreSQL's turn ends since it fell behind. Where that was soon, the next turn is longer: at a load that it cannot
     /// follow, the directory would be moved back and forth without end.
     pub fn fell_behind(&mut self, now: Duration) {
-        let soon = now - self.since < 2 * self.stay();
-        self.factor = if soon { self.factor.saturating_mul(2).min(1 << 20) } else { 1 };
+        let soon = now - self.since < self.stay().saturating_mul(2);
+        self.factor = if soon { self.factor.saturating_mul(2) } else { 1 };
     }
 
     /// PostgreSQL's turn has ended by itself, or could not begin.
@@ -143,6 +143,14 @@ mod tests {
             assert_eq!(turns.is_far(behind, s(at)), back, "{behind:?} at {at}");
         }
         assert_eq!(turns.count(), 1);
+    }
+
+    #[test]
+    fn any_patience_can_be_had() {
+        let mut turns = Turns::new(Limits { patience: Duration::MAX, ..LIMITS });
+        turns.lend(s(0));
+        assert!(!turns.is_far(Some(1000), s(1)));
+        turns.fell_behind(s(2));
     }
 
     /// A load that PostgreSQL cannot follow.

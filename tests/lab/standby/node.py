@@ -4,7 +4,7 @@ import signal
 from contextlib import suppress
 
 from tests.lab import install, walrider
-from tests.lab.server.cluster import ServerError, _wait_state, free_port
+from tests.lab.server.cluster import free_port
 from tests.lab.standby import standby
 from tests.lab.waiting import wait_for
 

@@ -142,7 +142,7 @@ fn tell(settings: &Settings, options: &[&str]) -> Result<(), StandbyError> {
     pg_ctl(settings, options).map_err(|why| StandbyError::Server { command: options[0].to_owned(), why })
 }
 
-/// Runs it; without output, as that of the server that it starts is ours.
+/// Runs it. It, and a server that it starts, write where we do.
 fn pg_ctl(settings: &Settings, options: &[&str]) -> Result<(), String> {
     let Some(program) = &settings.pg_ctl else { return Err("there is no pg_ctl: name it with --pg-ctl".to_owned()) };
     let mut command = Command::new(program);
