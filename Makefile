@@ -75,7 +75,8 @@ bench-logical-apply: build fetch-18
 bench-readable: build fetch-18 extension
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.readable --fixtures $(BENCH_FIXTURES) --save bench/runs $(READABLE_ARGS)
 
-# How far behind such a standby is while WAL comes in faster than PostgreSQL replays it, and what commits wait for it; five minutes.
+# How far behind such a standby is while WAL comes in faster than PostgreSQL replays it, and what commits wait for it;
+# three minutes with LIVE_ARGS="--loads pgbench --size 0.25 --rounds 5 --seconds 6", when the fixture is there.
 bench-readable-live: build fetch-18 extension
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.readable_live --fixtures $(BENCH_FIXTURES) --save bench/runs $(LIVE_ARGS)
 
