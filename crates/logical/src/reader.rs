@@ -47,6 +47,9 @@ const NAP: Duration = Duration::from_micros(300);
 /// system sends the next messages together instead of each by itself, which is half of what they cost it.
 const FLOOD: f64 = 50_000.0;
 const LONG_NAP: Duration = Duration::from_millis(10);
+/// What the publisher may send ahead of us on the same host: more than one packet there, and no more than it writes in a millisecond.
+/// The system would let it grow to what fits into a nap.
+const WINDOW: usize = 80 << 10;
 /// Under load, batches that are not full are at least so far apart; while others are executed, so far.
 const LINGER: Duration = Duration::from_millis(2);
 const BESIDE: Duration = Duration::from_millis(10);
@@ -151,6 +154,7 @@ impl<'s> Reader<'s> {
             false => None,
         };
         let source = Source::open(&publisher, &wanted, Some(quit))?;
+        source.connection().narrow_window_on_same_host(WINDOW).map_err(|error| ApplyError::System("set a socket's buffer", error))?;
         if source.slot().two_phase {
             origins::check_prepared(&mut control)?;
         }

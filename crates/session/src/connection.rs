@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use socket2::{SockAddr, SockRef};
 use walrider_wire::backend::{self, ServerMessage};
 use walrider_wire::frontend;
 
@@ -128,6 +129,20 @@ impl Connection {
     /// Whether the connection is encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.transport.is_encrypted()
+    }
+
+    /// Has the server see a window of about `bytes` from now on, where it runs on this host; elsewhere nothing changes. A sender that
+    /// meets a closed window adds small messages to one that waits, which costs it less than to send each.
+    ///
+    /// # Errors
+    /// The system does not say who is at the other end, or does not take the size.
+    pub fn narrow_window_on_same_host(&self, bytes: usize) -> std::io::Result<()> {
+        let socket = SockRef::from(&self.transport);
+        let address = |end: SockAddr| end.as_socket().map(|end| end.ip());
+        match (address(socket.local_addr()?), address(socket.peer_addr()?)) {
+            (Some(ours), Some(theirs)) if ours == theirs => socket.set_recv_buffer_size(bytes),
+            _ => Ok(()),
+        }
     }
 
     /// How long a command may take until its whole answer is there; 60 seconds if nothing else is said, `None` for ever.
