@@ -26,6 +26,12 @@ pub enum WireError {
     /// The message's contents do not fit its type.
     #[error("invalid {0} message")]
     Malformed(&'static str),
+    /// The first packet of a session is shorter or longer than any that PostgreSQL takes.
+    #[error("invalid length of startup packet: {0} bytes")]
+    StartupLength(u32),
+    /// The client wants a protocol with another major version than 3.
+    #[error("unsupported frontend protocol {}.{}: server supports 3.0 to 3.2", .0 >> 16, .0 & 0xffff)]
+    Protocol(u32),
     /// A type that has no place here.
     #[error("unexpected message type {}", shown(*.0))]
     Unexpected(u8),

@@ -2,6 +2,8 @@
 //!
 //! Texts must not hold a zero byte: the callers' come from connection strings and commands, which refuse it.
 
+use crate::framing::{self, cstr, framed};
+
 /// Protocol 3.0.
 pub const PROTOCOL_3_0: u32 = 3 << 16;
 /// Protocol 3.2, of PostgreSQL 18: longer cancel keys, nothing else.
@@ -70,21 +72,7 @@ pub fn bind<'a>(out: &mut Vec<u8>, statement: &str, values: impl IntoIterator<It
         cstr(out, statement);
         // No format codes: all are text.
         out.extend([0; 2]);
-        let at = out.len();
-        out.extend([0; 2]);
-        let mut count = 0_usize;
-        for value in values {
-            count += 1;
-            match value {
-                None => out.extend((-1_i32).to_be_bytes()),
-                Some(bytes) => {
-                    out.extend((bytes.len() as u32).to_be_bytes());
-                    out.extend(bytes);
-                }
-            }
-        }
-        let count = u16::try_from(count).expect("the protocol counts parameters in two bytes");
-        out[at..at + 2].copy_from_slice(&count.to_be_bytes());
+        framing::values(out, values);
         // Nor for the result.
         out.extend([0; 2]);
     });
@@ -108,22 +96,6 @@ pub fn copy_done(out: &mut Vec<u8>) {
 /// The end of the session.
 pub fn terminate(out: &mut Vec<u8>) {
     framed(out, Some(b'X'), |_| ());
-}
-
-fn cstr(out: &mut Vec<u8>, text: &str) {
-    debug_assert!(!text.contains('\0'));
-    out.extend(text.as_bytes());
-    out.push(0);
-}
-
-/// Writes type, length word and what `body` appends. The length counts itself, not the type.
-fn framed(out: &mut Vec<u8>, tag: Option<u8>, body: impl FnOnce(&mut Vec<u8>)) {
-    out.extend(tag);
-    let at = out.len();
-    out.extend([0; 4]);
-    body(out);
-    let length = (out.len() - at) as u32;
-    out[at..at + 4].copy_from_slice(&length.to_be_bytes());
 }
 
 #[cfg(test)]

@@ -6,9 +6,12 @@ pub mod backend;
 pub mod command;
 pub mod conninfo;
 pub mod error;
+mod framing;
 pub mod frontend;
 pub mod pulse;
 pub mod reader;
+pub mod replication;
+pub mod server;
 pub mod stream;
 
 pub use error::WireError;
