@@ -4,6 +4,7 @@
 //! driven by coverage, are under `fuzz/`.
 
 mod drive;
+mod serve;
 
 use walrider_layout::Lsn;
 use walrider_seed::Random;
@@ -49,5 +50,51 @@ fn messages_and_strings_with_some_bytes_changed() {
     cases.iter().for_each(|case| drive::everything(case));
     walrider_seed::rounds(ROUNDS, |seed| {
         drive::everything(&Random(seed).spoiled(&cases, b"'\\= %:@/?&[]\n\0*,"));
+    });
+}
+
+/// What clients say that makes sense.
+fn asked() -> Vec<Vec<u8>> {
+    let mut opening = Vec::new();
+    let parameters = [("user", "u"), ("replication", "true"), ("_pq_.x", "")];
+    frontend::startup(&mut opening, frontend::PROTOCOL_3_2, &parameters);
+    let mut cases = vec![opening.clone(), opening[4..].to_vec(), frontend::SSL_REQUEST.to_vec()];
+    cases.push(b"\0\0\0\x10\x04\xd2\x16\x2e\0\0\0\x01key!".to_vec());
+    for text in [
+        "IDENTIFY_SYSTEM;",
+        "READ_REPLICATION_SLOT \"s\"",
+        "CREATE_REPLICATION_SLOT s TEMPORARY PHYSICAL RESERVE_WAL",
+        "CREATE_REPLICATION_SLOT s LOGICAL p (SNAPSHOT 'nothing', TWO_PHASE true, FAILOVER 0)",
+        "DROP_REPLICATION_SLOT s WAIT",
+        "ALTER_REPLICATION_SLOT s (FAILOVER false)",
+        "START_REPLICATION SLOT \"s\" PHYSICAL 1/A0 TIMELINE 2",
+        "START_REPLICATION SLOT s LOGICAL 1/A0 (\"proto_version\" '4', a '''')",
+        "TIMELINE_HISTORY 2",
+        "SHOW a.b",
+        "BASE_BACKUP (LABEL 'x', PROGRESS, WAIT 0)",
+        "UPLOAD_MANIFEST",
+    ] {
+        let mut session = opening.clone();
+        frontend::query(&mut session, text);
+        cases.extend([text.into(), session]);
+    }
+    let mut rest = opening;
+    frontend::sasl_initial_response(&mut rest, "SCRAM-SHA-256", b"n,,n=,r=x");
+    frontend::password(&mut rest, b"pw");
+    let mut status = Vec::new();
+    StatusUpdate::default().encode(&mut status);
+    frontend::copy_data(&mut rest, &status);
+    frontend::copy_done(&mut rest);
+    frontend::terminate(&mut rest);
+    cases.push(rest);
+    cases
+}
+
+#[test]
+fn questions_of_clients_with_some_bytes_changed() {
+    let cases = asked();
+    cases.iter().for_each(|case| serve::everything(case));
+    walrider_seed::rounds(ROUNDS, |seed| {
+        serve::everything(&Random(seed).spoiled(&cases, b"'\"(), ;\n\0*/0.A"));
     });
 }
