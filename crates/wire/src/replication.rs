@@ -1,7 +1,8 @@
 //! The commands of a walsender, read (`repl_gram.y`, `repl_scanner.l`, PostgreSQL 18; [`crate::command`] writes them).
 //!
-//! All that PostgreSQL accepts is accepted. PostgreSQL knows keywords in upper case only. Here they are known in lower case
-//! too, but there such a word is still a name where a name is expected, as it is to PostgreSQL.
+//! What PostgreSQL accepts is accepted, but for numbers of more than 32 bits, of which it takes the lower ones. PostgreSQL
+//! knows keywords in upper case only, and takes a command in lower case for SQL. Here they are known in lower case too, but
+//! there such a word is still a name where a name is expected, as it is to PostgreSQL.
 
 mod scanner;
 
@@ -103,7 +104,7 @@ pub enum CommandError {
         at: usize,
     },
     /// The command ends where more must follow.
-    #[error("syntax error at end of input")]
+    #[error("syntax error at end of command")]
     End,
     /// Quotes are not closed.
     #[error("unterminated quoted string at character {at}")]
