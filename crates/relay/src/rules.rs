@@ -175,7 +175,8 @@ impl Rules {
         })?;
         let mut rules = Vec::new();
         for (at, table) in tables(raw.allow)?.into_iter().enumerate() {
-            let rule = table.try_into().map_err(|error: toml::de::Error| error.message().to_owned()).and_then(Rule::new);
+            let rule =
+                table.try_into().map_err(|error: toml::de::Error| error.message().to_owned()).and_then(Rule::new);
             rules.push(rule.map_err(|text| RulesError::Rule { number: at + 1, text })?);
         }
         let mut users = BTreeMap::new();
@@ -209,14 +210,15 @@ impl Rules {
         self.users.values()
     }
 
-    /// Whether a rule fits encrypted connections only. It never fits if the server has no certificate.
+    /// Whether a rule lets in by encrypted connections only. It never does if the server has no certificate.
     pub fn needs_tls(&self) -> bool {
         self.rules.iter().any(|rule| rule.tls == Some(true) && rule.verdict != Verdict::Reject)
     }
 
     /// Whether a rule asks for a client's certificate. Nobody can show one unless the server knows an authority to trust.
     pub fn needs_client_ca(&self) -> bool {
-        let needs = |rule: &Rule| matches!(rule.verdict, Verdict::Cert { .. } | Verdict::Scram { client_cert: Some(_) });
+        let needs =
+            |rule: &Rule| matches!(rule.verdict, Verdict::Cert { .. } | Verdict::Scram { client_cert: Some(_) });
         self.rules.iter().any(needs)
     }
 }
@@ -257,7 +259,9 @@ fn advice(error: SecretError, user: &str) -> String {
     let query = format!("SELECT rolpassword FROM pg_authid WHERE rolname = '{name}'");
     match error {
         SecretError::Plain => {
-            format!("{error}; passwords are not kept here: ask the primary server for the secret, as a superuser: {query}")
+            format!(
+                "{error}; passwords are not kept here: ask the primary server for the secret, as a superuser: {query}"
+            )
         }
         SecretError::Md5 => format!(
             "{error}; set the password anew on the primary server, with password_encryption = 'scram-sha-256', then: \
@@ -284,9 +288,11 @@ impl Rule {
             return Err("\"insecure\" is for method \"trust\" alone; take it away".to_owned());
         }
         if raw.method == RawMethod::Trust && !raw.insecure && !from.iter().all(Source::is_this_host) {
-            return Err("method \"trust\" lets in from other hosts without any proof; use \"scram-sha-256\", or from = \
+            return Err(
+                "method \"trust\" lets in from other hosts without any proof; use \"scram-sha-256\", or from = \
                         [\"loopback\", \"local\"], or add insecure = true if this is what you want"
-                .to_owned());
+                    .to_owned(),
+            );
         }
         let proof = raw.method == RawMethod::Cert || raw.clientcert.is_some();
         let tls = match raw.tls {
@@ -297,9 +303,11 @@ impl Rule {
             None => proof.then_some(true),
         };
         if tls == Some(true) && from.contains(&Source::Local) {
-            return Err("it asks for TLS, which a unix socket never has; take \"local\" away, or write a rule of its own \
+            return Err(
+                "it asks for TLS, which a unix socket never has; take \"local\" away, or write a rule of its own \
                         for it"
-                .to_owned());
+                    .to_owned(),
+            );
         }
         Ok(Rule { from, users: raw.user, tls, verdict })
     }
@@ -321,7 +329,8 @@ fn verdict(raw: &RawRule) -> Result<Verdict, String> {
             Err("method \"cert\" asks for the user's own certificate always; take clientcert away".to_owned())
         }
         (RawMethod::Trust | RawMethod::Reject, Some(_)) => {
-            Err("\"clientcert\" is for method \"scram-sha-256\"; use method \"cert\" for a certificate alone".to_owned())
+            Err("\"clientcert\" is for method \"scram-sha-256\"; use method \"cert\" for a certificate alone"
+                .to_owned())
         }
         (RawMethod::Trust, None) => Ok(Verdict::Trust),
         (RawMethod::Reject, None) => Ok(Verdict::Reject),
@@ -337,7 +346,9 @@ fn check_users(users: &[String]) -> Result<(), String> {
         match user.chars().next() {
             None => return Err("a name in \"user\" is empty".to_owned()),
             Some('+' | '/' | '@') => {
-                return Err(format!("\"{user}\" in \"user\": roles, patterns and files are not supported; name the users"));
+                return Err(format!(
+                    "\"{user}\" in \"user\": roles, patterns and files are not supported; name the users"
+                ));
             }
             _ if user == "all" => return Err("take \"user\" away for all users".to_owned()),
             _ => (),

@@ -176,7 +176,9 @@ pub enum ScramError {
     #[error("client requires {0}, which is not supported")]
     Unsupported(&'static str),
     /// The client thinks that channel binding is not offered, although it is: somebody in between took the offer away.
-    #[error("SCRAM channel binding negotiation error: the client thinks that the server does not support it, but it does")]
+    #[error(
+        "SCRAM channel binding negotiation error: the client thinks that the server does not support it, but it does"
+    )]
     Downgrade,
     /// The client's TLS connection ends at another certificate: somebody is in between.
     #[error("SCRAM channel binding check failed")]
@@ -281,8 +283,7 @@ impl Exchange {
         let nonce = [client_nonce, nonce.as_bytes()].concat();
         let parameters = format!(",s={},i={}", self.secret.salt, self.secret.iterations);
         let server_first = [b"r=", nonce.as_slice(), parameters.as_bytes()].concat();
-        let challenge =
-            Challenge { first_bare: bare.to_vec(), server_first: server_first.clone(), nonce, binding };
+        let challenge = Challenge { first_bare: bare.to_vec(), server_first: server_first.clone(), nonce, binding };
         self.state = State::Challenged(challenge);
         Ok(server_first)
     }

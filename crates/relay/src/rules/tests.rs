@@ -80,7 +80,11 @@ fn the_first_rule_that_fits_decides() {
     ];
     for (address, tls, user, verdict, number) in cases {
         let peer = peer(address, tls);
-        assert_eq!((rules.decide(&peer, user), rules.fitting(&peer, user)), (verdict, number), "{address} {tls} {user}");
+        assert_eq!(
+            (rules.decide(&peer, user), rules.fitting(&peer, user)),
+            (verdict, number),
+            "{address} {tls} {user}"
+        );
     }
     assert!(rules.secret("replicator").is_some() && rules.secret("root").is_none() && rules.secrets().count() == 1);
     assert!(rules.needs_tls() && rules.needs_client_ca());
@@ -92,7 +96,9 @@ fn all_is_everything_and_networks_are_of_their_kind() {
     let all = one("from = ['all']\nmethod = 'scram-sha-256'").unwrap();
     let four = one("from = ['0.0.0.0/0']\nmethod = 'scram-sha-256'").unwrap();
     let six = one("from = ['::/0']\nmethod = 'scram-sha-256'").unwrap();
-    for (address, expected) in [("1.2.3.4", [true, false]), ("::ffff:1.2.3.4", [true, false]), ("fd00::1", [false, true])] {
+    for (address, expected) in
+        [("1.2.3.4", [true, false]), ("::ffff:1.2.3.4", [true, false]), ("fd00::1", [false, true])]
+    {
         let decided = [&four, &six].map(|rules| rules.decide(&peer(address, false), "u") == SCRAM);
         assert_eq!(decided, expected);
         assert_eq!(all.decide(&peer(address, true), "u"), SCRAM);
@@ -108,7 +114,8 @@ fn all_is_everything_and_networks_are_of_their_kind() {
 #[test]
 fn trust_is_for_this_host() {
     let trust = |from: &str, rest: &str| one(&format!("from = [{from}]\nmethod = 'trust'\n{rest}"));
-    for from in ["'local'", "'loopback'", "'127.0.0.0/8'", "'127.1.2.3'", "'::1'", "'::1/128', 'local'", "'::ffff:127.0.0.1'"]
+    for from in
+        ["'local'", "'loopback'", "'127.0.0.0/8'", "'127.1.2.3'", "'::1'", "'::1/128', 'local'", "'::ffff:127.0.0.1'"]
     {
         assert!(trust(from, "").is_ok(), "{from}");
     }

@@ -107,7 +107,11 @@ fn the_mechanism_fits_the_first_message() {
         (SCRAM_SHA_256, "p=tls-server-end-point,,n=,r=abc", with),
         (SCRAM_SHA_256_PLUS, "n,,n=,r=abc", without),
         (SCRAM_SHA_256_PLUS, "y,,n=,r=abc", without),
-        (SCRAM_SHA_256_PLUS, "p=tls-unique,,n=,r=abc", malformed("the channel binding type is not tls-server-end-point")),
+        (
+            SCRAM_SHA_256_PLUS,
+            "p=tls-unique,,n=,r=abc",
+            malformed("the channel binding type is not tls-server-end-point"),
+        ),
         (SCRAM_SHA_256_PLUS, "p=tls-server-end-point,,n=,r=abc", Ok(())),
         (SCRAM_SHA_256, "x,,n=,r=abc", unknown),
         (SCRAM_SHA_256, ",,n=,r=abc", unknown),
@@ -178,9 +182,13 @@ fn any_changed_byte_is_noticed() {
 #[test]
 fn the_last_message_is_checked_as_a_whole() {
     let secret = parsed("pencil");
-    let changes: [(fn(&str) -> String, Result<(), ScramError>); 9] = [
+    type Change = fn(&str) -> String;
+    let changes: [(Change, Result<(), ScramError>); 9] = [
         (|last| last.to_owned(), Ok(())),
-        (|last| last.replace("c=biws", "c=eSws"), Err(ScramError::Malformed("the last message does not repeat the channel binding flag"))),
+        (
+            |last| last.replace("c=biws", "c=eSws"),
+            Err(ScramError::Malformed("the last message does not repeat the channel binding flag")),
+        ),
         (|last| last.replace("r=", "r=x"), Err(ScramError::Nonce)),
         (|last| last.split(",p=").next().unwrap().to_owned(), Err(ScramError::Malformed("there is no proof"))),
         (|last| format!("{last},x=1"), Err(ScramError::Malformed("something follows the proof"))),
