@@ -30,7 +30,8 @@ const MAX_SECRET_LENGTH: usize = 512;
 
 /// What a server keeps of a password, as in `pg_authid.rolpassword`.
 ///
-/// Who knows it can play the server, but cannot log in with it. `Debug` shows no keys.
+/// Who knows it can play the server. It is not enough to log in, unless one has also listened to somebody who did without
+/// TLS: a file with secrets is for its owner alone. `Debug` shows no keys.
 #[derive(Clone)]
 pub struct Secret {
     iterations: u32,

@@ -21,7 +21,7 @@ use crate::rules::ClientCert;
 /// The protocol's name in the handshake (`PG_ALPN_PROTOCOL`).
 ///
 /// A client that names protocols must name this one, or the handshake fails. One that begins with TLS, without asking first,
-/// must name protocols (`ProcessSSLStartup`): [`ServerConnection::alpn_protocol`] tells.
+/// must name protocols (`ProcessSSLStartup`): [`rustls::CommonState::alpn_protocol`] tells.
 pub const ALPN: &[u8] = b"postgresql";
 
 /// No file of these is longer, in bytes.
@@ -93,7 +93,6 @@ impl Acceptor {
         config.alpn_protocols = vec![ALPN.to_vec()];
         // Nobody resumes a session, as in PostgreSQL: it would count for a certificate that is not verified again.
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
         Ok(Acceptor { config: Arc::new(config), certificate_hash, verifies_clients: client_ca.is_some() })
     }
 
@@ -140,7 +139,7 @@ pub enum ClientCertError {
 }
 
 /// Is a client's certificate as a rule asks for (`CheckCertAuth`)? `chain` is what it has shown
-/// ([`ServerConnection::peer_certificates`]), which the handshake has verified; the caller has finished that.
+/// ([`rustls::CommonState::peer_certificates`]), which the handshake has verified; the caller has finished that.
 ///
 /// # Errors
 ///

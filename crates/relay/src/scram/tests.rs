@@ -246,12 +246,14 @@ fn a_made_up_user_answers_like_a_true_one_and_never_succeeds() {
     }
     let mock = Mock::new(&[1; 32], &secrets);
     let other_key = Mock::new(&[2; 32], &secrets);
+    let other_order = Mock::new(&[1; 32], secrets.iter().rev());
     let mut seen = [0, 0];
     for number in 0..100 {
         let user = format!("u{number}");
         let answer = challenge(None, &user, &mock);
         assert_eq!(challenge(None, &user, &mock), answer);
         assert_ne!(challenge(None, &user, &other_key), answer);
+        assert_eq!(challenge(None, &user, &other_order), answer);
         seen[forms.iter().position(|one| *one == form(&answer)).unwrap()] += 1;
     }
     assert!(seen[0] > 20 && seen[1] > 20, "{seen:?}");
