@@ -22,6 +22,7 @@ pub use connection::{
 };
 pub use error::{ConnectError, FailedAttempt, Reason};
 pub use options::ConnectOptions;
+pub use tls::end_point as tls_server_end_point;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, ConnectError>;

@@ -24,6 +24,7 @@ use crate::options::Host;
 use crate::security::{CertMode, SslMode, SslOptions};
 use crate::socket::Patience;
 use crate::{ConnectError, Reason, Result};
+pub use certificate::end_point;
 use verifier::{Trust, Verifier};
 
 /// The protocol's name in the handshake, which a server checks that begins with TLS (`PG_ALPN_PROTOCOL`).

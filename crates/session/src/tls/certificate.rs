@@ -176,7 +176,7 @@ fn name_matches(name: &str, host: &str) -> bool {
 
 /// The hash of the whole certificate for `tls-server-end-point` (RFC 5929): with the hash of its signature, but not less
 /// than SHA-256. `None` where the signature names none, as Ed25519.
-pub(crate) fn end_point(der: &CertificateDer<'_>) -> Option<Vec<u8>> {
+pub fn end_point(der: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let certificate = parse(der).ok()?;
     let algorithm = certificate.signature_algorithm();
     let parameters = algorithm.parameters.as_ref().map(AnyRef::from);
