@@ -34,7 +34,7 @@ const DOT_INTERVAL: Duration = Duration::from_secs(1);
 /// does not; 4 there is no such directory.
 #[derive(Args)]
 pub struct StatusArgs {
-    /// The data directory, or that of walrider receive
+    /// The data directory, or that of walrider receive or relay
     #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
     data_dir: PathBuf,
     /// Print one JSON object
@@ -44,11 +44,11 @@ pub struct StatusArgs {
 
 /// Stop what runs on a directory, cleanly, and wait until it has handed the directory over
 ///
-/// That is walrider standby, replay or receive. A replay without --follow ends at once; nothing is lost, and the same command
+/// That is walrider standby, replay, receive or relay. A replay without --follow ends at once; nothing is lost, and the same command
 /// goes on where it was.
 #[derive(Args)]
 pub struct StopArgs {
-    /// The data directory, or that of walrider receive
+    /// The data directory, or that of walrider receive or relay
     #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
     data_dir: PathBuf,
     #[command(flatten)]
@@ -75,7 +75,7 @@ impl WaitArgs {
 
 /// Runs `walrider reload`.
 pub fn reload(args: &TellArgs) -> ExitCode {
-    let told = Running::expect(&args.data_dir, &[Kind::Standby], "standby");
+    let told = Running::expect(&args.data_dir, &[Kind::Standby, Kind::Relay], "standby or relay");
     finish(told.and_then(|standby| standby.signal(Signal::HUP)))
 }
 
@@ -93,8 +93,11 @@ pub fn finish(result: Result<(), ControlError>) -> ExitCode {
 }
 
 fn stop_and_wait(directory: &Path, timeout: Option<Duration>) -> Result<(), ControlError> {
-    let running =
-        Running::expect(directory, &[Kind::Standby, Kind::Replay, Kind::Receive], "standby, replay or receive")?;
+    let running = Running::expect(
+        directory,
+        &[Kind::Standby, Kind::Replay, Kind::Receive, Kind::Relay],
+        "standby, replay, receive or relay",
+    )?;
     let (name, pid) = (running.kind.name(), running.pid());
     running.signal(Signal::TERM)?;
     let Some(timeout) = timeout else { return Ok(()) };
@@ -110,7 +113,8 @@ fn stop_and_wait(directory: &Path, timeout: Option<Duration>) -> Result<(), Cont
     }
     // Who takes it next has a lock file of its own.
     let left_behind = std::fs::read_to_string(directory.join("postmaster.pid")).unwrap_or_default();
-    let was_killed = running.kind != Kind::Receive && left_behind.lines().next() == Some(&format!("-{pid}"));
+    let was_killed =
+        ![Kind::Receive, Kind::Relay].contains(&running.kind) && left_behind.lines().next() == Some(&format!("-{pid}"));
     match running.kind {
         // It has no handler without --follow: the next run takes the lock file over.
         Kind::Replay if was_killed => {
@@ -137,7 +141,7 @@ pub fn status(args: &StatusArgs) -> ExitCode {
         Ok(running) => running,
         Err(error) => return fail(&error, NO_DIRECTORY),
     };
-    let receives = running.as_ref().is_some_and(|running| running.kind == Kind::Receive);
+    let receives = running.as_ref().is_some_and(|running| [Kind::Receive, Kind::Relay].contains(&running.kind));
     let control = match read_control(directory) {
         Ok(control) => Some(control),
         Err(_) if receives => None,
@@ -152,7 +156,7 @@ pub fn status(args: &StatusArgs) -> ExitCode {
         out::say(format_args!("{text}"));
     }
     match running.map(|running| running.kind) {
-        Some(Kind::Standby | Kind::Replay | Kind::Receive) => ExitCode::SUCCESS,
+        Some(Kind::Standby | Kind::Replay | Kind::Receive | Kind::Relay) => ExitCode::SUCCESS,
         _ => ExitCode::from(NOT_RUNNING),
     }
 }
@@ -162,6 +166,7 @@ fn ask(running: &Running) -> Option<(StandbyStatus, Value)> {
     let address = match running.command()? {
         Command::Standby(args) => args.http(|path| running.path(path))?,
         Command::Receive(args) => args.http()?,
+        Command::Relay(args) => args.http()?,
         _ => return None,
     };
     match client::get_status(&address) {

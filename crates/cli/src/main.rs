@@ -20,6 +20,7 @@ mod logical;
 mod out;
 mod promote;
 mod receive;
+mod relay;
 mod replay;
 mod running;
 mod service;
@@ -59,6 +60,7 @@ enum Command {
     /// Resume replay of a running standby
     Resume(promote::TellArgs),
     Receive(receive::ReceiveArgs),
+    Relay(Box<relay::RelayArgs>),
     Logical(Box<logical::LogicalArgs>),
     Status(control::StatusArgs),
     Stop(control::StopArgs),
@@ -97,6 +99,7 @@ fn run(command: Command) -> ExitCode {
         Command::Pause(args) => promote::pause(&args),
         Command::Resume(args) => promote::resume(&args),
         Command::Receive(args) => receive::run(args),
+        Command::Relay(args) => relay::run(*args),
         Command::Logical(args) => logical::run(*args),
         Command::Status(args) => control::status(&args),
         Command::Stop(args) => control::stop(&args),

@@ -26,6 +26,19 @@ const APPLICATION_NAME: &str = "walrider";
 /// SIGTERM and SIGINT stop it, and what came in is durable then.
 #[derive(Args)]
 pub struct ReceiveArgs {
+    #[command(flatten)]
+    upstream: UpstreamArgs,
+    /// End when the connection is lost
+    #[arg(short, long)]
+    no_loop: bool,
+    /// End when everything up to this position is durable
+    #[arg(short = 'E', long, value_name = "LSN")]
+    endpos: Option<Lsn>,
+}
+
+/// What `walrider receive` and `walrider relay` are told alike.
+#[derive(Args)]
+pub struct UpstreamArgs {
     /// How to connect to the primary; libpq's PG… variables, password and service files count too
     #[arg(short, long, value_name = "CONNINFO")]
     dbname: Option<String>,
@@ -41,12 +54,6 @@ pub struct ReceiveArgs {
     /// With --create-slot: do not fail if the slot is there
     #[arg(long, requires = "create_slot")]
     if_not_exists: bool,
-    /// End when the connection is lost
-    #[arg(short, long)]
-    no_loop: bool,
-    /// End when everything up to this position is durable
-    #[arg(short = 'E', long, value_name = "LSN")]
-    endpos: Option<Lsn>,
     /// Tell the primary at least this often how far it is; 0: only when something moved or it asks
     #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     status_interval: Duration,
@@ -67,7 +74,7 @@ pub struct ReceiveArgs {
     log_level: LevelFilter,
 }
 
-impl ReceiveArgs {
+impl UpstreamArgs {
     /// Where the segments go.
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -76,6 +83,47 @@ impl ReceiveArgs {
     /// Where it serves HTTP, if that was asked for.
     pub fn http(&self) -> Option<String> {
         self.http.clone()
+    }
+
+    /// Starts the log, and says what begins.
+    pub fn begin(&self, command: &str) {
+        logging::start(self.log_format, self.log_level);
+        tracing::info!(
+            "starting walrider {command} {}: directory \"{}\", primary {}, {}",
+            env!("CARGO_PKG_VERSION"),
+            self.directory.display(),
+            describe_primary(self.dbname.as_deref().unwrap_or_default(), APPLICATION_NAME),
+            self.slot.as_ref().map_or("no slot".to_owned(), |slot| format!("slot \"{slot}\""))
+        );
+    }
+
+    /// What receiving is told: it connects again and again, and has no end.
+    pub fn settings(self) -> ReceiveSettings {
+        ReceiveSettings {
+            directory: self.directory,
+            primary: self.dbname,
+            slot: self.slot.filter(|name| !name.is_empty()),
+            create_slot: self.create_slot,
+            if_not_exists: self.if_not_exists,
+            reconnect: true,
+            end: None,
+            status_interval: self.status_interval,
+            receiver_timeout: self.receiver_timeout,
+            retry_interval: self.retry_interval,
+            application_name_fallback: APPLICATION_NAME.to_owned(),
+        }
+    }
+}
+
+impl ReceiveArgs {
+    /// Where the segments go.
+    pub fn directory(&self) -> &Path {
+        self.upstream.directory()
+    }
+
+    /// Where it serves HTTP, if that was asked for.
+    pub fn http(&self) -> Option<String> {
+        self.upstream.http()
     }
 }
 
@@ -90,7 +138,7 @@ enum RunError {
 
 /// Runs the command.
 pub fn run(args: ReceiveArgs) -> ExitCode {
-    logging::start(args.log_format, args.log_level);
+    args.upstream.begin("receive");
     match receive(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -102,28 +150,11 @@ pub fn run(args: ReceiveArgs) -> ExitCode {
 }
 
 fn receive(args: ReceiveArgs) -> Result<(), RunError> {
-    tracing::info!(
-        "starting walrider receive {}: directory \"{}\", primary {}, {}",
-        env!("CARGO_PKG_VERSION"),
-        args.directory.display(),
-        describe_primary(args.dbname.as_deref().unwrap_or_default(), APPLICATION_NAME),
-        args.slot.as_ref().map_or("no slot".to_owned(), |slot| format!("slot \"{slot}\""))
-    );
-    let receive = Receive::new(ReceiveSettings {
-        directory: args.directory,
-        primary: args.dbname,
-        slot: args.slot.filter(|name| !name.is_empty()),
-        create_slot: args.create_slot,
-        if_not_exists: args.if_not_exists,
-        reconnect: !args.no_loop,
-        end: args.endpos,
-        status_interval: args.status_interval,
-        receiver_timeout: args.receiver_timeout,
-        retry_interval: args.retry_interval,
-        application_name_fallback: APPLICATION_NAME.to_owned(),
-    })?;
+    let http = args.http();
+    let settings = args.upstream.settings();
+    let receive = Receive::new(ReceiveSettings { reconnect: !args.no_loop, end: args.endpos, ..settings })?;
     let (told, observed) = (receive.clone(), receive.clone());
-    let _http = service::start(args.http.as_deref(), Arc::new(move || observed.status()), move |wish| {
+    let _http = service::start(http.as_deref(), Arc::new(move || observed.status()), move |wish| {
         // There is nothing to reload, to promote or to pause.
         if wish == Wish::Stop {
             told.stop();

@@ -1,4 +1,4 @@
-//! Who works on a directory: found by its lock file, or, for `walrider receive`, which has none, among all processes.
+//! Who works on a directory: found by its lock file, or, for `walrider receive` and `relay`, which have none, among all processes.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -116,6 +116,8 @@ pub enum Kind {
     Replay,
     /// `walrider receive`.
     Receive,
+    /// `walrider relay`.
+    Relay,
     /// `walrider logical apply`.
     LogicalApply,
     /// A server.
@@ -131,6 +133,7 @@ impl Kind {
             Kind::Standby => "standby",
             Kind::Replay => "replay",
             Kind::Receive => "receive",
+            Kind::Relay => "relay",
             Kind::LogicalApply => "logical apply",
             Kind::Postgres => "postgres",
             Kind::Other => "other",
@@ -195,14 +198,18 @@ impl Running {
         Ok(Some(running))
     }
 
-    /// A `walrider receive` that puts WAL there.
+    /// A `walrider receive` or `relay` that puts WAL there.
     fn receiving(directory: &Path) -> Option<Running> {
         let directory = fs::canonicalize(directory).ok()?;
         let receives = |running: &Running| {
-            let Some(Command::Receive(args)) = running.command() else { return false };
-            fs::canonicalize(running.path(args.directory())).is_ok_and(|path| path == directory)
+            let path = match running.command() {
+                Some(Command::Receive(args)) => running.path(args.directory()),
+                Some(Command::Relay(args)) => running.path(args.directory()),
+                _ => return false,
+            };
+            fs::canonicalize(path).is_ok_and(|path| path == directory)
         };
-        Running::all(Kind::Receive).ok()?.find(receives)
+        [Kind::Receive, Kind::Relay].into_iter().find_map(|kind| Running::all(kind).ok()?.find(receives))
     }
 
     /// A `walrider standby` that has the directory open.
@@ -289,6 +296,7 @@ fn kind_of(words: &[String]) -> Kind {
         Some("standby") => Kind::Standby,
         Some("replay") => Kind::Replay,
         Some("receive") => Kind::Receive,
+        Some("relay") => Kind::Relay,
         Some("logical") if words.get(2).map(String::as_str) == Some("apply") => Kind::LogicalApply,
         _ => Kind::Other,
     }

@@ -61,7 +61,7 @@ pub fn check(status: &StandbyStatus, limits: &Limits) -> Result<(), String> {
         return Err("replay is paused".to_owned());
     }
     let (done, position, lag_seconds) = match status.command {
-        Command::Receive => ("flush", status.positions.flushed, None),
+        Command::Receive | Command::Relay => ("flush", status.positions.flushed, None),
         _ => ("replay", status.positions.replayed, status.replay_lag_seconds),
     };
     if let Some(limit) = limits.max_lag_bytes {

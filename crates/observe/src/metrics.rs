@@ -1,9 +1,10 @@
 //! The status as metrics for Prometheus, in its text format 0.0.4. [`METRICS`] says what there is; names carry their unit.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::process;
-use crate::status::{Spool, StandbyStatus, State};
+use crate::status::{Command, Spool, StandbyStatus, State};
 
 /// A family of samples.
 pub struct Metric {
@@ -75,6 +76,19 @@ pub const METRICS: &[Metric] = &[
         "Age of the last commit replayed; 0 when all that the primary told of is replayed.",
         Gauge(|s| s.replay_lag_seconds),
     ),
+    metric(
+        "downstreams",
+        "Those that a relay streams to.",
+        Gauge(|s| {
+            (s.command == Command::Relay).then(|| s.downstreams.iter().filter(|one| one.streaming).count() as f64)
+        }),
+    ),
+    metric(
+        "downstream_behind_bytes",
+        "How far what each downstream has written is behind what the relay has.",
+        Gauges("application_name", downstreams),
+    ),
+    metric("slot_retained_bytes", "WAL that each slot of a relay holds back.", Gauges("slot", slots)),
     metric("silent_seconds", "Time since the primary was last heard.", Gauge(|s| s.silent_seconds)),
     metric(
         "transfer_seconds",
@@ -158,6 +172,19 @@ fn positions(status: &StandbyStatus) -> Vec<(String, f64)> {
     stages.filter_map(|(stage, position)| Some((stage.to_owned(), position.lsn?.0 as f64))).collect()
 }
 
+/// One sample for each name: of several, the last.
+fn downstreams(status: &StandbyStatus) -> Vec<(String, f64)> {
+    let behind =
+        status.downstreams.iter().filter_map(|one| Some((one.application_name.clone(), one.behind_bytes? as f64)));
+    behind.collect::<BTreeMap<_, _>>().into_iter().collect()
+}
+
+fn slots(status: &StandbyStatus) -> Vec<(String, f64)> {
+    let end = status.positions.written.lsn.map_or(0, |lsn| lsn.0);
+    let held = status.slots.iter().filter(|(_, slot)| !slot.lost);
+    held.filter_map(|(name, slot)| Some((name.clone(), end.saturating_sub(slot.restart_lsn?.0) as f64))).collect()
+}
+
 fn behind(status: &StandbyStatus) -> Vec<(String, f64)> {
     let stages = status.positions.stages().into_iter();
     stages.filter_map(|(stage, position)| Some((stage.to_owned(), position.behind_bytes? as f64))).collect()
@@ -221,7 +248,7 @@ pub fn escaped(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeSet;
 
     use super::*;
     use crate::status::tests::streaming;

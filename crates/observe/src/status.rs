@@ -104,6 +104,8 @@ pub enum Command {
     Standby,
     /// `walrider receive`: nothing is replayed.
     Receive,
+    /// `walrider relay`: the same, and what is received is served.
+    Relay,
     /// One that a newer Walrider has.
     #[serde(other)]
     Unknown,
@@ -277,6 +279,55 @@ pub struct LastError {
     pub message: String,
 }
 
+/// One that a relay serves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DownstreamStatus {
+    /// What a server has the number of its process for.
+    pub pid: u64,
+    /// `application_name`.
+    pub application_name: String,
+    /// User.
+    pub user: String,
+    /// Address, or "local".
+    pub address: String,
+    /// When it came.
+    pub since: Time,
+    /// The slot that it streams from.
+    pub slot: Option<String>,
+    /// Whether WAL is streamed to it.
+    pub streaming: bool,
+    /// End of what it was sent.
+    #[serde(with = "text")]
+    pub sent_lsn: Option<Lsn>,
+    /// What it has written, as it has told.
+    #[serde(with = "text")]
+    pub write_lsn: Option<Lsn>,
+    /// What is durable there.
+    #[serde(with = "text")]
+    pub flush_lsn: Option<Lsn>,
+    /// What it has replayed.
+    #[serde(with = "text")]
+    pub replay_lsn: Option<Lsn>,
+    /// Bytes from what it has written to what the relay has.
+    pub behind_bytes: Option<u64>,
+}
+
+/// A replication slot of a relay.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SlotStatus {
+    /// WAL from there on is kept for it.
+    #[serde(with = "text")]
+    pub restart_lsn: Option<Lsn>,
+    /// Somebody uses it.
+    pub active: bool,
+    /// It ends with its connection.
+    pub temporary: bool,
+    /// What it needed is gone.
+    pub lost: bool,
+}
+
 /// All that is told. A snapshot: whoever fills it in copies counters, and holds no lock for longer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -346,6 +397,10 @@ pub struct StandbyStatus {
     pub replay: Replay,
     /// What the spool has done.
     pub spool: Spool,
+    /// Those that a relay serves.
+    pub downstreams: Vec<DownstreamStatus>,
+    /// The slots of a relay, by name.
+    pub slots: BTreeMap<String, SlotStatus>,
 }
 
 impl StandbyStatus {
@@ -517,7 +572,8 @@ pub(crate) mod tests {
     /// Between an upgrade and the restart, two versions talk to each other.
     #[test]
     fn other_versions_are_understood() {
-        let newer = r#"{ "state": "relaying", "command": "relay", "is_new": [1], "spool": { "new": 1, "bytes": 5 } }"#;
+        let newer =
+            r#"{ "state": "relaying", "command": "telepathy", "is_new": [1], "spool": { "new": 1, "bytes": 5 } }"#;
         let status: StandbyStatus = serde_json::from_str(newer).unwrap();
         assert_eq!((status.state, status.command, status.spool.bytes), (State::Unknown, Command::Unknown, 5));
         assert_eq!(status.positions.flushed, Position::default());

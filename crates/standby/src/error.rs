@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use walrider_datadir::DataDirError;
 use walrider_layout::Lsn;
+use walrider_relay::server::ListenError;
+use walrider_relay::slots::SlotError;
 use walrider_replay::error::ReplayError;
 use walrider_session::ConnectError;
 use walrider_spool::SpoolError;
@@ -62,6 +64,15 @@ pub enum StandbyError {
         /// What came of it.
         why: String,
     },
+    /// A relay cannot be served from.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The slots of a relay.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    /// Whose WAL a relay has cannot be told.
+    #[error("\"{0}\" is not what Walrider wrote: remove it, and the relay learns it from its primary")]
+    Identity(PathBuf),
     /// Threads or descriptors.
     #[error("could not {operation}: {source}")]
     System {

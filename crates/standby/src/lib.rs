@@ -1,5 +1,5 @@
 //! A live standby of a stock primary: a thread that receives, one that makes durable, and replay, brought together; and
-//! `walrider receive`, which does without replay.
+//! `walrider receive` and `walrider relay`, which do without replay.
 //!
 //! This crate never reads a command line, and never interprets WAL.
 
@@ -9,6 +9,7 @@ pub mod machine;
 mod node;
 mod receive;
 mod receiver;
+mod relay;
 mod repeats;
 mod settings;
 mod shell;
@@ -18,6 +19,7 @@ mod turns;
 pub use error::StandbyError;
 pub use node::Node;
 pub use receive::{Receive, ReceiveSettings};
+pub use relay::{Relay, RelaySettings};
 pub use settings::{EarlyMode, ReadableSettings, Settings, describe_primary};
 pub use shell::{PAUSE_FILE, PROMOTE_FILE};
 pub use standby::{Outcome, Standby};

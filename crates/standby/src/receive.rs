@@ -12,6 +12,7 @@ use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{Command, LastError, StandbyStatus, State, Time};
+use walrider_relay::origin::Identity;
 use walrider_session::{ConnectError, ConnectOptions, Connection, Start};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions, streaming_start};
 use walrider_stream::board::Board;
@@ -24,6 +25,7 @@ use walrider_wire::pulse::Timing;
 
 use crate::error::StandbyError;
 use crate::machine::{FIRST_PAUSE, Task};
+use crate::relay::Relay;
 use crate::repeats::Repeats;
 use crate::standby::spool_status;
 
@@ -64,6 +66,8 @@ struct Inner {
     spool: OnceLock<Arc<Spool>>,
     shown: Mutex<StandbyStatus>,
     changed: Condvar,
+    /// Who serves what is received, if anybody does.
+    relay: OnceLock<Arc<Relay>>,
 }
 
 impl Receive {
@@ -87,7 +91,19 @@ impl Receive {
             spool: OnceLock::new(),
             shown: Mutex::new(shown),
             changed: Condvar::new(),
+            relay: OnceLock::new(),
         })))
+    }
+
+    /// Has what is received served, too. To be called before [`Receive::run`].
+    pub(crate) fn relay(&self, relay: Arc<Relay>) {
+        self.0.show(|shown| shown.command = Command::Relay);
+        let _ = self.0.relay.set(relay);
+    }
+
+    /// What the primary is told, and when.
+    pub(crate) fn board(&self) -> &Arc<Board> {
+        &self.0.board
     }
 
     /// Receives until it is stopped, the end is reached, or it fails. All that was received is durable then.
@@ -131,6 +147,10 @@ impl Receive {
             let (horizon, received) = (inner.board.horizon(), inner.board.received());
             positions = WalPositions { horizon, received, ..spool.positions() };
         }
+        if let Some(relay) = inner.relay.get() {
+            status.downstreams = relay.downstreams();
+            status.slots = relay.slots();
+        }
         status.at(&positions, Lsn::INVALID, Lsn::INVALID)
     }
 }
@@ -150,7 +170,7 @@ impl Inner {
     /// One session after the other.
     fn sessions(&self, repeats: &mut Repeats) -> Result<(), StandbyError> {
         let mut creates_slot = self.settings.create_slot;
-        let mut system_identifier = None;
+        let mut system_identifier = self.serve_what_is_there()?;
         let mut next = None;
         while !self.board.ends() {
             self.show(|shown| shown.state = State::Connecting);
@@ -200,7 +220,12 @@ impl Inner {
         let mut opened = self.open(*creates_slot, *system_identifier, repeats)?;
         *creates_slot = false;
         *system_identifier = Some(opened.identity.system_identifier);
-        let spool = self.open_spool(&mut opened.connection)?;
+        let size = segment_size(&mut opened.connection)?;
+        let spool = self.open_spool(size)?;
+        if let Some(relay) = self.relay.get() {
+            let server_version = opened.connection.parameter("server_version").unwrap_or_default().to_owned();
+            relay.serve(Identity { system_identifier: opened.identity.system_identifier, server_version }, spool)?;
+        }
         let task = match *next {
             Some(task) => task,
             None => self.start(&mut opened, spool)?,
@@ -282,13 +307,22 @@ impl Inner {
         Ok(opened)
     }
 
-    fn open_spool(&self, connection: &mut Connection) -> Result<&Arc<Spool>, StandbyError> {
+    /// A relay serves what an earlier run has received before its primary is reached, which may be gone. Returns which cluster that is.
+    fn serve_what_is_there(&self) -> Result<Option<u64>, StandbyError> {
+        let Some(relay) = self.relay.get() else { return Ok(None) };
+        let Some((identity, size)) = relay.known()? else { return Ok(None) };
+        let system_identifier = identity.system_identifier;
+        relay.serve(identity, self.open_spool(size)?)?;
+        Ok(Some(system_identifier))
+    }
+
+    fn open_spool(&self, segment_size: SegmentSize) -> Result<&Arc<Spool>, StandbyError> {
         if let Some(spool) = self.spool.get() {
             return Ok(spool);
         }
         let spool = Spool::open(SpoolOptions {
             directory: self.settings.directory.clone(),
-            segment_size: segment_size(connection)?,
+            segment_size,
             archive_status: ArchiveStatus::None,
             partial: true,
             group_access: false,

@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use walrider_layout::Lsn;
 use walrider_wire::pulse::{Link, Timing};
+use walrider_wire::stream::HotStandbyFeedback;
 
 use crate::error::ReceiveError;
 use crate::line::Line;
+use crate::positions::Limit;
 
 /// Shared by all threads of a standby. Whoever changes something that the receiver waits for wakes it.
 pub struct Board {
@@ -27,8 +29,17 @@ pub struct Board {
     heard_at: AtomicI64,
     disk_full: AtomicBool,
     timing: Mutex<Timing>,
+    /// What those downstream have told, as far as the primary is to know.
+    downstream: Mutex<Downstream>,
     /// While the receiver sleeps.
     line: Mutex<Option<Box<Line>>>,
+}
+
+/// What those downstream of a relay have told.
+#[derive(Clone, Copy)]
+struct Downstream {
+    limit: Limit,
+    feedback: Option<HotStandbyFeedback>,
 }
 
 impl Board {
@@ -50,6 +61,7 @@ impl Board {
             heard_at: AtomicI64::new(0),
             disk_full: AtomicBool::new(false),
             timing: Mutex::new(timing),
+            downstream: Mutex::new(Downstream { limit: Limit::NONE, feedback: None }),
             line: Mutex::new(None),
         })
     }
@@ -83,7 +95,10 @@ impl Board {
     /// The connection is lost, or the spool has failed. Both stay so.
     pub(crate) fn report(&self, line: &mut Line, link: Link) -> Result<bool, ReceiveError> {
         line.spool.check()?;
+        let downstream = *self.downstream.lock().expect("no panic while locked");
+        line.positions.set_limit(downstream.limit);
         line.positions.catch_up(line.spool.held_durable(), self.take_applied());
+        line.feed_back(downstream.feedback);
         if let Some(report) = line.positions.report(link, line.began.elapsed()) {
             line.send(&report);
             self.set_reported(report.apply);
@@ -146,6 +161,12 @@ impl Board {
         // In this order: a commit that is told between the two counts next time.
         let commits = self.commits.swap(false, Ordering::AcqRel);
         (Lsn(self.applied.load(Ordering::Acquire)), commits)
+    }
+
+    /// Those downstream have got on: what is told as written and flushed waits for them, and `feedback` is what their queries need.
+    /// [`Board::tell`] makes it known.
+    pub fn set_downstream(&self, limit: Limit, feedback: Option<HotStandbyFeedback>) {
+        *self.downstream.lock().expect("no panic while locked") = Downstream { limit, feedback };
     }
 
     /// The primary's newest flush position that it has told.

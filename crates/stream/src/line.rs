@@ -9,7 +9,7 @@ use walrider_layout::Lsn;
 use walrider_session::Connection;
 use walrider_spool::Spool;
 use walrider_wire::pulse::Timing;
-use walrider_wire::stream::StatusUpdate;
+use walrider_wire::stream::{HotStandbyFeedback, StatusUpdate};
 
 use crate::error::ReceiveError;
 use crate::positions::{Positions, Report};
@@ -21,6 +21,8 @@ pub(crate) struct Line {
     pub positions: Positions,
     pub spool: Arc<Spool>,
     pub began: Instant,
+    /// What queries need, as it was told last.
+    fed_back: Option<HotStandbyFeedback>,
 }
 
 impl Line {
@@ -28,7 +30,7 @@ impl Line {
     pub fn new(connection: Connection, spool: &Arc<Spool>, timing: Timing, primary_flushed: Lsn) -> Line {
         let mut positions = Positions::new(timing);
         positions.connect(spool.held(), primary_flushed, Duration::ZERO);
-        Line { connection, positions, spool: spool.clone(), began: Instant::now() }
+        Line { connection, positions, spool: spool.clone(), began: Instant::now(), fed_back: None }
     }
 
     /// A descriptor of the connection's own, to wait for it.
@@ -44,5 +46,22 @@ impl Line {
         StatusUpdate { write, flush, apply, time, reply_requested }.encode(&mut payload);
         // One that was not taken tells less than the next.
         let _ = self.connection.send_copy_data(&payload);
+    }
+
+    /// Says what queries need, if that is news (`XLogWalRcvSendHSFeedback`, `walreceiver.c`). Where nobody needs anything any more, that is
+    /// said, too.
+    pub fn feed_back(&mut self, feedback: Option<HotStandbyFeedback>) {
+        let needs = |said: Option<HotStandbyFeedback>| said.map(|said| HotStandbyFeedback { time: 0, ..said });
+        if needs(feedback) == needs(self.fed_back) {
+            return;
+        }
+        let time = TimestampTz::from(SystemTime::now()).0;
+        let none = HotStandbyFeedback { time, xmin: 0, xmin_epoch: 0, catalog_xmin: 0, catalog_xmin_epoch: 0 };
+        let mut payload = Vec::with_capacity(25);
+        feedback.map_or(none, |said| HotStandbyFeedback { time, ..said }).encode(&mut payload);
+        // Only what was taken is known.
+        if self.connection.send_copy_data(&payload) {
+            self.fed_back = feedback;
+        }
     }
 }

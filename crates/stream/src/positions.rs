@@ -31,12 +31,28 @@ pub struct Report {
     pub reply_requested: bool,
 }
 
+/// How far others are whom the primary's commits wait for, too: those that a relay serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Limit {
+    /// No more is told as written.
+    pub write: Lsn,
+    /// No more is told as flushed.
+    pub flush: Lsn,
+}
+
+impl Limit {
+    /// Nobody else counts.
+    pub const NONE: Limit = Limit { write: Lsn(u64::MAX), flush: Lsn(u64::MAX) };
+}
+
 /// The positions of one standby. Times are since any fixed moment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Positions {
     timing: Timing,
     /// Those that are told; segments are not known here.
     wal: WalPositions,
+    /// What is told as written and flushed is no more than that.
+    limit: Limit,
     /// Of this session.
     session: Session,
 }
@@ -53,12 +69,17 @@ struct Session {
 impl Positions {
     /// A standby that holds no WAL yet.
     pub fn new(timing: Timing) -> Positions {
-        Positions { timing, wal: WalPositions::default(), session: Session::default() }
+        Positions { timing, wal: WalPositions::default(), limit: Limit::NONE, session: Session::default() }
     }
 
     /// Other intervals from now on.
     pub fn set_timing(&mut self, timing: Timing) {
         self.timing = timing;
+    }
+
+    /// Others count, too, from now on.
+    pub fn set_limit(&mut self, limit: Limit) {
+        self.limit = limit;
     }
 
     /// [`WalPositions::held`].
@@ -123,7 +144,9 @@ impl Positions {
     pub fn report(&mut self, link: Link, now: Duration) -> Option<Report> {
         let apply = self.wal.applied.min(self.wal.held_durable);
         let ping = self.session.pulse.is_ping_due(self.timing, now);
-        let report = Report { write: self.wal.held, flush: self.wal.held_durable, apply, reply_requested: ping };
+        let write = self.wal.held.min(self.limit.write);
+        let flush = self.wal.held_durable.min(self.limit.flush);
+        let report = Report { write, flush, apply, reply_requested: ping };
         let moved = match self.session.told {
             None => true,
             Some(told) => {
@@ -215,6 +238,19 @@ mod tests {
         positions.connect(Lsn(110), Lsn(105), SECOND);
         assert_eq!(positions.horizon(), Lsn(105), "this primary's own");
         assert_eq!(positions.report(Link::Quiet, SECOND), told(110, 110, 0));
+    }
+
+    /// A relay's own spool has it, and those that it serves do not yet.
+    #[test]
+    fn others_count_where_they_are_asked_for() {
+        let mut positions = connected();
+        positions.set_limit(Limit { write: Lsn(110), flush: Lsn(105) });
+        positions.holds(Lsn(120));
+        positions.holds_durably(Lsn(120));
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(110, 105, 0));
+        positions.set_limit(Limit { write: Lsn(130), flush: Lsn(110) });
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 110, 0));
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), None);
     }
 
     #[test]

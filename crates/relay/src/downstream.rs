@@ -1,0 +1,111 @@
+//! Those who are served, and what they have told: for the status, for the primary, and for removing WAL.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use rustix::event::{EventfdFlags, eventfd};
+use walrider_layout::Lsn;
+use walrider_wire::stream::{HotStandbyFeedback, StatusUpdate};
+
+/// One that is connected.
+#[derive(Clone, Debug)]
+pub struct Downstream {
+    /// `application_name`.
+    pub application_name: String,
+    /// User.
+    pub user: String,
+    /// Address, or "local".
+    pub address: String,
+    /// When it was accepted.
+    pub since: SystemTime,
+    /// The slot that it streams from.
+    pub slot: Option<String>,
+    /// Whether WAL is streamed to it.
+    pub streaming: bool,
+    /// End of what it was sent.
+    pub sent: Lsn,
+    /// What it has told last; zeros before.
+    pub told: StatusUpdate,
+    /// What its queries still need, if it says so.
+    pub feedback: Option<HotStandbyFeedback>,
+}
+
+/// All of them.
+pub struct Downstreams {
+    all: Mutex<BTreeMap<u64, (Downstream, Arc<OwnedFd>)>>,
+    /// Called when one has told something.
+    told: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Downstreams {
+    /// Nobody yet. `told` is called after each report of one.
+    pub fn new(told: Box<dyn Fn() + Send + Sync>) -> Downstreams {
+        Downstreams { all: Mutex::new(BTreeMap::new()), told }
+    }
+
+    /// One more; its number is taken from its process by the caller. Returns what wakes it.
+    ///
+    /// # Errors
+    /// When the system gives no event descriptor.
+    pub(crate) fn enter(&self, number: u64, downstream: Downstream) -> std::io::Result<Arc<OwnedFd>> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        self.lock().insert(number, (downstream, wake.clone()));
+        Ok(wake)
+    }
+
+    pub(crate) fn leave(&self, number: u64) {
+        self.lock().remove(&number);
+        (self.told)();
+    }
+
+    pub(crate) fn change(&self, number: u64, change: impl FnOnce(&mut Downstream)) {
+        if let Some((downstream, _)) = self.lock().get_mut(&number) {
+            change(downstream);
+        }
+    }
+
+    /// It has told something.
+    pub(crate) fn tells(&self, number: u64, change: impl FnOnce(&mut Downstream)) {
+        self.change(number, change);
+        (self.told)();
+    }
+
+    /// Has all of them look.
+    pub fn wake_all(&self) {
+        for (_, wake) in self.lock().values() {
+            // Full: it is awake.
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// How they stand, by number.
+    pub fn all(&self) -> BTreeMap<u64, Downstream> {
+        self.lock().iter().map(|(number, (downstream, _))| (*number, downstream.clone())).collect()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// What the queries of all of them need together: the oldest of each kind, as a primary takes it from one standby. `None`:
+    /// nobody says anything. Ages are compared as the xids are with their epochs.
+    pub fn feedback(&self) -> Option<HotStandbyFeedback> {
+        let all = self.lock();
+        let said: Vec<HotStandbyFeedback> = all.values().filter_map(|(downstream, _)| downstream.feedback).collect();
+        let oldest = |of: fn(&HotStandbyFeedback) -> (u32, u32)| {
+            let valid = said.iter().map(of).filter(|(_, xid)| *xid != 0);
+            valid.min().unwrap_or((0, 0))
+        };
+        let (xmin_epoch, xmin) = oldest(|said| (said.xmin_epoch, said.xmin));
+        let (catalog_xmin_epoch, catalog_xmin) = oldest(|said| (said.catalog_xmin_epoch, said.catalog_xmin));
+        let time = said.iter().map(|said| said.time).max()?;
+        Some(HotStandbyFeedback { time, xmin, xmin_epoch, catalog_xmin, catalog_xmin_epoch })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, (Downstream, Arc<OwnedFd>)>> {
+        self.all.lock().expect("no panic while locked")
+    }
+}

@@ -1,0 +1,159 @@
+//! What is served: the WAL of a spool's directory, by timeline and position.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use walrider_layout::history::{InvalidHistory, TimelineHistory, history_file_name};
+use walrider_layout::wal::SegmentSize;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_spool::{MAX_HISTORY_BYTES, Spool};
+
+/// Whose WAL it is, as the primary told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The cluster's.
+    pub system_identifier: u64,
+    /// `server_version`, as in "18.6".
+    pub server_version: String,
+}
+
+/// WAL of a spool, for those downstream.
+pub struct Origin {
+    identity: Identity,
+    directory: PathBuf,
+    size: SegmentSize,
+    spool: Arc<Spool>,
+    /// The furthest end on the newest timeline: a new connection to the primary has it written once more, from the beginning of a
+    /// segment, but what is there stays the same.
+    end: Mutex<(TimelineId, Lsn)>,
+}
+
+/// Why some WAL cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum OriginError {
+    /// A file of the directory.
+    #[error("could not {operation} \"{path}\": {source}")]
+    Io {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A history file says what cannot be.
+    #[error("invalid history file \"{path}\": {source}")]
+    History {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: InvalidHistory,
+    },
+    /// The segment is gone, or never was here.
+    #[error("requested WAL segment {0} has already been removed")]
+    Removed(String),
+}
+
+impl Origin {
+    /// The WAL of `spool`, which lies in `directory`. `end` is how far it is known to be good before the primary is connected: the end of
+    /// the complete segments.
+    pub fn new(identity: Identity, directory: &Path, spool: Arc<Spool>, end: (TimelineId, Lsn)) -> Origin {
+        let size = spool.segment_size();
+        Origin { identity, directory: directory.to_owned(), size, spool, end: Mutex::new(end) }
+    }
+
+    /// Whose WAL it is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The spool.
+    pub fn spool(&self) -> &Arc<Spool> {
+        &self.spool
+    }
+
+    /// The size of segments.
+    pub fn segment_size(&self) -> SegmentSize {
+        self.size
+    }
+
+    /// The newest timeline, and the end of what may be served of it: all of that is durable on the primary.
+    pub fn end(&self) -> (TimelineId, Lsn) {
+        let (timeline, written) = self.spool.timeline_and_written();
+        let mut end = self.end.lock().expect("no panic while locked");
+        if timeline > end.0 || (timeline == end.0 && written > end.1) {
+            *end = (timeline, written);
+        }
+        *end
+    }
+
+    /// A timeline's history file; `None` if there is none here.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn history_file(&self, timeline: TimelineId) -> Result<Option<Vec<u8>>, OriginError> {
+        let path = self.directory.join(history_file_name(timeline));
+        walrider_datadir::durable::read_file(&path, MAX_HISTORY_BYTES as u64).map_err(|source| OriginError::Io {
+            operation: "read file",
+            path,
+            source: io::Error::other(source),
+        })
+    }
+
+    /// What led to a timeline. Without a history file, it alone.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is none.
+    pub fn history(&self, timeline: TimelineId) -> Result<TimelineHistory, OriginError> {
+        match self.history_file(timeline)? {
+            None => Ok(TimelineHistory::alone(timeline)),
+            Some(text) => TimelineHistory::parse(timeline, &String::from_utf8_lossy(&text)).map_err(|source| {
+                OriginError::History { path: self.directory.join(history_file_name(timeline)), source }
+            }),
+        }
+    }
+
+    /// The file of the segment that has `lsn`, on `timeline` or else on `next`, the one that follows it in this segment
+    /// (`WalSndSegmentOpen`, `walsender.c`, PostgreSQL 18).
+    ///
+    /// # Errors
+    /// [`OriginError::Removed`], or trouble with the file.
+    pub fn open_segment(&self, lsn: Lsn, timeline: TimelineId, next: Option<TimelineId>) -> Result<File, OriginError> {
+        let segment = self.size.segment_of(lsn);
+        let name = |timeline| self.size.file_name(timeline, segment);
+        for timeline in [Some(timeline), next].into_iter().flatten() {
+            let (whole, partial) = (name(timeline), format!("{}.partial", name(timeline)));
+            // Between the first two looks it may get its final name.
+            for name in [&whole, &partial, &whole] {
+                let path = self.directory.join(name);
+                match File::open(&path) {
+                    Ok(file) => return Ok(file),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(source) => return Err(OriginError::Io { operation: "open file", path, source }),
+                }
+            }
+        }
+        Err(OriginError::Removed(name(timeline)))
+    }
+
+    /// The beginning of the oldest WAL that is here and goes on, on whatever timelines, up to the end.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn oldest(&self) -> Result<Lsn, OriginError> {
+        let failed = |source| OriginError::Io { operation: "read directory", path: self.directory.clone(), source };
+        let mut segments = std::collections::BTreeSet::new();
+        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let name = name.to_string_lossy();
+            segments.extend(self.size.parse_file_name(name.strip_suffix(".partial").unwrap_or(&name)).map(|id| id.1));
+        }
+        let mut segment = self.size.segment_of(self.end().1);
+        while segment > 0 && segments.contains(&(segment - 1)) {
+            segment -= 1;
+        }
+        Ok(self.size.start_of(segment))
+    }
+}

@@ -1,0 +1,186 @@
+//! WAL to one downstream, as long as it wants it (`WalSndLoop`, `XLogSendPhysical`; `replication/walsender.c`, PostgreSQL 18).
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use walrider_datadir::timestamp::TimestampTz;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_wire::pulse::{Pulse, Timing};
+use walrider_wire::server::{self, FromClient};
+use walrider_wire::stream::{FromStandby, Streamed, XLOG_DATA_HEADER};
+
+use crate::link::{Link, LinkError};
+use crate::origin::Origin;
+use crate::refusal::{Refusal, Stopped};
+use crate::service::Service;
+
+/// The longest piece of WAL in one message, in bytes (`MAX_SEND_SIZE`).
+const MAX_PIECE: u64 = 128 << 10;
+
+/// Where a timeline ends that is streamed, and which one follows.
+pub(crate) type Left = (Lsn, TimelineId);
+
+/// One stream.
+pub(crate) struct Sender<'a> {
+    pub service: &'a Service,
+    pub origin: &'a Origin,
+    pub link: &'a mut Link,
+    pub number: u64,
+    pub wake: &'a OwnedFd,
+    pub slot: Option<String>,
+    pub timeline: TimelineId,
+    /// End of what was sent.
+    pub sent: Lsn,
+    /// The timeline has ended.
+    pub left: Option<Left>,
+}
+
+/// What is open of the segments.
+struct Open {
+    segment: u64,
+    file: Arc<File>,
+}
+
+impl Sender<'_> {
+    /// Until the downstream ends it, or the timeline has: the one that follows is returned then.
+    pub fn run(mut self) -> Result<Option<Left>, Stopped> {
+        let began = Instant::now();
+        let timing = Timing { status_interval: Duration::ZERO, timeout: self.service.settings.sender_timeout };
+        let mut pulse = Pulse::begin(began.elapsed());
+        let (mut ended, mut has_ended) = (false, false);
+        let mut open = None;
+        loop {
+            // Before the look at what there is: who comes later wakes us.
+            let _ = rustix::io::read(self.wake, &mut [0; 8]);
+            if self.service.is_stopping() {
+                let message = "terminating connection due to administrator command";
+                return Err(Refusal::new("57P01", message).fatal().into());
+            }
+            if self.link.fill()? {
+                pulse.heard(false, began.elapsed());
+            }
+            has_ended |= self.listen(&mut pulse, began)?;
+            let end = self.end()?;
+            while !ended && !has_ended && !self.link.is_pending() && self.sent < end {
+                self.send_piece(end, &mut open)?;
+                self.link.flush()?;
+            }
+            let at_end = self.left.is_some_and(|(at, _)| self.sent >= at);
+            if !ended && (has_ended || at_end) {
+                self.link.queue(server::copy_done);
+                ended = true;
+            }
+            if ended && has_ended {
+                self.link.flush()?;
+                return Ok(self.left);
+            }
+            let now = began.elapsed();
+            if pulse.is_lost(timing, now) {
+                return Err(LinkError::Timeout.into());
+            }
+            if pulse.is_ping_due(timing, now) && !ended {
+                self.keep_alive(true);
+                pulse.told(true, now);
+            }
+            self.link.flush()?;
+            let deadline = pulse.deadline(timing).map(|deadline| deadline.saturating_sub(began.elapsed()));
+            self.link.wait(self.wake.as_fd(), deadline)?;
+        }
+    }
+
+    /// Takes what the downstream has said; whether it has ended the stream.
+    fn listen(&mut self, pulse: &mut Pulse, began: Instant) -> Result<bool, Stopped> {
+        let mut has_ended = false;
+        let mut asked = false;
+        while let Some((tag, body)) = self.link.message()? {
+            match FromClient::parse(tag, body)? {
+                FromClient::CopyData(payload) => match FromStandby::parse(payload)? {
+                    FromStandby::Status(status) => {
+                        self.service.downstreams.tells(self.number, |downstream| downstream.told = status);
+                        if let Some(slot) = self.slot.as_ref().filter(|_| status.flush.is_valid()) {
+                            self.service.slots.confirm(slot, status.flush.min(self.sent));
+                        }
+                        asked |= status.reply_requested;
+                    }
+                    FromStandby::Feedback(feedback) => {
+                        let feedback = Some(feedback).filter(|said| said.xmin != 0 || said.catalog_xmin != 0);
+                        self.service.downstreams.tells(self.number, |downstream| downstream.feedback = feedback);
+                    }
+                },
+                FromClient::CopyDone => has_ended = true,
+                FromClient::Terminate => return Err(LinkError::Closed.into()),
+                _ => {
+                    let message =
+                        format!("unexpected standby message type \"{}\", after receiving CopyDone", tag as char);
+                    return Err(Refusal::new("08P01", message).fatal().into());
+                }
+            }
+        }
+        if asked {
+            self.keep_alive(false);
+            pulse.told(false, began.elapsed());
+        }
+        Ok(has_ended)
+    }
+
+    /// The end of what may be sent now.
+    fn end(&mut self) -> Result<Lsn, Stopped> {
+        let (newest, end) = self.origin.end();
+        if self.left.is_none() && newest != self.timeline {
+            let history = self.origin.history(newest)?;
+            self.left = Some(left_at(&history, self.timeline).ok_or_else(|| not_in_history(self.timeline))?);
+        }
+        Ok(self.left.map_or(end, |(at, _)| at))
+    }
+
+    /// Queues a message with WAL up to `end`, to the end of a segment at most.
+    fn send_piece(&mut self, end: Lsn, open: &mut Option<Open>) -> Result<(), Stopped> {
+        let size = self.origin.segment_size();
+        let segment = size.segment_of(self.sent);
+        let file = match open {
+            Some(open) if open.segment == segment => open.file.clone(),
+            _ => {
+                let next = self.left.map(|(_, next)| next);
+                let file = Arc::new(self.origin.open_segment(self.sent, self.timeline, next)?);
+                *open = Some(Open { segment, file: file.clone() });
+                file
+            }
+        };
+        let offset = size.offset_of(self.sent);
+        let len = (end.0 - self.sent.0).min(MAX_PIECE).min(size.bytes() - offset);
+        let header = Streamed::XLogData { start: self.sent, wal_end: end, send_time: now(), data: &[] };
+        self.link.queue(|out| {
+            out.extend(server::copy_data_header(XLOG_DATA_HEADER + len as usize));
+            header.encode(out);
+        });
+        self.link.queue_file(file, offset, len);
+        self.sent = Lsn(self.sent.0 + len);
+        self.service.downstreams.change(self.number, |downstream| downstream.sent = self.sent);
+        Ok(())
+    }
+
+    fn keep_alive(&mut self, reply_requested: bool) {
+        let keepalive = Streamed::Keepalive { wal_end: self.sent, send_time: now(), reply_requested };
+        let mut payload = Vec::new();
+        keepalive.encode(&mut payload);
+        self.link.queue(|out| server::copy_data(out, &payload));
+    }
+}
+
+/// Where a timeline was left on the way to another, and for which.
+pub(crate) fn left_at(history: &walrider_layout::history::TimelineHistory, timeline: TimelineId) -> Option<Left> {
+    let at = history.switch_point(timeline)?;
+    Some((at, history.timeline_at(at)))
+}
+
+/// Nothing leads from there to here.
+pub(crate) fn not_in_history(timeline: TimelineId) -> Refusal {
+    Refusal::new("XX000", format!("requested timeline {timeline} is not in this server's history"))
+}
+
+/// Our clock, as `TimestampTz`.
+fn now() -> i64 {
+    TimestampTz::from(SystemTime::now()).0
+}

@@ -1,0 +1,245 @@
+//! `walrider relay`: what `walrider receive` receives, served to those downstream; what they tell, told to the primary; and WAL that
+//! nobody needs any more, removed.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use walrider_datadir::durable;
+use walrider_layout::wal::SegmentSize;
+use walrider_layout::{Lsn, TimelineId};
+use walrider_observe::status::{DownstreamStatus, SlotStatus, Time, text};
+use walrider_relay::acks::{Acks, Reached};
+use walrider_relay::downstream::Downstreams;
+use walrider_relay::origin::{Identity, Origin};
+use walrider_relay::server::Listeners;
+use walrider_relay::service::{Access, Service, ServiceSettings};
+use walrider_relay::slots::Slots;
+use walrider_spool::{Spool, streaming_start};
+use walrider_stream::board::Board;
+use walrider_stream::positions::Limit;
+
+use crate::error::StandbyError;
+use crate::receive::{Receive, ReceiveSettings};
+
+/// What the relay knows of the cluster before it is connected.
+const IDENTITY_FILE: &str = "walrider.relay.json";
+/// It is a few lines.
+const MAX_IDENTITY: u64 = 64 << 10;
+/// How often to look for WAL that nobody needs.
+const REMOVE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What `walrider relay` is told besides what it receives.
+#[derive(Clone, Debug)]
+pub struct RelaySettings {
+    /// Where to listen, as `HOST:PORT`.
+    pub listen: Vec<String>,
+    /// Bytes of WAL that stay although no slot needs them (`wal_keep_size`).
+    pub keep: u64,
+    /// Bytes of WAL that a slot can hold back (`max_slot_wal_keep_size`).
+    pub max_slot_keep: Option<u64>,
+    /// Whom the primary's commits wait for.
+    pub acks: Acks,
+    /// How it is served.
+    pub service: ServiceSettings,
+}
+
+/// A relay.
+pub struct Relay {
+    directory: PathBuf,
+    settings: RelaySettings,
+    service: Arc<Service>,
+    board: Arc<Board>,
+    /// The furthest that the acknowledgements have got on a timeline: who has gone does not take them back.
+    reached: Mutex<(TimelineId, Reached)>,
+}
+
+/// What the identity's file says.
+#[derive(Serialize, Deserialize)]
+struct Known {
+    #[serde(with = "text")]
+    system_identifier: Option<u64>,
+    server_version: String,
+    wal_segment_size: u32,
+}
+
+impl Relay {
+    /// A relay in front of what will be received, listening. Whoever comes before there is WAL is told so.
+    ///
+    /// # Errors
+    /// An address cannot be had, or the slots' file is none.
+    pub fn start(
+        receive: ReceiveSettings,
+        settings: RelaySettings,
+        access: Access,
+    ) -> Result<(Receive, Arc<Relay>), StandbyError> {
+        let directory = receive.directory.clone();
+        let receive = Receive::new(receive)?;
+        let slots = Slots::load(&directory)?;
+        let listeners = Listeners::open(&settings.listen)?;
+        for address in listeners.addresses() {
+            tracing::info!("listening on {address}");
+        }
+        let relay = Arc::new_cyclic(|relay: &std::sync::Weak<Relay>| {
+            let relay = relay.clone();
+            let told = move || {
+                if let Some(relay) = relay.upgrade() {
+                    relay.tell();
+                }
+            };
+            let service = Service::new(slots, Downstreams::new(Box::new(told)), access, settings.service.clone());
+            Relay {
+                directory,
+                service: Arc::new(service),
+                board: receive.board().clone(),
+                reached: Mutex::default(),
+                settings,
+            }
+        });
+        if relay.settings.acks != Acks::default() {
+            // Nothing is acknowledged on the word of the spool alone, not even before somebody is here.
+            relay.tell();
+        }
+        receive.relay(relay.clone());
+        listeners.serve(&relay.service)?;
+        let removing = relay.clone();
+        let thread = thread::Builder::new().name("relay-remove".into()).spawn(move || removing.remove_old());
+        thread.map_err(|source| StandbyError::System { operation: "start a thread", source })?;
+        Ok((receive, relay))
+    }
+
+    /// Others may come in from now on.
+    pub fn set_access(&self, access: Access) {
+        self.service.set_access(access);
+    }
+
+    /// Ends all connections.
+    pub fn stop(&self) {
+        self.service.stop();
+    }
+
+    /// What an earlier run has found out: whose WAL the directory has, and the size of its segments.
+    pub(crate) fn known(&self) -> Result<Option<(Identity, SegmentSize)>, StandbyError> {
+        let path = self.directory.join(IDENTITY_FILE);
+        let Some(contents) = durable::read_file(&path, MAX_IDENTITY)? else { return Ok(None) };
+        let wrong = || StandbyError::Identity(path.clone());
+        let known: Known = serde_json::from_slice(&contents).map_err(|_| wrong())?;
+        let size = SegmentSize::new(known.wal_segment_size).ok_or_else(wrong)?;
+        let system_identifier = known.system_identifier.ok_or_else(wrong)?;
+        Ok(Some((Identity { system_identifier, server_version: known.server_version }, size)))
+    }
+
+    /// Serves what the spool has, from now on.
+    pub(crate) fn serve(&self, identity: Identity, spool: &Arc<Spool>) -> Result<(), StandbyError> {
+        let size = spool.segment_size();
+        let is_known = self.known()?.is_some_and(|known| known == (identity.clone(), size));
+        if !is_known {
+            let known = Known {
+                system_identifier: Some(identity.system_identifier),
+                server_version: identity.server_version.clone(),
+                wal_segment_size: size.bytes() as u32,
+            };
+            let mut contents = serde_json::to_vec_pretty(&known).expect("plain values");
+            contents.push(b'\n');
+            durable::write_file(&self.directory.join(IDENTITY_FILE), &contents)?;
+        }
+        if self.service.origin().is_none() {
+            let end = streaming_start(&self.directory, size)?.unwrap_or((TimelineId(0), Lsn::INVALID));
+            self.service.serve(Arc::new(Origin::new(identity, &self.directory, spool.clone(), end)));
+        }
+        Ok(())
+    }
+
+    /// Somebody downstream has told something: the primary is told what follows from it.
+    fn tell(&self) {
+        let all = self.service.downstreams.all();
+        let timeline = self.service.origin().map_or(TimelineId(0), |origin| origin.end().0);
+        let reached = {
+            let mut kept = self.reached.lock().expect("no panic while locked");
+            if kept.0 != timeline {
+                *kept = (timeline, Reached::default());
+            }
+            kept.1 = kept.1.max(self.settings.acks.reached(all.values()));
+            kept.1
+        };
+        // A standby that has flushed nothing at all is none to the primary (`SyncRepGetCandidateStandbys`): then remote_write would not
+        // be answered either. No commit is before 0/1.
+        let limit = Limit { write: reached.write.max(Lsn(1)), flush: reached.flush.max(Lsn(1)) };
+        self.board.set_downstream(limit, self.service.downstreams.feedback());
+        self.board.tell();
+        if reached.apply.is_valid() {
+            // That is news only where a commit was among it, which nobody here knows.
+            let flushed = || self.service.origin().map_or(Lsn::INVALID, |origin| origin.spool().held_durable());
+            self.board.applied(reached.apply, true, flushed);
+        }
+    }
+
+    /// Removes WAL that nobody needs, from time to time, until the service ends.
+    fn remove_old(&self) {
+        let mut last_error = String::new();
+        while !self.service.is_stopping() {
+            thread::sleep(REMOVE_INTERVAL);
+            let Some(origin) = self.service.origin() else { continue };
+            let error = self.remove_once(origin).err().map(|error| error.to_string()).unwrap_or_default();
+            if !error.is_empty() && error != last_error {
+                tracing::error!("{error}");
+            }
+            last_error = error;
+        }
+    }
+
+    fn remove_once(&self, origin: &Origin) -> Result<(), StandbyError> {
+        let (timeline, end) = origin.end();
+        let before = |bytes: u64| Lsn(end.0.saturating_sub(bytes));
+        let limit = self.settings.max_slot_keep.map_or(Lsn(0), before);
+        let (needed, given_up) = self.service.slots.keep_from(limit)?;
+        for name in given_up {
+            tracing::warn!("slot \"{name}\" is given up: it held back more WAL than --max-slot-wal-keep-size");
+        }
+        let keep = before(self.settings.keep);
+        origin.spool().remove_before(needed.map_or(keep, |needed| needed.min(keep)), timeline)?;
+        Ok(())
+    }
+
+    /// Who is served.
+    pub(crate) fn downstreams(&self) -> Vec<DownstreamStatus> {
+        let end = self.service.origin().map_or(Lsn::INVALID, |origin| origin.end().1);
+        let known = |lsn: Lsn| lsn.is_valid().then_some(lsn);
+        let all = self.service.downstreams.all().into_iter();
+        let status = |(number, one): (u64, walrider_relay::downstream::Downstream)| DownstreamStatus {
+            pid: number,
+            application_name: one.application_name,
+            user: one.user,
+            address: one.address,
+            since: Time(one.since),
+            slot: one.slot,
+            streaming: one.streaming,
+            sent_lsn: known(one.sent),
+            write_lsn: known(one.told.write),
+            flush_lsn: known(one.told.flush),
+            replay_lsn: known(one.told.apply),
+            behind_bytes: known(one.sent).map(|_| end.0.saturating_sub(one.told.flush.0.max(one.told.write.0))),
+        };
+        all.map(status).collect()
+    }
+
+    /// The slots.
+    pub(crate) fn slots(&self) -> BTreeMap<String, SlotStatus> {
+        let status = |slot: walrider_relay::slots::Slot| SlotStatus {
+            restart_lsn: slot.restart_lsn,
+            active: slot.active.is_some(),
+            temporary: slot.temporary,
+            lost: slot.lost,
+        };
+        self.service.slots.all().into_iter().map(|(name, slot)| (name, status(slot))).collect()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.service.stop();
+    }
+}

@@ -1,0 +1,64 @@
+"""`walrider relay`, and stock servers downstream of it."""
+
+from pathlib import Path
+
+from tests.lab.server.cluster import PgCluster, free_port
+from tests.lab.standby import standby
+from tests.lab.standby.standby import Walrider, clone, conninfo, start_primary
+from tests.lab.waiting import wait_for
+from tests.lab.walrider import binary
+
+LOOPBACK = '[[allow]]\nfrom = ["loopback"]\nmethod = "trust"\n'
+
+
+class Relay(Walrider):
+    """A relay of whoever listens on a port.  `serves` is the port that those downstream connect to."""
+
+    def __init__(self, directory, upstream, *options, name=standby.NAME, access=LOOPBACK, serves=None):
+        super().__init__(directory, *options)
+        self.upstream, self.name = upstream, name
+        self.serves = serves or free_port()
+        Path(directory).mkdir(exist_ok=True)
+        self.access = Path(f"{directory}.access.toml")
+        self.access.write_text(access)
+
+    def conninfo(self):
+        """Of whom it relays, a port or a whole connection string."""
+        return self.upstream if isinstance(self.upstream, str) else conninfo(self.upstream, self.name)
+
+    def start(self, timeout=60):
+        """Start, and wait until it receives or tries to."""
+        self.spawn([binary(), "relay", "-D", self.data_dir, "-d", self.conninfo(), "--http",
+                    f"127.0.0.1:{self.port}", "--listen", f"127.0.0.1:{self.serves}", "--access", self.access,
+                    "--status-interval", "1s", "--retry-interval", "200ms", *self.options])
+
+        def began():
+            assert self.process.poll() is None, self.log_tail()
+            try:
+                return self.state() != "starting"
+            except OSError:
+                return None
+        wait_for(began, self.log_tail, timeout)
+        return self
+
+    def downstream(self, name):
+        """What /status says of one that is served; None while it is not there."""
+        return next((one for one in self.status()["downstreams"] if one["application_name"] == name), None)
+
+    def wait_downstream(self, name, timeout=60):
+        """Wait until it streams."""
+        wait_for(lambda: (self.downstream(name) or {}).get("streaming"), lambda: f"{name}: {self.status()}\n{self.log_tail()}", timeout)
+
+
+def hot_standby(primary, data_dir, relay, name, slot=None, **settings):
+    """A stock hot standby, a backup of the primary, that streams from the relay."""
+    server = PgCluster(clone(primary, data_dir, relay.serves, name, slot))
+    start_primary(server, hot_standby="on", wal_receiver_status_interval="1s", **settings)
+    relay.wait_downstream(name)
+    return server
+
+
+def wait_replayed(server, lsn, timeout=60):
+    """Wait until a hot standby has replayed up to there."""
+    query = f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'"
+    wait_for(lambda: server.value(query) == "t", lambda: f"{lsn}: {server.value('SELECT pg_last_wal_replay_lsn()')}\n{server.log_tail()}", timeout)

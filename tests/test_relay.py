@@ -1,0 +1,439 @@
+"""`walrider relay`: stock hot standbys, pg_receivewal, pg_basebackup and other relays behind one stream.
+
+Not tried here: more than a few downstreams at once (bench/relay.py), networks that delay, unix sockets (there are none).
+"""
+
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.lab import install
+from tests.lab.loads.commit import A_WHILE, TABLE, Commit
+from tests.lab.server.cluster import PgCluster, run
+from tests.lab.standby import standby
+from tests.lab.standby.relay import LOOPBACK, Relay, hot_standby, wait_replayed
+from tests.lab.standby.standby import LOCALLY, clone, rewind, start_primary, wait_position, wait_streaming
+from tests.lab.waiting import wait_for
+from tests.lab.walrider import USAGE, binary, walrider
+
+
+@pytest.fixture
+def table(primary):
+    """The primary with a table."""
+    primary.psql(TABLE, options=LOCALLY)
+    return primary
+
+
+@pytest.fixture
+def relay(table, work):
+    """A relay of the primary, which streams."""
+    with Relay(work / "relay", table.port).start() as relay:
+        wait_streaming(table)
+        yield relay
+
+
+def rows(server):
+    """The table."""
+    return server.psql("SELECT id, v FROM t ORDER BY id")
+
+
+def write(server, count=2000):
+    """Rows that wait for nobody; where they end."""
+    server.psql(f"INSERT INTO t (v) SELECT repeat('w', 100) FROM generate_series(1, {count})", options=LOCALLY)
+    return server.wal_end()
+
+
+def ask(relay, command, user="postgres", options="", check=True, psql=None):
+    """Rows of a replication command."""
+    done = subprocess.run([psql or install.program("psql"), "-XAtw", "-F", "|", "-d",
+                           f"host=127.0.0.1 port={relay.serves} user={user} replication=true {options}", "-c", command],
+                          capture_output=True, text=True, timeout=60)
+    if check:
+        assert done.returncode == 0, done.stderr
+        return [line.split("|") for line in done.stdout.splitlines()]
+    return done
+
+
+def test_two_hot_standbys(table, relay, work):
+    """Both are read, the primary has one stream, and the files of the relay are the primary's."""
+    with hot_standby(table, work / "a", relay, "a") as a, hot_standby(table, work / "b", relay, "b") as b:
+        end = write(table, 30000)
+        for server in (a, b):
+            wait_replayed(server, end)
+            assert rows(server) == rows(table)
+        assert table.value("SELECT count(*) FROM pg_stat_replication") == "1"
+        told = relay.downstream("a")
+        assert told["slot"] is None and told["behind_bytes"] == 0 and told["address"] == "127.0.0.1", told
+        table.psql("SELECT pg_switch_wal(); SELECT txid_current()", options=LOCALLY)
+        wait_position(table, stage="flush")
+        whole = [file for file in sorted(relay.data_dir.iterdir()) if re.fullmatch(r"[0-9A-F]{24}", file.name)]
+        assert len(whole) > 2
+        for file in whole:
+            assert file.read_bytes() == (table.data_dir / "pg_wal" / file.name).read_bytes(), file.name
+
+
+def test_what_it_says_of_itself(table, relay):
+    """Commands as psql sends them, and errors with PostgreSQL's codes and words."""
+    wait_position(table, stage="flush")
+    system, timeline, position, database = ask(relay, "IDENTIFY_SYSTEM")[0]
+    assert system == table.value("SELECT system_identifier FROM pg_control_system()")
+    assert (timeline, database) == ("1", "") and re.fullmatch("[0-9A-F]+/[0-9A-F]+", position)
+    assert ask(relay, "SHOW wal_segment_size") == [["1MB"]]
+    assert ask(relay, "CREATE_REPLICATION_SLOT s PHYSICAL RESERVE_WAL") == [["s", "0/0", "", ""]]
+    kind, restart, on = ask(relay, "READ_REPLICATION_SLOT s")[0]
+    assert (kind, on) == ("physical", "1") and restart != ""
+    assert ask(relay, "READ_REPLICATION_SLOT none") == [["", "", ""]]
+    ask(relay, "DROP_REPLICATION_SLOT s")
+    for command, said in {
+        "DROP_REPLICATION_SLOT s": 'replication slot "s" does not exist',
+        "SELECT 1": "cannot execute SQL commands in WAL sender for physical replication",
+        "SHOW nonsense": 'unrecognized configuration parameter "nonsense"',
+        "START_REPLICATION PHYSICAL FF/0": "is ahead of the WAL flush position of this server",
+        "START_REPLICATION PHYSICAL 0/1000000 TIMELINE 7": "requested timeline 7 is not in this server's history",
+        "START_REPLICATION SLOT x LOGICAL 0/0": "is not supported by a relay",
+        "TIMELINE_HISTORY 9": 'could not open file "00000009.history"',
+        "BASE_BACKUP": "is not supported by a relay",
+        "CREATE_REPLICATION_SLOT \"A\" PHYSICAL": "is not valid",
+        "IDENTIFY_SYSTEM nonsense": "syntax error",
+    }.items():
+        done = ask(relay, command, check=False)
+        assert said in done.stderr, (command, done.stderr)
+    done = subprocess.run([install.program("psql"), "-XAtw", "-d", f"host=127.0.0.1 port={relay.serves} user=postgres dbname=postgres",
+                           "-c", "SELECT 1"], capture_output=True, text=True, timeout=60)
+    assert "only physical replication connections are served here" in done.stderr
+
+
+def test_pg_receivewal_and_pg_basebackup(table, relay, work):
+    """pg_receivewal with a slot gets the same files; pg_basebackup is told that there are no backups to be had."""
+    (work / "wal").mkdir()
+    source = ["-h", "127.0.0.1", "-p", relay.serves, "-U", "postgres"]
+    # As --create-slot does it, which reserves nothing, and once more.
+    run([install.program("pg_receivewal"), *source, "--create-slot", "-S", "later"])
+    assert relay.status()["slots"]["later"]["restart_lsn"] is None
+    ask(relay, "CREATE_REPLICATION_SLOT wal PHYSICAL (RESERVE_WAL)")
+    end = write(table, 20000)
+    run([install.program("pg_receivewal"), *source, "-D", work / "wal", "-S", "wal", "-E", end, "--no-loop", "--synchronous"])
+    whole = [file for file in sorted((work / "wal").iterdir()) if re.fullmatch(r"[0-9A-F]{24}", file.name)]
+    assert len(whole) > 1
+    for file in whole:
+        assert file.read_bytes() == (table.data_dir / "pg_wal" / file.name).read_bytes(), file.name
+    backup = ["-D", work / "backup", "-X", "stream", "-S", "wal", "-c", "fast"]
+    done = subprocess.run([install.program("pg_basebackup"), *map(str, source), *map(str, backup)], capture_output=True, text=True, timeout=60)
+    assert "a base backup is not supported by a relay" in done.stderr, done.stderr
+
+
+def test_remote_apply_through_the_relay(table, work):
+    """With --ack-apply a commit waits for a standby behind the relay that has applied it, and without one for ever."""
+    with Relay(work / "relay", table.port, "--ack-apply", "ANY 1 (a, b)").start() as relay:
+        wait_streaming(table)
+        Commit(table, "on").wait()
+        blocked = Commit(table, "remote_apply")
+        time.sleep(A_WHILE)
+        assert not blocked.done
+        with hot_standby(table, work / "a", relay, "a") as a:
+            blocked.wait()
+            for number in range(20):
+                Commit(table, "remote_apply").wait()
+                assert rows(a) == rows(table), number
+            a.psql("SELECT pg_wal_replay_pause()")
+            blocked = Commit(table, "remote_apply")
+            Commit(table, "on").wait()
+            time.sleep(A_WHILE)
+            assert not blocked.done
+            a.psql("SELECT pg_wal_replay_resume()")
+            blocked.wait()
+
+
+def test_flush_on_downstreams(table, work):
+    """With --ack-flush a commit waits until it is durable on both that are named; remote_write does not."""
+    with Relay(work / "relay", table.port, "--ack-flush", "ALL (a, b)").start() as relay:
+        wait_streaming(table)
+        Commit(table, "remote_write").wait()
+        blocked = Commit(table, "on")
+        with hot_standby(table, work / "a", relay, "a"):
+            time.sleep(A_WHILE)
+            assert not blocked.done, "b is not there"
+            with hot_standby(table, work / "b", relay, "b") as b:
+                blocked.wait()
+                Commit(table, "on").wait()
+                b.kill()
+                blocked = Commit(table, "on")
+                time.sleep(A_WHILE)
+                assert not blocked.done
+                start_primary(b, hot_standby="on")
+                blocked.wait()
+
+
+def test_hot_standby_feedback(table, relay, work):
+    """What a query on a standby needs holds back vacuum on the primary, until the standby is gone."""
+    xmin = lambda: table.value("SELECT backend_xmin FROM pg_stat_replication")
+    with hot_standby(table, work / "a", relay, "a", hot_standby_feedback="on") as a:
+        with a.session() as session:
+            session.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM t")
+            wait_for(xmin, lambda: f"backend_xmin: {relay.status()}\n{a.log_tail()}")
+            before = xmin()
+            for _ in range(5):
+                write(table, 1)
+            time.sleep(2.5)
+            assert xmin() == before, "it is still needed"
+            session.run("COMMIT")
+        wait_for(lambda: xmin() != before, lambda: f"another xmin than {before}")
+        a.stop()
+    wait_for(lambda: xmin() == "", lambda: f"no xmin: {xmin()}")
+
+
+def test_a_slot_holds_wal_and_survives_a_kill(table, work):
+    """A standby with a slot was away for long: its WAL is still there, also after the relay was killed; without a slot it is gone."""
+    with Relay(work / "relay", table.port, "--wal-keep-size", "1MB").start() as relay:
+        wait_streaming(table)
+        for name in ("a", "b"):
+            ask(relay, f"CREATE_REPLICATION_SLOT {name} PHYSICAL RESERVE_WAL")
+        with hot_standby(table, work / "a", relay, "a", "a") as a, hot_standby(table, work / "b", relay, "b") as b:
+            wait_replayed(a, write(table))
+            assert relay.downstream("a")["slot"] == "a"
+            assert "is active for PID" in ask(relay, "DROP_REPLICATION_SLOT a", check=False).stderr
+            a.stop()
+            b.stop()
+            ask(relay, "DROP_REPLICATION_SLOT b")
+            relay.kill()
+            relay.start()
+            wait_streaming(table)
+            before = relay.status()["slots"]["a"]["restart_lsn"]
+            for _ in range(5):
+                write(table, 10000)
+                table.psql("SELECT pg_switch_wal()", options=LOCALLY)
+            end = write(table)
+            wait_position(table, stage="flush")
+            time.sleep(2.5)
+            assert relay.status()["slots"]["a"]["restart_lsn"] == before
+            relay.kill()
+            relay.start()
+            wait_streaming(table)
+            start_primary(a, hot_standby="on")
+            wait_replayed(a, end)
+            assert rows(a) == rows(table)
+            wait_for(lambda: relay.status()["slots"]["a"]["restart_lsn"] != before, "the slot moves")
+            # Nobody needs the old segments any more.
+            wait_for(lambda: len(list(relay.data_dir.glob("0*"))) <= 4, lambda: sorted(relay.data_dir.iterdir()))
+            start_primary(b, hot_standby="on")
+            wait_for(lambda: b.log_matches("requested WAL segment .* has already been removed"), b.log_tail)
+
+
+def test_a_slot_is_given_up_at_its_limit(table, work):
+    """--max-slot-wal-keep-size: a slot that holds back more is lost, and who comes with it is told so."""
+    options = ("--wal-keep-size", "1MB", "--max-slot-wal-keep-size", "3MB")
+    with Relay(work / "relay", table.port, *options).start() as relay:
+        wait_streaming(table)
+        ask(relay, "CREATE_REPLICATION_SLOT s PHYSICAL RESERVE_WAL")
+        write(table, 60000)
+        wait_for(lambda: relay.status()["slots"]["s"]["lost"], lambda: relay.status()["slots"])
+        assert "is given up" in relay.log_text()
+        done = ask(relay, "START_REPLICATION SLOT s PHYSICAL 0/3000000", check=False)
+        assert 'can no longer access replication slot "s"' in done.stderr, done.stderr
+
+
+def test_failover_downstream(table, relay, work):
+    """The primary dies; a standby behind the relay is promoted; the relay, which is pointed at it, goes over to the new timeline, and so
+    does the other standby, and the old primary after pg_rewind."""
+    with hot_standby(table, work / "a", relay, "a") as a, hot_standby(table, work / "b", relay, "b") as b:
+        end = write(table)
+        for server in (a, b):
+            wait_replayed(server, end)
+        table.kill()
+        # The relay serves on, what it has.
+        time.sleep(1)
+        assert relay.downstream("b")["streaming"]
+        a.psql("ALTER SYSTEM SET synchronous_standby_names = ''")
+        a.psql("SELECT pg_promote()")
+        wait_for(lambda: a.value("SELECT pg_is_in_recovery()") == "f", a.log_tail)
+        relay.stop(signal.SIGTERM)
+        relay.upstream = a.port
+        relay.start()
+        wait_streaming(a)
+        end = write(a)
+        wait_replayed(b, end)
+        assert rows(b) == rows(a)
+        assert b.value("SELECT timeline_id FROM pg_control_checkpoint()") in ("1", "2")
+        assert (relay.data_dir / "00000002.history").exists()
+        assert ask(relay, "IDENTIFY_SYSTEM")[0][1] == "2"
+        old = PgCluster(rewind(table.data_dir, a))
+        standby.point(old.data_dir, relay.serves, "old")
+        with start_primary(old, hot_standby="on"):
+            relay.wait_downstream("old")
+            wait_replayed(old, write(a))
+            assert rows(old) == rows(a)
+
+
+def test_a_timeline_switch_while_it_streams(table, work):
+    """Its upstream is a standby that is promoted: the relay goes over without a restart, its standbys with it."""
+    with PgCluster(clone(table, work / "middle")) as middle:
+        start_primary(middle, hot_standby="on")
+        wait_streaming(table)
+        with Relay(work / "relay", middle.port, name="relay").start() as relay:
+            wait_streaming(middle, "relay")
+            with hot_standby(table, work / "a", relay, "a") as a:
+                wait_replayed(a, write(table))
+                table.kill()
+                middle.psql("ALTER SYSTEM SET synchronous_standby_names = ''")
+                middle.psql("SELECT pg_promote()")
+                wait_for(lambda: middle.value("SELECT pg_is_in_recovery()") == "f", middle.log_tail)
+                wait_streaming(middle, "relay")
+                wait_replayed(a, write(middle))
+                assert rows(a) == rows(middle)
+                assert (a.data_dir / "pg_wal" / "00000002.history").exists()
+                # One that begins on the old timeline is led over, too.
+                start = ask(relay, "TIMELINE_HISTORY 2")
+                assert start[0][0] == "00000002.history" and start[0][1].startswith("1\t")
+
+
+def test_relays_in_a_row(table, relay, work):
+    """Three relays, and a standby behind the last: what it tells reaches the primary."""
+    with Relay(work / "second", relay.serves, "--ack-apply", "ANY 1 (*)", name="second").start() as second, \
+            Relay(work / "third", second.serves, "--ack-apply", "ANY 1 (*)", name="third").start() as third:
+        relay.wait_downstream("second")
+        second.wait_downstream("third")
+        with hot_standby(table, work / "a", third, "a") as a:
+            end = write(table, 20000)
+            wait_replayed(a, end)
+            assert rows(a) == rows(table)
+            wait_for(lambda: second.downstream("third")["replay_lsn"] is not None, second.status)
+
+
+def test_the_primary_is_away_when_the_relay_starts(table, relay, work):
+    """It serves what it had received before: a standby that lacks it gets it there."""
+    with hot_standby(table, work / "a", relay, "a") as a:
+        wait_replayed(a, write(table))
+        a.stop()
+        end = write(table, 30000)
+        table.psql("SELECT pg_switch_wal()", options=LOCALLY)
+        wait_position(table, stage="flush")
+        relay.stop(signal.SIGTERM)
+        table.kill()
+        relay.start()
+        start_primary(a, hot_standby="on")
+        wait_replayed(a, end)
+        assert a.value("SELECT count(*) FROM t") == "32000"
+
+
+def test_another_cluster_is_refused(table, relay, work):
+    """A relay's directory stays that of its cluster: before anything of another is written, it ends."""
+    relay.stop(signal.SIGTERM)
+    contents = lambda: {file.name: file.read_bytes() for file in relay.data_dir.iterdir() if not file.name.startswith("xlogtemp")}
+    before = contents()
+    with standby.make_primary(work / "other") as other:
+        start_primary(other)
+        relay.upstream = other.port
+        with pytest.raises(AssertionError, match="database system identifier of the primary"):
+            relay.start()
+        relay.kill()
+    after = contents()
+    assert before == after, [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+
+
+SECRET = "SELECT rolpassword FROM pg_authid WHERE rolname = 'replicator'"
+
+
+def test_who_is_served(table, work):
+    """Nobody whom no rule allows; passwords as PostgreSQL keeps them; a reload counts for new connections."""
+    table.psql("CREATE ROLE replicator REPLICATION LOGIN PASSWORD 'open-sesame'", options=LOCALLY)
+    secret = table.value(SECRET)
+    rules = f'[[allow]]\nfrom = ["loopback"]\nuser = ["replicator"]\nmethod = "scram-sha-256"\n[users]\nreplicator = "{secret}"\n'
+    with Relay(work / "relay", table.port, access=rules).start() as relay:
+        wait_streaming(table)
+        assert ask(relay, "IDENTIFY_SYSTEM", "replicator", "password=open-sesame")[0][1] == "1"
+        for user, password in (("replicator", "wrong"), ("postgres", "open-sesame"), ("nobody", "x")):
+            done = ask(relay, "IDENTIFY_SYSTEM", user, f"password={password}", check=False)
+            assert done.returncode and ("password authentication failed" in done.stderr or "no rule of the relay" in done.stderr), done.stderr
+        assert "open-sesame" not in relay.log_text() and secret not in relay.log_text()
+        # Nobody at all.
+        relay.access.write_text("")
+        walrider("reload", "-D", relay.data_dir).expect()
+        wait_for(lambda: "again" in relay.log_text(), relay.log_tail)
+        assert "no rule of the relay allows" in ask(relay, "IDENTIFY_SYSTEM", "replicator", "password=open-sesame", check=False).stderr
+        # What makes no sense changes nothing.
+        relay.access.write_text(rules)
+        walrider("reload", "-D", relay.data_dir).expect()
+        relay.access.write_text('[[allow]]\nfrom = ["all"]\nmethod = "trust"\n')
+        walrider("reload", "-D", relay.data_dir).expect()
+        wait_for(lambda: "what was read before still counts" in relay.log_text(), relay.log_tail)
+        assert ask(relay, "IDENTIFY_SYSTEM", "replicator", "password=open-sesame")[0][1] == "1"
+
+
+def test_tls(table, work):
+    """Encrypted, with channel binding; whoever comes without is refused where a rule says so.  Clients are the psql of 17 and another
+    relay: the libpq that comes with 18 here has no TLS.
+    """
+    run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", work / "key.pem", "-out", work / "cert.pem", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"])
+    (work / "key.pem").chmod(0o600)
+    table.psql("CREATE ROLE replicator REPLICATION LOGIN PASSWORD 'open-sesame'", options=LOCALLY)
+    rules = ('[[allow]]\nfrom = ["loopback"]\ntls = "require"\nmethod = "scram-sha-256"\n'
+             f'[users]\nreplicator = "{table.value(SECRET)}"\n')
+    files = ("--tls-certificate", work / "cert.pem", "--tls-key", work / "key.pem")
+    with Relay(work / "relay", table.port, *files, access=rules).start() as relay:
+        wait_streaming(table)
+        done = ask(relay, "IDENTIFY_SYSTEM", "replicator", "password=open-sesame sslmode=disable", check=False)
+        assert "no rule of the relay allows" in done.stderr and "no encryption" in done.stderr
+        verified = f"password=open-sesame sslmode=verify-full sslrootcert={work / 'cert.pem'} channel_binding=require"
+        assert ask(relay, "IDENTIFY_SYSTEM", "replicator", verified, psql=install.bindir("17") / "psql")[0][1] == "1"
+        far = f"host=127.0.0.1 port={relay.serves} user=replicator application_name=second"
+        for password, certificate, said in (("wrong", "cert.pem", "password authentication failed"), ("open-sesame", "other.pem", "certificate")):
+            run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", work / "x.pem", "-out", work / "other.pem", "-days",
+                 "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"])
+            (work / "received").mkdir(exist_ok=True)
+            done = walrider("receive", "-D", work / "received", "-n", "-d", f"{far} {verified} password={password} sslrootcert={work / certificate}")
+            assert done.code == 1 and said in done.stderr, done
+        with Relay(work / "second", f"{far} {verified}", name="second").start() as second:
+            relay.wait_downstream("second")
+            with hot_standby(table, work / "a", second, "a") as a:
+                end = write(table, 50000)
+                wait_replayed(a, end)
+                assert rows(a) == rows(table)
+
+
+@pytest.mark.parametrize("access, said", [
+    ("nonsense", "line 1"),
+    ('[[allow]]\nfrom = ["all"]\nmethod = "trust"\n', "rule 1"),
+    ('[[allow]]\nfrom = ["all"]\ntls = "require"\nmethod = "scram-sha-256"\n', "--tls-certificate"),
+    ('[users]\na = "secret"\n', "SELECT rolpassword"),
+])
+def test_rules_that_cannot_be(work, access, said):
+    """Said at the start, with exit code 2; no secret is shown."""
+    (work / "relay").mkdir()
+    (work / "rules").write_text(access)
+    done = walrider("relay", "-D", work / "relay", "-d", "host=127.0.0.1 port=1", "--listen", "127.0.0.1:0", "--access", work / "rules")
+    assert done.code == USAGE and said in done.stderr and "secret\"" not in done.stderr, done
+
+
+def test_one_that_does_not_read_harms_nobody(table, relay, work):
+    """A downstream that is stopped in the middle holds up neither the primary nor the others, and memory stays bounded."""
+    with hot_standby(table, work / "a", relay, "a") as a, hot_standby(table, work / "b", relay, "b") as b:
+        receiver = int(a.value("SELECT pid FROM pg_stat_wal_receiver"))
+        subprocess.run(["kill", "-STOP", str(receiver)], check=True)
+        try:
+            before = memory(relay)
+            for _ in range(5):
+                end = write(table, 50000)
+            wait_replayed(b, end)
+            Commit(table, "on").wait()
+            assert memory(relay) - before < 16 << 20
+        finally:
+            subprocess.run(["kill", "-CONT", str(receiver)], check=True)
+        wait_replayed(a, end)
+        assert rows(a) == rows(b)
+
+
+def memory(relay):
+    """Resident bytes."""
+    with open(f"/proc/{relay.process.pid}/status") as status:
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) << 10
+
+
+def test_help_names_what_it_needs():
+    """Without an address or rules it does not start."""
+    done = subprocess.run([binary(), "relay", "-D", "/tmp", "-d", ""], capture_output=True, text=True, timeout=30)
+    assert done.returncode == USAGE and "--listen" in done.stderr and "--access" in done.stderr
+    assert LOOPBACK
