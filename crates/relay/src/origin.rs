@@ -25,6 +25,8 @@ pub struct Origin {
     directory: PathBuf,
     size: SegmentSize,
     spool: Arc<Spool>,
+    /// Segments that nobody needs are renamed and written again.
+    recycles: bool,
     /// The furthest end on the newest timeline: a new connection to the primary has it written once more, from the beginning of a
     /// segment, but what is there stays the same.
     end: Mutex<(TimelineId, Lsn)>,
@@ -59,9 +61,29 @@ pub enum OriginError {
 impl Origin {
     /// The WAL of `spool`, which lies in `directory`. `end` is how far it is known to be good before the primary is connected: the end of
     /// the complete segments.
-    pub fn new(identity: Identity, directory: &Path, spool: Arc<Spool>, end: (TimelineId, Lsn)) -> Origin {
+    /// `recycles`: segments that nobody needs are not removed, but renamed and written again.
+    pub fn new(
+        identity: Identity,
+        directory: &Path,
+        spool: Arc<Spool>,
+        recycles: bool,
+        end: (TimelineId, Lsn),
+    ) -> Origin {
         let size = spool.segment_size();
-        Origin { identity, directory: directory.to_owned(), size, spool, end: Mutex::new(end) }
+        Origin { identity, directory: directory.to_owned(), size, spool, recycles, end: Mutex::new(end) }
+    }
+
+    /// Whether a file that is open may get other WAL.
+    pub fn recycles(&self) -> bool {
+        self.recycles
+    }
+
+    /// All of that is good, too: it was replayed.
+    pub fn reaches(&self, timeline: TimelineId, end: Lsn) {
+        let mut known = self.end.lock().expect("no panic while locked");
+        if timeline > known.0 || (timeline == known.0 && end > known.1) {
+            *known = (timeline, end);
+        }
     }
 
     /// Whose WAL it is.

@@ -206,7 +206,7 @@ impl<'a> Engine<'a> {
                 self.work_on_restartpoint(Duration::ZERO)?;
                 if !self.last_record.is_valid() {
                     // Nobody was told yet where the directory stands.
-                    self.stats.consistent = self.is_consistent();
+                    (self.stats.consistent, self.stats.timeline) = (self.is_consistent(), self.timeline());
                     progress(&self.stats, self.replayed);
                 }
                 return self.feed.ending(self.recovery().is_archive_recovery());
@@ -234,7 +234,7 @@ impl<'a> Engine<'a> {
             self.retire(&batch.upto);
             self.sequencer.globals.passed(self.replayed);
             self.check_invalid()?;
-            self.stats.consistent = self.is_consistent();
+            (self.stats.consistent, self.stats.timeline) = (self.is_consistent(), self.timeline());
             let flow = progress(&self.stats, self.replayed);
             if let Some(stop) = batch.stop {
                 return Ok(stop);

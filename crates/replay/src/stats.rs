@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use walrider_datadir::timestamp::TimestampTz;
+use walrider_layout::TimelineId;
 use walrider_wal::record::Record;
 use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
@@ -21,6 +22,8 @@ pub struct Stats {
     pub aborts: u64,
     /// The directory is consistent where it stands.
     pub consistent: bool,
+    /// The timeline that it stands on.
+    pub timeline: TimelineId,
     /// When the last of the transactions was committed, by the primary's clock.
     pub last_commit: Option<TimestampTz>,
     /// Pages read from relation files.
