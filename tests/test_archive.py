@@ -15,7 +15,7 @@ from tests.lab.server import recovery
 from tests.lab.server.cluster import PgCluster, controldata
 from tests.lab.walrider import FAILED, binary
 
-TROUBLE = 126
+TROUBLE = 200
 LOG_OF_RESTORE = "restored log file"
 
 
@@ -298,6 +298,8 @@ def test_whoever_fetches_is_killed(archived, work):
         assert wal("get", "--archive", archived.directory, segment, work / "whole").returncode == 0 and expected.exists()
         assert to.read_bytes() == (work / "whole").read_bytes()
         to.unlink()
+    assert wal("get", *command[3:], archived.segments[-1], to, env=env).returncode == 0
+    to.unlink()
     wait_until(lambda: not processes(data_dir))
     assert not list((data_dir / "pg_wal").glob("*")), "the last removes what those left that were killed"
 

@@ -34,11 +34,11 @@ pub trait Backend: Send + Sync {
     /// When that cannot be told.
     fn which(&self, keys: &[String]) -> Result<Option<String>>;
 
-    /// Whether anything was ever put there.
+    /// The same, and whether anything was ever put there if none is.
     ///
     /// # Errors
     /// When that cannot be told.
-    fn has_anything(&self) -> Result<bool>;
+    fn look(&self, keys: &[String]) -> Result<Look>;
 
     /// Names of what is below `wal`, directories among it.
     ///
@@ -60,6 +60,17 @@ pub trait Backend: Send + Sync {
 
     /// What messages call an object.
     fn shown(&self, key: &str) -> String;
+}
+
+/// What is there of some objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// This one.
+    There(String),
+    /// None of them.
+    Missing,
+    /// None of them, nor any other.
+    Empty,
 }
 
 /// What came of putting a file.
@@ -152,18 +163,17 @@ impl Archive {
         if let Some(bytes) = self.backend.read(likely, found)? {
             return self.check(name, likely, &bytes).map(Some);
         }
-        if let Some(other) = self.backend.which(others)?
-            && let Some(bytes) = self.backend.read(&other, found)?
-        {
-            return self.check(name, &other, &bytes).map(Some);
-        }
-        if !self.backend.has_anything()? {
-            return Err(ArchiveError::Refused(format!(
+        match self.backend.look(others)? {
+            Look::Missing => Ok(None),
+            Look::There(other) => match self.backend.read(&other, found)? {
+                Some(bytes) => self.check(name, &other, &bytes).map(Some),
+                None => Ok(None),
+            },
+            Look::Empty => Err(ArchiveError::Refused(format!(
                 "there is no archive at \"{}\": nothing was ever put there, or it is not mounted",
                 self.backend.shown(WAL)
-            )));
+            ))),
         }
-        Ok(None)
     }
 
     fn check(&self, name: &WalName, key: &str, bytes: &[u8]) -> Result<Fetched> {

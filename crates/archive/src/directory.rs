@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use walrider_datadir::DataDirError;
 use walrider_datadir::durable::{fsync_dir, fsync_file, list_dir, read_file, unlink};
 
-use crate::archive::Backend;
+use crate::archive::{Backend, Look};
 use crate::error::{ArchiveError, Result};
 use crate::frame::{HEADER_SIZE, MAX_CONTENTS};
 use crate::name::WAL;
@@ -99,11 +99,14 @@ impl Backend for Directory {
         Ok(None)
     }
 
-    fn has_anything(&self) -> Result<bool> {
+    fn look(&self, keys: &[String]) -> Result<Look> {
+        if let Some(key) = self.which(keys)? {
+            return Ok(Look::There(key));
+        }
         let path = self.0.join(WAL);
         match fs::metadata(&path) {
-            Ok(found) => Ok(found.is_dir()),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Ok(_) => Ok(Look::Missing),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Look::Empty),
             Err(error) => Err(DataDirError::io("stat", path, error).into()),
         }
     }

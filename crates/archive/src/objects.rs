@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use futures_util::stream::{self, StreamExt};
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::runtime::Runtime;
 use url::Url;
 
-use crate::archive::Backend;
+use crate::archive::{Backend, Look};
 use crate::error::{ArchiveError, Result};
 use crate::name::WAL;
 use crate::place::environment;
@@ -54,6 +54,18 @@ impl Objects {
         key.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
+    async fn which_of(&self, keys: &[String]) -> Result<Option<String>> {
+        let heads = keys.iter().map(|key| async move { (key, self.store.head(&self.path(key)).await) });
+        for (key, head) in join_all(heads).await {
+            match head {
+                Ok(_) => return Ok(Some(key.clone())),
+                Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(self.failed("look for", key)(error)),
+            }
+        }
+        Ok(None)
+    }
+
     fn failed(&self, operation: &'static str, key: &str) -> impl Fn(Error) -> ArchiveError {
         let object = self.shown(key);
         move |source| failed(operation, object.clone(), source)
@@ -93,21 +105,20 @@ impl Backend for Objects {
     }
 
     fn which(&self, keys: &[String]) -> Result<Option<String>> {
-        let heads = keys.iter().map(|key| async move { (key, self.store.head(&self.path(key)).await) });
-        for (key, head) in self.runtime.block_on(join_all(heads)) {
-            match head {
-                Ok(_) => return Ok(Some(key.clone())),
-                Err(Error::NotFound { .. }) => {}
-                Err(error) => return Err(self.failed("look for", key)(error)),
-            }
-        }
-        Ok(None)
+        self.runtime.block_on(self.which_of(keys))
     }
 
-    fn has_anything(&self) -> Result<bool> {
-        let listed = self.runtime.block_on(self.store.list_with_delimiter(Some(&self.path(WAL))));
+    fn look(&self, keys: &[String]) -> Result<Look> {
+        // Beside each other: recovery waits for the answer.
+        let wal = self.path(WAL);
+        let listed = self.store.list_with_delimiter(Some(&wal));
+        let (there, listed) = self.runtime.block_on(join(self.which_of(keys), listed));
+        if let Some(key) = there? {
+            return Ok(Look::There(key));
+        }
         let listed = listed.map_err(self.failed("list", WAL))?;
-        Ok(!listed.common_prefixes.is_empty() || !listed.objects.is_empty())
+        let empty = listed.common_prefixes.is_empty() && listed.objects.is_empty();
+        Ok(if empty { Look::Empty } else { Look::Missing })
     }
 
     fn directories(&self) -> Result<Vec<String>> {

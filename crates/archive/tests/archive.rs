@@ -10,7 +10,7 @@ use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use walrider_archive::ahead::Ahead;
-use walrider_archive::archive::Backend;
+use walrider_archive::archive::{Backend, Look};
 use walrider_archive::frame::Packing;
 use walrider_archive::name::WalName;
 use walrider_archive::objects::Objects;
@@ -210,8 +210,8 @@ impl Backend for Slow {
     fn which(&self, keys: &[String]) -> walrider_archive::Result<Option<String>> {
         self.0.which(keys)
     }
-    fn has_anything(&self) -> walrider_archive::Result<bool> {
-        self.0.has_anything()
+    fn look(&self, keys: &[String]) -> walrider_archive::Result<Look> {
+        self.0.look(keys)
     }
     fn directories(&self) -> walrider_archive::Result<Vec<String>> {
         self.0.directories()

@@ -19,8 +19,9 @@ use walrider_layout::wal::SegmentSize;
 use crate::failure::{Exit, Failure, note, warning};
 
 /// What `get` ends with where it cannot tell whether the archive has a file: above 125, PostgreSQL stops recovery, and does not take
-/// it for the end of the WAL (`wait_result_is_any_signal`, `common/wait_error.c`). Not above 128, which means a signal.
-const TROUBLE: u8 = 126;
+/// it for the end of the WAL; above 128, `pg_rewind` does so, too (`wait_result_is_any_signal`, `common/wait_error.c`). It is no
+/// signal's number, and 126 would be told as "command not executable".
+const TROUBLE: u8 = 200;
 /// Name of the spool beside what is restored.
 const SPOOL: &str = "walrider.ahead";
 
@@ -73,7 +74,7 @@ enum Compression {
 /// Once a segment was asked for, those behind it are fetched by a process in the background, several at once, into a directory
 /// beside PATH. It ends, and removes that directory, when nobody has asked for a while.
 ///
-/// Exit codes: 0 the file is there, whole; 1 the archive does not have it; 126 that cannot be told, or the file is damaged or is
+/// Exit codes: 0 the file is there, whole; 1 the archive does not have it; 200 that cannot be told, or the file is damaged or is
 /// another cluster's, or wrong usage: PostgreSQL stops, instead of ending recovery there.
 #[derive(clap::Args, Clone, Debug)]
 pub struct GetArgs {
