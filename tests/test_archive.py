@@ -13,7 +13,7 @@ import pytest
 from tests.lab.faults.objects import ObjectStore
 from tests.lab.server import recovery
 from tests.lab.server.cluster import PgCluster, controldata
-from tests.lab.walrider import FAILED, binary
+from tests.lab.walrider import CORRUPT, FAILED, binary, walrider
 
 TROUBLE = 200
 LOG_OF_RESTORE = "restored log file"
@@ -166,6 +166,48 @@ def test_walrider_replays_from_it(archived, work):
     with server:
         server.start()
         archived.check(server)
+
+
+def replayed(archived, data_dir, place, *options):
+    """`walrider replay --wal` of a copy of the backup without a `restore_command`."""
+    server = PgCluster(recovery.copy_backup(archived.backup, data_dir))
+    server.own_environment = archived.store.environment
+    server.configure("archive_mode = off\nhot_standby = off\n", "postgresql.auto.conf")
+    return server, walrider("replay", "-D", data_dir, "--wal", archived.places[place], *options, env=archived.store.environment)
+
+
+@pytest.mark.parametrize("place", ["directory", "objects"])
+def test_replay_reads_it_itself(archived, work, place):
+    """Several segments at once, without a command; to the end, and to a point from which PostgreSQL goes on by itself."""
+    archived.store.delay = 0.05
+    server, result = replayed(archived, work / "ours", place, "--promote")
+    assert result.expect().json["segments_fetched"] >= len(archived.segments) - 10
+    if place == "objects":
+        assert archived.store.most >= 4
+    with server:
+        server.start()
+        archived.check(server)
+    server, result = replayed(archived, work / "half", place)
+    assert result.expect().json["promoted"] is None
+    assert "wal get --archive" in (work / "half/postgresql.auto.conf").read_text()
+    with server:
+        server.start()
+        archived.check(server)
+        assert LOG_OF_RESTORE in server.log.read_text()
+    assert not list(work.glob("*/pg_wal/walrider.fetch*"))
+
+
+def test_replay_tells_what_is_wrong(archived, work):
+    """Damage, an outage, a place without an archive: none of them is the end of the WAL."""
+    archived.store.flip(archived.key(archived.segments[-5]), 5000)
+    _, result = replayed(archived, work / "damaged", "objects", "--promote")
+    assert "is damaged" in result.expect(CORRUPT).stderr
+    archived.store.objects = {}
+    _, result = replayed(archived, work / "empty", "objects", "--promote")
+    assert "there is no archive at" in result.expect(FAILED).stderr
+    archived.store.status = 403
+    _, result = replayed(archived, work / "refused", "objects", "--promote")
+    assert "403" in result.expect(FAILED).stderr
 
 
 def test_damage_stops_recovery(archived, work):

@@ -8,7 +8,7 @@ use walrider_layout::TimelineId;
 use walrider_layout::wal::SegmentSize;
 
 use crate::archive::Archive;
-use crate::error::{ArchiveError, Result};
+use crate::error::Result;
 use crate::name::WalName;
 use crate::spool::Spool;
 
@@ -174,9 +174,7 @@ impl Ahead {
             None => opened.insert(archive()?),
         };
         let Some(fetched) = archive.get(&name, &mut || ())? else { return Ok(false) };
-        if fetched.facts.is_none_or(|facts| facts.system_identifier != self.spool.system_identifier()) {
-            return Err(ArchiveError::Refused("it is of another cluster".into()));
-        }
+        fetched.is_of(self.spool.system_identifier(), &name)?;
         self.spool.add(&name, &fetched, coming)?;
         Ok(true)
     }

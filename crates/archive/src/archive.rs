@@ -93,6 +93,24 @@ pub struct Fetched {
     pub facts: Option<SegmentFacts>,
 }
 
+impl Fetched {
+    /// Refuses a segment of another cluster.
+    ///
+    /// # Errors
+    /// [`ArchiveError::Refused`] if it is one.
+    pub fn is_of(&self, system_identifier: u64, name: &WalName) -> Result<()> {
+        match self.facts {
+            Some(facts) if facts.system_identifier != system_identifier => Err(ArchiveError::Refused(format!(
+                "\"{}\" in the archive is of another cluster: its system identifier is {}, and that of the data directory is \
+                 {system_identifier}",
+                name.as_str(),
+                facts.system_identifier,
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// An archive.
 pub struct Archive {
     backend: Box<dyn Backend>,
@@ -212,7 +230,7 @@ impl Archive {
 }
 
 /// Whether a directory is one of a timeline.
-fn is_timeline(directory: &str) -> bool {
+pub(crate) fn is_timeline(directory: &str) -> bool {
     WalName::parse(&format!("{directory}.history")).is_some()
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use walrider_datadir::DataDirError;
 use walrider_datadir::durable::{fsync_dir, fsync_file, list_dir, read_file, unlink};
 
-use crate::archive::{Backend, Look};
+use crate::archive::{Backend, Look, is_timeline};
 use crate::error::{ArchiveError, Result};
 use crate::frame::{HEADER_SIZE, MAX_CONTENTS};
 use crate::name::WAL;
@@ -26,6 +26,15 @@ impl Directory {
     /// The one of this path.
     pub fn new(path: impl Into<PathBuf>) -> Directory {
         Directory(path.into())
+    }
+
+    /// Whether an archive is there, and not a directory of plain segments.
+    pub fn is_archive(path: &Path) -> bool {
+        let Ok(entries) = fs::read_dir(path.join(WAL)) else { return false };
+        entries.flatten().any(|entry| {
+            let name = entry.file_name();
+            is_timeline(&name.to_string_lossy()) && entry.file_type().is_ok_and(|kind| kind.is_dir())
+        })
     }
 
     /// Makes a directory below, and those above it as far as the archive's own, which has to be there: it may be a mount point that

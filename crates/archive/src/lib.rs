@@ -9,7 +9,8 @@
 pub mod ahead;
 pub mod archive;
 pub mod check;
-mod directory;
+pub mod directory;
+pub mod driver;
 mod error;
 pub mod frame;
 pub mod name;

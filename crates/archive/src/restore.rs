@@ -9,7 +9,7 @@ use walrider_layout::control::ControlFile;
 use walrider_layout::wal::SegmentSize;
 
 use crate::archive::Archive;
-use crate::error::{ArchiveError, Result};
+use crate::error::Result;
 use crate::name::{Kind, WalName};
 use crate::spool::{Spool, deliver};
 
@@ -88,16 +88,8 @@ impl Request<'_> {
             }
         })?;
         let Some(fetched) = fetched else { return Ok(Restored::Missing) };
-        if let (Some(cluster), Some(facts)) = (self.cluster, fetched.facts)
-            && cluster.system_identifier != facts.system_identifier
-        {
-            return Err(ArchiveError::Refused(format!(
-                "\"{}\" in the archive is of another cluster: its system identifier is {}, and that of \"{}\" is {}",
-                self.name.as_str(),
-                facts.system_identifier,
-                self.to.display(),
-                cluster.system_identifier
-            )));
+        if let Some(cluster) = self.cluster {
+            fetched.is_of(cluster.system_identifier, self.name)?;
         }
         deliver(&fetched.contents, self.to)?;
         if let (Some(spool), Some(facts)) = (spool, fetched.facts) {

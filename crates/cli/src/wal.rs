@@ -116,7 +116,7 @@ impl Error {
     }
 }
 
-pub use archive::asks_for_wal;
+pub use archive::{asks_for_wal, named_archive};
 
 /// Runs the command.
 pub fn run(args: WalArgs) -> ExitCode {

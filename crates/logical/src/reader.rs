@@ -154,7 +154,10 @@ impl<'s> Reader<'s> {
             false => None,
         };
         let source = Source::open(&publisher, &wanted, Some(quit))?;
-        source.connection().narrow_window_on_same_host(WINDOW).map_err(|error| ApplyError::System("set a socket's buffer", error))?;
+        source
+            .connection()
+            .narrow_window_on_same_host(WINDOW)
+            .map_err(|error| ApplyError::System("set a socket's buffer", error))?;
         if source.slot().two_phase {
             origins::check_prepared(&mut control)?;
         }

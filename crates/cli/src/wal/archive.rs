@@ -5,16 +5,21 @@ use std::num::NonZeroUsize;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use walrider_archive::ahead::Ahead;
+use walrider_archive::directory::Directory;
+use walrider_archive::driver::ArchiveDriver;
 use walrider_archive::frame::{MAX_CONTENTS, Packing};
 use walrider_archive::name::WalName;
 use walrider_archive::restore::{Cluster, Request, Restored};
 use walrider_archive::spool::Spool;
 use walrider_archive::{Archive, ArchiveError, Place, Put};
+use walrider_datadir::DataDirError;
 use walrider_datadir::durable::read_file;
 use walrider_layout::wal::SegmentSize;
+use walrider_replay::startup::NamedArchive;
 
 use crate::failure::{Exit, Failure, note, warning};
 
@@ -137,6 +142,27 @@ pub struct AheadArgs {
 pub fn asks_for_wal() -> Option<u8> {
     let words: Vec<_> = std::env::args_os().skip(1).take(2).collect();
     (words == ["wal", "get"]).then_some(TROUBLE)
+}
+
+/// The archive that `--wal` names, for the replay of a directory; `None`: it names a directory of segments.
+///
+/// # Errors
+/// What is no place for an archive, and looks like one.
+pub fn named_archive(wal: &Path, data_dir: &Path, jobs: usize) -> Result<Option<NamedArchive>, ArchiveError> {
+    let place = match wal.to_str() {
+        Some(text) if text.contains("://") => Place::parse(text)?,
+        _ if Directory::is_archive(wal) => {
+            let path = std::fs::canonicalize(wal).map_err(|error| DataDirError::io("open", wal, error))?;
+            Place::Directory(path)
+        }
+        _ => return Ok(None),
+    };
+    let program = std::env::current_exe().unwrap_or_else(|_| "walrider".into());
+    let quoted = |text: String| format!("'{}'", text.replace('%', "%%").replace('\'', "'\\''"));
+    let program = quoted(program.display().to_string());
+    let restore_command = format!("{program} wal get --archive {} %f '%p'", quoted(place.to_string()));
+    let driver = Arc::new(ArchiveDriver::new(place, data_dir.join("pg_wal"), jobs)?);
+    Ok(Some(NamedArchive { driver, restore_command }))
 }
 
 fn complain(error: &ArchiveError) -> ExitCode {
