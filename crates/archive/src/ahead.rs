@@ -1,6 +1,7 @@
 //! A process that fetches segments before they are asked for, into a spool, as long as somebody asks.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -72,7 +73,7 @@ impl Ahead {
     /// # Errors
     /// When the spool cannot be read or written. An archive that fails is none: who asks for the segment will hear of it.
     pub fn run(&self, archive: impl Fn() -> Result<Archive> + Sync) -> Result<()> {
-        let Some(_lock) = self.spool.lock()? else { return Ok(()) };
+        let Some(_lock) = self.lock()? else { return Ok(()) };
         let position = self.spool.position();
         let Some((timeline, position)) = position.and_then(|name| self.size.parse_file_name(name.as_str())) else {
             return Ok(());
@@ -92,6 +93,17 @@ impl Ahead {
         });
         self.spool.remove()?;
         result
+    }
+
+    /// Locks the spool. Who only looks whether it is locked has a lock for a moment.
+    fn lock(&self) -> Result<Option<File>> {
+        for _ in 0..5 {
+            if let Some(file) = self.spool.lock()? {
+                return Ok(Some(file));
+            }
+            std::thread::sleep(INTERVAL);
+        }
+        Ok(None)
     }
 
     /// Follows who asks, until nobody does.

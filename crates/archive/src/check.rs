@@ -1,6 +1,5 @@
 //! Whether a file is what its name says.
 
-use walrider_layout::Lsn;
 use walrider_layout::wal::{SegmentSize, WalPageHeader};
 
 use crate::name::WalName;
@@ -45,11 +44,6 @@ pub fn segment(name: &WalName, contents: &[u8]) -> Result<SegmentFacts, String> 
         return Err(format!("it is of timeline {}, and its name says {}", header.timeline.0, timeline.0));
     }
     Ok(SegmentFacts { system_identifier: long.system_identifier, size, segment })
-}
-
-/// Where a segment begins, for messages.
-pub fn begin(facts: &SegmentFacts) -> Lsn {
-    facts.size.start_of(facts.segment)
 }
 
 #[cfg(test)]

@@ -38,15 +38,13 @@ impl Directory {
     }
 
     /// Makes a directory below, and those above it as far as the archive's own, which has to be there: it may be a mount point that
-    /// nothing is mounted on.
+    /// nothing is mounted on. [`Backend::settle`] makes them durable.
     fn make(&self, relative: &Path) -> Result<()> {
         let mut path = self.0.clone();
         for part in relative.components() {
-            let parent = path.clone();
             path.push(part);
             match fs::create_dir(&path) {
-                // Not durable perhaps: who made it may have come no further.
-                Ok(()) => fsync_dir(&parent)?,
+                Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(DataDirError::io("create directory", &path, error).into()),
             }
@@ -68,7 +66,6 @@ impl Backend for Directory {
 
     fn create(&self, key: &str, bytes: &[u8]) -> Result<bool> {
         let path = self.0.join(key);
-        let parent = path.parent().unwrap_or(&self.0);
         if !self.0.is_dir() {
             return Err(ArchiveError::Refused(format!("there is no directory \"{}\"", self.0.display())));
         }
@@ -81,10 +78,8 @@ impl Backend for Directory {
         let temporary = Temporary::write(&unfinished, &format!("{name}."), bytes)?;
         temporary.sync()?;
         let created = temporary.rename_to_new(&path)?;
-        // Also of one that was there: who put it may have come no further.
-        fsync_file(&path)?;
-        fsync_dir(parent)?;
-        fsync_dir(&self.0.join(WAL))?;
+        // Also of what was there: who made it may have come no further.
+        self.settle(key)?;
         Ok(created)
     }
 
@@ -93,7 +88,7 @@ impl Backend for Directory {
         fsync_file(&path)?;
         fsync_dir(path.parent().unwrap_or(&self.0))?;
         fsync_dir(&self.0.join(WAL))?;
-        Ok(())
+        Ok(fsync_dir(&self.0)?)
     }
 
     fn which(&self, keys: &[String]) -> Result<Option<String>> {

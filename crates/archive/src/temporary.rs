@@ -1,8 +1,9 @@
 //! Files under names that are theirs until they are whole. Each is locked by who writes it: what a process left behind that is gone
 //! can be told from what one still writes, and is removed.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,18 +29,30 @@ impl Temporary {
     /// # Errors
     /// When it cannot be made or written.
     pub fn write(directory: &Path, prefix: &str, contents: &[u8]) -> Result<Temporary> {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = directory.join(format!("{prefix}{}.{number}", std::process::id()));
-        // One of this name is that of a process of the same number that is gone, perhaps on another host.
-        unlink_if_there(&path)?;
-        let failed = |operation, error| DataDirError::io(operation, &path, error);
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-        let file = file.map_err(|error| failed("create", error))?;
-        let mut made = Temporary { file, path: path.clone(), kept: false };
-        // A file system without locks: then nobody sweeps either.
-        let _ = made.file.try_lock();
-        made.file.write_all(contents).map_err(|error| failed("write", error))?;
-        Ok(made)
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = directory.join(format!("{prefix}{}.{number}", std::process::id()));
+            // One of this name is that of a process of the same number that is gone, perhaps on another host.
+            unlink_if_there(&path)?;
+            let failed = |operation, error| DataDirError::io(operation, &path, error);
+            let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+            let file = file.map_err(|error| failed("create", error))?;
+            // A file system without locks: then nobody sweeps either.
+            let swept = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+            let mut made = Temporary { file, path: path.clone(), kept: false };
+            // Before it was locked, it looked like one that nobody writes.
+            if swept || !made.is_there() {
+                continue;
+            }
+            made.file.write_all(contents).map_err(|error| failed("write", error))?;
+            return Ok(made);
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        let ours = self.file.metadata().map(|found| (found.dev(), found.ino()));
+        let there = fs::metadata(&self.path).map(|found| (found.dev(), found.ino()));
+        matches!((ours, there), (Ok(ours), Ok(there)) if ours == there)
     }
 
     /// Its name.
