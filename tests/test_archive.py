@@ -145,14 +145,15 @@ def test_what_is_archived_is_restored(archived, work, place):
         assert {len(archived.store.asked("GET", segment)) for segment in archived.segments[5:-1]} == {1}
 
 
+@pytest.mark.alone
 def test_delays_are_hidden(archived, work):
     """100 ms a request: a segment at a time, recovery waits for each; fetched ahead, for hardly any."""
     archived.store.delay = 0.1
     alone = archived.recover(archived.copy(work / "alone", "objects", "--prefetch", "0"))
-    assert archived.store.most <= 2
+    assert archived.store.most == 1
     ahead = archived.recover(archived.copy(work / "ahead", "objects", "--prefetch", "16"))
     print(f"{len(archived.segments)} segments: {alone:.1f} s one at a time, {ahead:.1f} s ahead, {archived.store.most} at once")
-    assert archived.store.most > 4
+    assert archived.store.most >= 4
     assert alone - ahead > 0.05 * len(archived.segments)
 
 
