@@ -1,5 +1,7 @@
 //! What an archive does: it takes files, once and for good, and gives them back as they were.
 
+use std::sync::Mutex;
+
 use crate::check::{self, SegmentFacts};
 use crate::directory::Directory;
 use crate::error::{ArchiveError, Result};
@@ -114,6 +116,8 @@ impl Fetched {
 /// An archive.
 pub struct Archive {
     backend: Box<dyn Backend>,
+    /// Ending of the segment that was fetched last: the others are likely to have the same.
+    likely: Mutex<Option<String>>,
 }
 
 impl Archive {
@@ -130,7 +134,7 @@ impl Archive {
 
     /// One whose objects lie there.
     pub fn new(backend: Box<dyn Backend>) -> Archive {
-        Archive { backend }
+        Archive { backend, likely: Mutex::default() }
     }
 
     /// Archives a file; it is durable on return.
@@ -176,7 +180,11 @@ impl Archive {
     /// When that cannot be told, when it is damaged, or is not what its name says. An archive that has nothing at all is an error,
     /// too: it is more likely that its name is wrong, or that nothing is mounted there, than that WAL ends before its beginning.
     pub fn get(&self, name: &WalName, found: &mut dyn FnMut()) -> Result<Option<Fetched>> {
-        let keys = name.keys();
+        let mut keys = name.keys();
+        if let Some(ending) = &*self.likely.lock().expect("no panic while locked") {
+            // Stable: what is not likely stays in its order.
+            keys.sort_by_key(|key| !key.ends_with(ending));
+        }
         let Some((likely, others)) = keys.split_first() else { return Ok(None) };
         if let Some(bytes) = self.backend.read(likely, found)? {
             return self.check(name, likely, &bytes).map(Some);
@@ -184,7 +192,11 @@ impl Archive {
         match self.backend.look(others)? {
             Look::Missing => Ok(None),
             Look::There(other) => match self.backend.read(&other, found)? {
-                Some(bytes) => self.check(name, &other, &bytes).map(Some),
+                Some(bytes) => {
+                    let ending = other.rsplit_once('.').map(|(_, ending)| format!(".{ending}"));
+                    *self.likely.lock().expect("no panic while locked") = ending;
+                    self.check(name, &other, &bytes).map(Some)
+                }
                 None => Ok(None),
             },
             Look::Empty => Err(ArchiveError::Refused(format!(
