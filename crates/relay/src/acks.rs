@@ -61,9 +61,9 @@ impl Reached {
 
 impl Acks {
     /// How far those downstream are together.
-    pub fn reached<'a>(&self, downstreams: impl Iterator<Item = &'a Downstream> + Clone) -> Reached {
+    pub fn reached(&self, downstreams: &[&Downstream]) -> Reached {
         let reached = |quorum: &Option<Quorum>, of: fn(&Downstream) -> Lsn, without: Lsn| {
-            quorum.as_ref().map_or(without, |quorum| quorum.reached(downstreams.clone(), of))
+            quorum.as_ref().map_or(without, |quorum| quorum.reached(downstreams.iter().copied(), of))
         };
         Reached {
             write: reached(&self.write, |one| one.told.write, Lsn(u64::MAX)),
@@ -146,7 +146,7 @@ mod tests {
         let all = [one("a", 100), one("b", 90), one("c", 80), one("x", 1000)];
         let reached = |text: &str| {
             let acks = Acks { flush: Some(text.parse().unwrap()), ..Acks::default() };
-            acks.reached(all.iter()).flush.0
+            acks.reached(&all.iter().collect::<Vec<_>>()).flush.0
         };
         assert_eq!(reached("ANY 1 (a, b, c)"), 99);
         assert_eq!(reached("any 2 (A,\"b\", c)"), 89);
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(reached("ANY 1 (*)"), 999);
         assert_eq!(reached("ANY 2 (c, away)"), 0, "one of them is not here");
         assert_eq!(reached("ANY 9 (*)"), 0);
-        let own = Acks::default().reached(all.iter());
+        let own = Acks::default().reached(&all.iter().collect::<Vec<_>>());
         assert_eq!((own.write, own.flush, own.apply), (Lsn(u64::MAX), Lsn(u64::MAX), Lsn(0)));
     }
 

@@ -159,23 +159,4 @@ impl Origin {
         }
         Err(OriginError::Removed(name(timeline)))
     }
-
-    /// The beginning of the oldest WAL that is here and goes on, on whatever timelines, up to the end.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
-    pub fn oldest(&self) -> Result<Lsn, OriginError> {
-        let failed = |source| OriginError::Io { operation: "read directory", path: self.directory.clone(), source };
-        let mut segments = std::collections::BTreeSet::new();
-        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            let name = name.to_string_lossy();
-            segments.extend(self.size.parse_file_name(name.strip_suffix(".partial").unwrap_or(&name)).map(|id| id.1));
-        }
-        let mut segment = self.size.segment_of(self.end().1);
-        while segment > 0 && segments.contains(&(segment - 1)) {
-            segment -= 1;
-        }
-        Ok(self.size.start_of(segment))
-    }
 }

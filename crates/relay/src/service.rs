@@ -10,6 +10,7 @@ use crate::downstream::Downstreams;
 use crate::origin::Origin;
 use crate::rules::Rules;
 use crate::scram::Mock;
+use crate::server::UnknownCounts;
 use crate::slots::Slots;
 use crate::tls::Acceptor;
 
@@ -50,6 +51,10 @@ pub struct Service {
     access: Mutex<Arc<Access>>,
     /// How.
     pub settings: ServiceSettings,
+    /// Connections that have not said who they are.
+    pub(crate) unknown: Arc<UnknownCounts>,
+    /// Called when there is a new slot, before whoever made it knows.
+    slot_made: OnceLock<Box<dyn Fn() + Send + Sync>>,
     numbers: AtomicU32,
     stopping: AtomicBool,
 }
@@ -63,6 +68,8 @@ impl Service {
             downstreams,
             access: Mutex::new(Arc::new(access)),
             settings,
+            unknown: Arc::default(),
+            slot_made: OnceLock::new(),
             numbers: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
         }
@@ -76,6 +83,18 @@ impl Service {
     /// It is known; what was told first counts.
     pub fn serve(&self, origin: Arc<Origin>) {
         let _ = self.origin.set(origin);
+    }
+
+    /// Has somebody keep WAL for a new slot, before whoever made it knows of it.
+    pub fn on_slot_made(&self, keep: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.slot_made.set(keep);
+    }
+
+    /// There is a new slot.
+    pub(crate) fn slot_made(&self) {
+        if let Some(keep) = self.slot_made.get() {
+            keep();
+        }
     }
 
     /// Who may come in now.

@@ -1,9 +1,12 @@
 """`walrider relay`, and stock servers downstream of it."""
 
+import socket
+import struct
 from pathlib import Path
 
-from tests.lab.server.cluster import PgCluster, free_port
+from tests.lab.server.cluster import PgCluster, format_lsn, free_port
 from tests.lab.standby import standby
+from tests.lab.standby.early_client import PROTOCOL, EarlyClient
 from tests.lab.standby.standby import Walrider, clone, conninfo, start_primary
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import binary
@@ -62,3 +65,36 @@ def wait_replayed(server, lsn, timeout=60):
     """Wait until a hot standby has replayed up to there."""
     query = f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'"
     wait_for(lambda: server.value(query) == "t", lambda: f"{lsn}: {server.value('SELECT pg_last_wal_replay_lsn()')}\n{server.log_tail()}", timeout)
+
+
+class Client(EarlyClient):
+    """A client of the replication protocol over TCP that says no more than it is told to."""
+
+    def __init__(self, relay, user="postgres", name="client"):
+        self.socket = socket.create_connection(("127.0.0.1", relay.serves))
+        self._begin(dict(user=user, replication="true", application_name=name))
+
+    def stream(self, start, timeline=1, slot=None):
+        """START_REPLICATION; returns when the stream has begun."""
+        slot = f"SLOT {slot} " if slot else ""
+        self._send(b"Q", f"START_REPLICATION {slot}PHYSICAL {format_lsn(start)} TIMELINE {timeline}\0".encode())
+        tag, body = self._next()
+        assert tag == b"W", (tag, body)
+        return self
+
+    def wal(self, upto):
+        """The WAL up to there, as it comes."""
+        data = bytearray()
+        while True:
+            message = self.receive()
+            assert message and message["kind"] in ("wal", "keepalive"), (message, len(data))
+            if message["kind"] == "wal":
+                data += message["data"]
+                if message["start"] + len(message["data"]) >= upto:
+                    return bytes(data)
+
+
+def segment(timeline, number, system=1, size=1 << 20, fill=b""):
+    """Name and bytes of a segment that is one by its first page header, of PostgreSQL 18, and nothing else."""
+    page = struct.pack("<HHIQI4xQII", 0xD118, 2, timeline, number * size, 0, system, size, 8192)
+    return f"{timeline:08X}{0:08X}{number:08X}", page + fill * (size - len(page)) if fill else page + bytes(size - len(page))
