@@ -78,12 +78,15 @@ impl Origin {
         self.recycles
     }
 
-    /// All of that is good, too: it was replayed.
-    pub fn reaches(&self, timeline: TimelineId, end: Lsn) {
+    /// All of that is good, too: it was replayed. Whether that is news.
+    pub fn reaches(&self, timeline: TimelineId, end: Lsn) -> bool {
+        let before = self.end();
         let mut known = self.end.lock().expect("no panic while locked");
-        if timeline > known.0 || (timeline == known.0 && end > known.1) {
-            *known = (timeline, end);
+        let is_news = timeline > before.0 || (timeline == before.0 && end > before.1);
+        if is_news {
+            *known = (timeline, end).max(*known);
         }
+        is_news
     }
 
     /// Whose WAL it is.

@@ -17,8 +17,9 @@ use crate::origin::{Origin, OriginError};
 use crate::refusal::{Refusal, Stopped};
 use crate::service::Service;
 
-/// The longest piece of WAL in one message, in bytes (`MAX_SEND_SIZE`).
-const MAX_PIECE: u64 = 128 << 10;
+/// The longest piece of WAL in one message, in bytes. A walsender's is an eighth of it (`MAX_SEND_SIZE`); to send this much at a time takes
+/// less of the processor, and whoever is behind has time.
+const MAX_PIECE: u64 = 1 << 20;
 
 /// Where a timeline ends that is streamed, and which one follows.
 pub(crate) type Left = (Lsn, TimelineId);

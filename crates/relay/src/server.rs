@@ -1,4 +1,4 @@
-//! Accepts connections, each with a thread of its own, and wakes them when WAL has come.
+//! Accepts connections, each with a thread of its own.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,7 +8,6 @@ use std::thread;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
-use walrider_layout::Lsn;
 
 use crate::link::Link;
 use crate::service::Service;
@@ -82,8 +81,6 @@ impl Listeners {
             let run = move || accept(&socket, &service);
             thread::Builder::new().name("relay-accept".into()).spawn(run).map_err(ListenError::Thread)?;
         }
-        let waking = service.clone();
-        thread::Builder::new().name("relay-wake".into()).spawn(move || wake(&waking)).map_err(ListenError::Thread)?;
         Ok(())
     }
 }
@@ -159,27 +156,6 @@ fn accept(listener: &Socket, service: &Arc<Service>) {
         let run = move || Session::new(&service, link, address, unknown).run();
         if let Err(error) = thread::Builder::new().name("relay-send".into()).spawn(run) {
             tracing::warn!("could not start a thread for a connection: {error}");
-        }
-    }
-}
-
-/// Wakes all who send when more was written, or a timeline has ended.
-fn wake(service: &Service) {
-    let mut seen = (walrider_layout::TimelineId(0), Lsn::INVALID);
-    while !service.is_stopping() {
-        let Some(origin) = service.origin() else {
-            thread::sleep(LOOK / 10);
-            continue;
-        };
-        origin.spool().wait_written_beyond(seen.1, LOOK);
-        if origin.spool().check().is_err() {
-            // The end of the process is near.
-            thread::sleep(LOOK / 10);
-        }
-        let now = origin.spool().timeline_and_written();
-        if now != seen {
-            seen = now;
-            service.downstreams.wake_all();
         }
     }
 }

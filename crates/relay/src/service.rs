@@ -80,8 +80,14 @@ impl Service {
         self.origin.get()
     }
 
-    /// It is known; what was told first counts.
-    pub fn serve(&self, origin: Arc<Origin>) {
+    /// It is known; what was told first counts. Those who are connected are woken whenever there is more.
+    pub fn serve(self: &Arc<Self>, origin: Arc<Origin>) {
+        let service = Arc::downgrade(self);
+        origin.spool().on_written(Box::new(move || {
+            if let Some(service) = service.upgrade() {
+                service.downstreams.wake_all();
+            }
+        }));
         let _ = self.origin.set(origin);
     }
 

@@ -206,8 +206,8 @@ impl Relay {
 
     /// Replay has got there.
     pub(crate) fn replayed(&self, timeline: TimelineId, upto: Lsn) {
-        if let Some(origin) = self.service.origin() {
-            origin.reaches(timeline, upto);
+        if self.service.origin().is_some_and(|origin| origin.reaches(timeline, upto)) {
+            self.service.downstreams.wake_all();
         }
     }
 
