@@ -14,7 +14,7 @@ from tests.lab import install
 from tests.lab.loads.commit import A_WHILE, TABLE, Commit
 from tests.lab.server.cluster import PgCluster, run
 from tests.lab.standby import standby
-from tests.lab.standby.relay import LOOPBACK, Relay, hot_standby, wait_replayed
+from tests.lab.standby.relay import LOOPBACK, Relay, ask, hot_standby, wait_replayed
 from tests.lab.standby.standby import LOCALLY, clone, rewind, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import USAGE, binary, walrider
@@ -44,17 +44,6 @@ def write(server, count=2000):
     """Rows that wait for nobody; where they end."""
     server.psql(f"INSERT INTO t (v) SELECT repeat('w', 100) FROM generate_series(1, {count})", options=LOCALLY)
     return server.wal_end()
-
-
-def ask(relay, command, user="postgres", options="", check=True, psql=None):
-    """Rows of a replication command."""
-    done = subprocess.run([psql or install.program("psql"), "-XAtw", "-F", "|", "-d",
-                           f"host=127.0.0.1 port={relay.serves} user={user} replication=true {options}", "-c", command],
-                          capture_output=True, text=True, timeout=60)
-    if check:
-        assert done.returncode == 0, done.stderr
-        return [line.split("|") for line in done.stdout.splitlines()]
-    return done
 
 
 def test_two_hot_standbys(table, relay, work):
@@ -414,22 +403,16 @@ def test_one_that_does_not_read_harms_nobody(table, relay, work):
         receiver = int(a.value("SELECT pid FROM pg_stat_wal_receiver"))
         subprocess.run(["kill", "-STOP", str(receiver)], check=True)
         try:
-            before = memory(relay)
+            before = relay.memory()
             for _ in range(5):
                 end = write(table, 50000)
             wait_replayed(b, end)
             Commit(table, "on").wait()
-            assert memory(relay) - before < 16 << 20
+            assert relay.memory() - before < 16 << 20
         finally:
             subprocess.run(["kill", "-CONT", str(receiver)], check=True)
         wait_replayed(a, end)
         assert rows(a) == rows(b)
-
-
-def memory(relay):
-    """Resident bytes."""
-    with open(f"/proc/{relay.process.pid}/status") as status:
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) << 10
 
 
 def test_help_names_what_it_needs():
