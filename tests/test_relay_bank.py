@@ -21,7 +21,7 @@ from tests.lab.seed import seed
 from tests.lab.server.cluster import PgCluster, format_lsn, parse_lsn
 from tests.lab.standby.readings import Readings
 from tests.lab.standby.relay import Relay, ask, wait_replayed
-from tests.lab.standby.standby import LOCALLY, clone, start_primary, wait_streaming
+from tests.lab.standby.standby import LOCALLY, clone, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
@@ -41,10 +41,12 @@ class Round:
         self.level, self.option, self.whom = PROMISES[number % len(PROMISES)]
         self.slots = self.rng.random() < 0.5
         self.relay_end = self.rng.choice(["lives", "lives", "killed with it"])
-        self.drained = self.rng.random() < 0.5
+        self.drained = self.relay_end == "lives" and self.rng.random() < 0.5
+        self.ahead = not self.drained and self.rng.random() < 0.5
         self.story = f"round {number} of seed {SEED}: {self.level} with {self.option} \"{self.whom}\", " \
                      f"{'slots' if self.slots else 'no slots'}, the relay {self.relay_end}, " \
-                     f"{'the standbys get the rest first' if self.drained else 'the standbys are cut off'}"
+                     f"{'the standbys get the rest first' if self.drained else 'the standbys are cut off'}" \
+                     f"{' long before' if self.ahead else ''}"
         self.done = []
 
 
@@ -149,7 +151,7 @@ class Chain:
         # Who is further has what either was acknowledged for.
         positions = self.positions()
         chosen = max(positions, key=lambda name: parse_lsn(positions[name]))
-        if self.chances.whom.startswith("ALL") and self.chances.drained and self.chances.relay_end == "lives":
+        if self.chances.whom.startswith("ALL") and self.chances.drained:
             chosen = self.rng.choice(list(positions))
         other = "b" if chosen == "a" else "a"
         self.standbys[chosen].psql("SELECT pg_promote()")
@@ -222,6 +224,11 @@ def one_round(chain, bank):
     # Whatever has happened: it goes on by itself.
     bank.wait_acknowledged(len(bank.books.acknowledged) + 20)
     time.sleep(chances.rng.uniform(0, 0.2))
+    if chances.ahead:
+        for proxy in chain.down.values():
+            proxy.cut(refuse=True)
+        end = primary.psql("SELECT pg_logical_emit_message(false, 'bulk', repeat('b', 3000000), true)", options=LOCALLY)[0][0]
+        wait_position(primary, end, "write")
     primary.kill()
     books = bank.close()
     chosen, left = chain.take_over()
@@ -230,6 +237,7 @@ def one_round(chain, bank):
     assert min(snapshots) > 3, snapshots
     found = bank.audit(promoted)
     has_ended = chain.follow(promoted)
+    assert has_ended or not chances.ahead
     promoted.psql("CREATE TABLE later AS SELECT g FROM generate_series(1, 10000) g", options=LOCALLY)
     wait_replayed(other, promoted.wal_end())
     bank.settled = 0

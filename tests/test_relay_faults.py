@@ -275,10 +275,10 @@ def test_more_within_the_last_segment(table, work):
         wait_streaming(table)
         with start_primary(PgCluster(clone(table, work / "a", network.port, "a")), hot_standby="on") as a:
             relay.wait_downstream("a")
-            table.psql("SELECT pg_switch_wal()", options=LOCALLY)
-            wait_replayed(a, write(table, 10))
             with hot_standby(table, work / "b", relay, "b") as b:
-                wait_replayed(b, table.wal_end())
+                end = write(table, 10)      # the base backup has begun a segment
+                for server in (a, b):
+                    wait_replayed(server, end)
                 b.stop()
                 network.cut(refuse=True)
                 table.psql("INSERT INTO t (v) VALUES ('never')", options=LOCALLY)
@@ -290,6 +290,8 @@ def test_more_within_the_last_segment(table, work):
                 relay.start()
                 wait_streaming(a)
                 start_primary(b, hot_standby="on")
+                left = parse_lsn((a.data_dir / "pg_wal" / "00000002.history").read_text().split("\t")[1])
+                assert left % (1 << 20), "no test of anything"
                 wait_replayed(b, write(a))
                 assert rows(b) == rows(a) and ["never"] not in b.psql("SELECT v FROM t")
 
@@ -370,6 +372,56 @@ def test_the_primary_ends_while_a_named_standby_is_away(table, work):
         wait_streaming(table)
         write(table)
         table.stop("fast", timeout=10)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="two connections of one standby count for two standbys")
+def test_one_that_came_back_counts_once(table, work):
+    """Commits wait for a and b, and b is away.  a's connection is dead without the relay knowing, and a has another one: that is one standby, not
+    two."""
+    with Relay(work / "relay", table.port, "--ack-flush", "ALL (a, b)").start() as relay, Proxy(relay.serves) as network:
+        wait_streaming(table)
+        with start_primary(PgCluster(clone(table, work / "a", network.port, "a")), hot_standby="on") as a:
+            relay.wait_downstream("a")
+            write(table)
+            held = Commit(table, "on")
+            wait_replayed(a, table.wal_end())
+            wait_for(lambda: parse_lsn(relay.downstream("a")["flush_lsn"] or "0/0") >= parse_lsn(table.wal_end()), relay.status)
+            network.silence()
+            follow(a, relay.serves, "a")
+            wait_for(lambda: len([one for one in relay.status()["downstreams"] if one["streaming"]]) == 2, relay.status)
+            write(table)
+            time.sleep(3)
+            assert not held.done, f"b is not there: {relay.status()['downstreams']}"
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="positions on an old timeline count on the new one")
+def test_who_is_on_another_timeline_does_not_count(table, work):
+    """A standby has more of the old timeline than the new primary: it can never follow, and no commit of the new timeline may be acknowledged on
+    the word of its old positions."""
+    with Relay(work / "relay", table.port).start() as relay, Proxy(relay.serves) as network:
+        wait_streaming(table)
+        with start_primary(PgCluster(clone(table, work / "a", network.port, "a")), hot_standby="on") as a:
+            relay.wait_downstream("a")
+            with hot_standby(table, work / "b", relay, "b") as b:
+                end = write(table, 10)
+                for server in (a, b):
+                    wait_replayed(server, end)
+                network.cut(refuse=True)
+                wait_replayed(b, write(table, 2000))
+                table.kill()
+                relay.kill()
+                run([install.program("pg_ctl"), "promote", "-D", a.data_dir, "-t", 60])
+                wait_for(lambda: a.value("SELECT pg_is_in_recovery()") == "f", a.log_tail)
+                relay.upstream, relay.options = a.port, ("--ack-flush", "ANY 1 (b)")
+                relay.start()
+                wait_streaming(a)
+                logged(b, "forked off current database system timeline 1 before current recovery point")
+                held = Commit(a, "on")
+                time.sleep(3)       # it comes back again and again
+                beyond = parse_lsn(b.value("SELECT pg_last_wal_replay_lsn()"))
+                left = parse_lsn((a.data_dir / "pg_wal" / "00000002.history").read_text().split("\t")[1])
+                assert left % (1 << 20) and left < parse_lsn(a.wal_end()) < beyond, "no test of anything"
+                assert not held.done, f"acknowledged, but on no standby: {relay.status()['downstreams']}"
 
 
 # Slots.
