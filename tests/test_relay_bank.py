@@ -155,8 +155,6 @@ class Chain:
             chosen = self.rng.choice(list(positions))
         other = "b" if chosen == "a" else "a"
         self.standbys[chosen].psql("SELECT pg_promote()")
-        for proxy in self.down.values():
-            proxy.restore()
         return chosen, other
 
     def follow(self, promoted):
@@ -238,6 +236,9 @@ def one_round(chain, bank):
     found = bank.audit(promoted)
     has_ended = chain.follow(promoted)
     assert has_ended or not chances.ahead
+    # Not earlier: the relay serves what it has of the old timeline, until it knows of the new one.
+    for proxy in chain.down.values():
+        proxy.restore()
     promoted.psql("CREATE TABLE later AS SELECT g FROM generate_series(1, 10000) g", options=LOCALLY)
     wait_replayed(other, promoted.wal_end())
     bank.settled = 0
