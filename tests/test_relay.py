@@ -17,7 +17,7 @@ from tests.lab.loads.commit import A_WHILE, TABLE, Commit
 from tests.lab.server.cluster import PgCluster, free_port, parse_lsn, run
 from tests.lab.standby import standby
 from tests.lab.standby.early_client import Closed
-from tests.lab.standby.relay import LOOPBACK, Client, Relay, hot_standby, segment, wait_replayed
+from tests.lab.standby.relay import LOOPBACK, Client, Relay, ask, hot_standby, segment, wait_replayed
 from tests.lab.standby.standby import LOCALLY, Walrider, clone, rewind, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import USAGE, binary, walrider
@@ -47,17 +47,6 @@ def write(server, count=2000):
     """Rows that wait for nobody; where they end."""
     server.psql(f"INSERT INTO t (v) SELECT repeat('w', 100) FROM generate_series(1, {count})", options=LOCALLY)
     return server.wal_end()
-
-
-def ask(relay, command, user="postgres", options="", check=True, psql=None):
-    """Rows of a replication command."""
-    done = subprocess.run([psql or install.program("psql"), "-XAtw", "-F", "|", "-d",
-                           f"host=127.0.0.1 port={relay.serves} user={user} replication=true {options}", "-c", command],
-                          capture_output=True, text=True, timeout=60)
-    if check:
-        assert done.returncode == 0, done.stderr
-        return [line.split("|") for line in done.stdout.splitlines()]
-    return done
 
 
 def test_two_hot_standbys(table, relay, work):
@@ -417,22 +406,16 @@ def test_one_that_does_not_read_harms_nobody(table, relay, work):
         receiver = int(a.value("SELECT pid FROM pg_stat_wal_receiver"))
         subprocess.run(["kill", "-STOP", str(receiver)], check=True)
         try:
-            before = memory(relay)
+            before = relay.memory()
             for _ in range(5):
                 end = write(table, 50000)
             wait_replayed(b, end)
             Commit(table, "on").wait()
-            assert memory(relay) - before < 16 << 20
+            assert relay.memory() - before < 16 << 20
         finally:
             subprocess.run(["kill", "-CONT", str(receiver)], check=True)
         wait_replayed(a, end)
         assert rows(a) == rows(b)
-
-
-def memory(relay):
-    """Resident bytes."""
-    with open(f"/proc/{relay.process.pid}/status") as status:
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) << 10
 
 
 def test_a_silent_client_gets_everything(table, work):
@@ -554,7 +537,7 @@ def test_who_asks_and_does_not_read(work):
     history = "1\t0/304000\tno\n" + "# a line of some length that says nothing\n" * 20000
     directory = known(work / "relay", segment(2, 3), history=history)
     with Relay(directory, "host=127.0.0.1 port=1").start() as relay, Client(relay) as client:
-        before = memory(relay)
+        before = relay.memory()
         client.socket.settimeout(1)
         try:
             for _ in range(1500):
@@ -562,7 +545,7 @@ def test_who_asks_and_does_not_read(work):
         except TimeoutError:
             pass
         time.sleep(2)
-        assert memory(relay) - before < 64 << 20
+        assert relay.memory() - before < 64 << 20
         assert ask(relay, "IDENTIFY_SYSTEM")[0][1] == "2"
 
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use rustix::event::{EventfdFlags, eventfd};
-use walrider_layout::Lsn;
+use walrider_layout::{Lsn, TimelineId};
 use walrider_wire::stream::{HotStandbyFeedback, StatusUpdate};
 
 /// One that is connected.
@@ -23,8 +23,8 @@ pub struct Downstream {
     pub since: SystemTime,
     /// The slot that it streams from.
     pub slot: Option<String>,
-    /// Whether WAL is streamed to it.
-    pub streaming: bool,
+    /// The timeline that is streamed to it, while one is.
+    pub streaming: Option<TimelineId>,
     /// End of what it was sent.
     pub sent: Lsn,
     /// What it has told last; zeros before.

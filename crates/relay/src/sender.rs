@@ -131,7 +131,8 @@ impl Sender<'_> {
                 }
             }
         }
-        if asked {
+        // One that asks and does not read has WAL to read first.
+        if asked && !self.link.is_pending() {
             self.keep_alive(false);
             pulse.told(false, began.elapsed());
         }

@@ -206,7 +206,7 @@ impl<'a> Session<'a> {
                 address: self.address.map_or("local".to_owned(), |address| address.to_string()),
                 since: SystemTime::now(),
                 slot: None,
-                streaming: false,
+                streaming: None,
                 sent: Lsn::INVALID,
                 told: NOTHING_TOLD,
                 feedback: None,
@@ -353,7 +353,7 @@ impl<'a> Session<'a> {
         let streamed = self.stream(slot.clone(), start, timeline, client);
         self.service
             .downstreams
-            .change(self.number, |downstream| (downstream.streaming, downstream.slot) = (false, None));
+            .change(self.number, |downstream| (downstream.streaming, downstream.slot) = (None, None));
         if let Some(slot) = &slot {
             self.service.slots.release(slot, self.number);
         }
@@ -407,7 +407,7 @@ impl<'a> Session<'a> {
         }
         self.link.queue(server::copy_both_response);
         self.service.downstreams.change(self.number, |downstream| {
-            (downstream.streaming, downstream.slot, downstream.sent) = (true, slot.clone(), start);
+            (downstream.streaming, downstream.slot, downstream.sent) = (Some(timeline), slot.clone(), start);
             downstream.told = NOTHING_TOLD;
         });
         let sender = Sender {

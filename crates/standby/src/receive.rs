@@ -237,6 +237,10 @@ impl Inner {
         if let Some(relay) = self.relay.get() {
             relay.session_begins(&mut opened)?;
         }
+        let (identity, start) = (&opened.identity, task.start);
+        if identity.timeline == task.timeline && identity.flushed < start {
+            return Err(ReceiveError::Behind { flushed: identity.flushed, start }.into());
+        }
         let slot = opened.slot.as_deref();
         let start = opened.connection.start_replication(slot, task.start, task.timeline).map_err(ReceiveError::from)?;
         let end = match start {

@@ -234,7 +234,7 @@ impl Relay {
             let (reached, feedback) = self.service.downstreams.look(|all| {
                 let all: Vec<&Downstream> = all.collect();
                 let said: Vec<_> = all.iter().filter_map(|one| one.feedback).collect();
-                (self.settings.acks.reached(&all), feedback(&said))
+                (self.settings.acks.reached(&all, timeline), feedback(&said))
             });
             kept.1 = kept.1.max(reached);
             let Reached { write, flush, apply } = kept.1;
@@ -253,9 +253,12 @@ impl Relay {
         self.hold.lock().expect("no panic while locked").is_some()
     }
 
-    /// From where on slots need WAL. Those that need too much are given up.
-    fn needed(&self, end: Lsn) -> Result<Option<Lsn>, StandbyError> {
+    /// From where on slots need WAL, which is kept from `keep` on for nobody. Those that need too much are given up.
+    fn needed(&self, origin: &Origin, end: Lsn, keep: Lsn) -> Result<Option<Lsn>, StandbyError> {
+        let size = origin.segment_size();
         let limit = self.settings.max_slot_keep.map_or(Lsn(0), |bytes| Lsn(end.0.saturating_sub(bytes)));
+        // What is there anyway, nobody loses.
+        let limit = limit.min(size.start_of(size.segment_of(keep)));
         let (needed, given_up) = self.service.slots.keep_from(limit)?;
         for name in given_up {
             tracing::warn!("slot \"{name}\" is given up: it held back more WAL than --max-slot-wal-keep-size");
@@ -265,8 +268,9 @@ impl Relay {
 
     /// Holds WAL that slots need.
     fn keep_for_slots(&self, origin: &Origin) -> Result<(), StandbyError> {
+        let end = origin.end().1;
         // A hold does not go back, and a new slot may need more than those before.
-        let hold = origin.spool().hold(self.needed(origin.end().1)?.unwrap_or(Lsn(u64::MAX)));
+        let hold = origin.spool().hold(self.needed(origin, end, end)?.unwrap_or(Lsn(u64::MAX)));
         *self.hold.lock().expect("no panic while locked") = Some(hold);
         Ok(())
     }
@@ -277,7 +281,9 @@ impl Relay {
         }
         let (timeline, end) = origin.end();
         let keep = Lsn(end.0.saturating_sub(self.settings.keep));
-        origin.spool().remove_before(self.needed(end)?.map_or(keep, |needed| needed.min(keep)), timeline)?;
+        origin
+            .spool()
+            .remove_before(self.needed(origin, end, keep)?.map_or(keep, |needed| needed.min(keep)), timeline)?;
         Ok(())
     }
 
@@ -293,7 +299,7 @@ impl Relay {
             address: one.address,
             since: Time(one.since),
             slot: one.slot,
-            streaming: one.streaming,
+            streaming: one.streaming.is_some(),
             sent_lsn: known(one.sent),
             write_lsn: known(one.told.write),
             flush_lsn: known(one.told.flush),

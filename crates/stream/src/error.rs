@@ -28,6 +28,16 @@ pub enum ReceiveError {
     /// The connection was closed.
     #[error("the primary closed the connection")]
     Closed,
+    /// It has less than we have.
+    #[error(
+        "the server has WAL up to {flushed} only, and it goes on at {start} here: a standby or relay that has just started may yet get there"
+    )]
+    Behind {
+        /// Up to where it has WAL.
+        flushed: Lsn,
+        /// Where we go on.
+        start: Lsn,
+    },
     /// The disk was full when the stream ended.
     #[error("the stream ended while the disk was full: what could not be stored is received again")]
     Full,
