@@ -325,6 +325,14 @@ impl Link {
         self.poll(wanted, &[wake], timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
     }
 
+    /// Waits until what is left can be sent, or `wake` is readable. What comes in stays where it is.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn wait_to_send(&self, wake: BorrowedFd<'_>) -> Result<(), LinkError> {
+        self.poll(PollFlags::OUT, &[wake], None)
+    }
+
     fn poll(&self, wanted: PollFlags, others: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<(), LinkError> {
         let mut fds = vec![PollFd::new(&self.socket, wanted)];
         fds.extend(others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
@@ -335,6 +343,18 @@ impl Link {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(io::Error::from(error).into()),
         }
+    }
+}
+
+/// Waits until `wake` is readable, or the time is over.
+///
+/// # Errors
+/// The system's.
+pub fn wait_readable(wake: BorrowedFd<'_>, time: Duration) -> Result<(), LinkError> {
+    let time = Timespec::try_from(time).ok();
+    match poll(&mut [PollFd::from_borrowed_fd(wake, PollFlags::IN)], time.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(io::Error::from(error).into()),
     }
 }
 

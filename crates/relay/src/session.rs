@@ -13,6 +13,8 @@ use walrider_wire::server::{self, FromClient, Opening, Replication, Startup, Typ
 use walrider_wire::stream::StatusUpdate;
 
 use crate::auth::authenticate;
+use crate::backup::Backup;
+use crate::backup::options::incremental;
 use crate::downstream::Downstream;
 use crate::link::{Link, LinkError};
 use crate::origin::Origin;
@@ -204,6 +206,17 @@ impl<'a> Session<'a> {
             ReplicationCommand::parse(text).map_err(|error| Refusal::new(CommandError::SQLSTATE, error.to_string()))?;
         let origin = &client.origin;
         match command {
+            // What there is only with a data directory.
+            ReplicationCommand::BaseBackup { options } => {
+                let replica = origin.replica().ok_or_else(no_backups)?;
+                let link = &mut self.link;
+                Backup { service: self.service, origin, replica, link, wake: &client.wake }.run(&options)?;
+                self.link.queue(|out| server::command_complete(out, "BASE_BACKUP"));
+            }
+            ReplicationCommand::UploadManifest => {
+                let refusal = if origin.replica().is_some() { incremental() } else { no_backups() };
+                return Err(refusal.into());
+            }
             ReplicationCommand::IdentifySystem => {
                 let (timeline, end) = origin.end();
                 let system = origin.identity().system_identifier.to_string();
@@ -391,13 +404,16 @@ fn reserves_wal(options: &Options) -> Result<bool, Refusal> {
     Ok(reserves)
 }
 
+/// There is no data directory.
+fn no_backups() -> Refusal {
+    let refusal = Refusal::new("0A000", "a base backup is not supported by a relay");
+    refusal.hint("Take it from the primary, or from a standby.")
+}
+
 /// What is not served, with what to do instead.
 fn unsupported(command: &ReplicationCommand) -> Refusal {
     let refusal = |what: &str| Refusal::new("0A000", format!("{what} is not supported by a relay"));
     match command {
-        ReplicationCommand::BaseBackup { .. } | ReplicationCommand::UploadManifest => {
-            refusal("a base backup").hint("Take it from the primary, or from a standby.")
-        }
         ReplicationCommand::Sql => {
             Refusal::new("0A000", "cannot execute SQL commands in WAL sender for physical replication")
         }
