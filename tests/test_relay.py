@@ -12,10 +12,10 @@ import pytest
 
 from tests.lab import install
 from tests.lab.loads.commit import A_WHILE, TABLE, Commit
-from tests.lab.server.cluster import PgCluster, run
+from tests.lab.server.cluster import PgCluster, free_port, run
 from tests.lab.standby import standby
 from tests.lab.standby.relay import LOOPBACK, Relay, hot_standby, wait_replayed
-from tests.lab.standby.standby import LOCALLY, clone, rewind, start_primary, wait_position, wait_streaming
+from tests.lab.standby.standby import LOCALLY, Walrider, clone, rewind, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import USAGE, binary, walrider
 
@@ -437,3 +437,107 @@ def test_help_names_what_it_needs():
     done = subprocess.run([binary(), "relay", "-D", "/tmp", "-d", ""], capture_output=True, text=True, timeout=30)
     assert done.returncode == USAGE and "--listen" in done.stderr and "--access" in done.stderr
     assert LOOPBACK
+
+
+@pytest.fixture
+def serving(table, work):
+    """`walrider standby --listen`, which streams; as a relay has it, `serves` is its port."""
+    access, port = work / "access.toml", free_port()
+    access.write_text(LOOPBACK)
+    standby = Walrider(clone(table, work / "serving"), "--listen", f"127.0.0.1:{port}", "--access", access, "--status-interval", "1s",
+                       "--restartpoint-wal", "4MB", "--restartpoint-interval", "1s", "--wal-keep", "0")
+    standby.serves, standby.access = port, access
+    with standby.start():
+        wait_streaming(table)
+        yield standby
+
+
+def wait_downstream(server, name):
+    """Wait until a standby streams from there."""
+    is_there = lambda: any(one["application_name"] == name and one["streaming"] for one in server.status()["downstreams"])
+    wait_for(is_there, lambda: f"{name}: {server.status()}\n{server.log_tail()}")
+
+
+def behind(primary, data_dir, serving, name, slot=None):
+    """A stock hot standby of the primary that streams from a Walrider standby."""
+    server = PgCluster(clone(primary, data_dir, serving.serves, name, slot))
+    start_primary(server, hot_standby="on", wal_receiver_status_interval="1s")
+    wait_downstream(serving, name)
+    return server
+
+
+def test_a_standby_serves(table, serving, work):
+    """`walrider standby` replays, and serves a hot standby what it receives; slots keep WAL that its restartpoints would recycle."""
+    ask(serving, "CREATE_REPLICATION_SLOT a PHYSICAL RESERVE_WAL")
+    with behind(table, work / "a", serving, "a", "a") as a:
+        wait_replayed(a, write(table, 20000))
+        assert rows(a) == rows(table)
+        a.stop()
+        first = serving.status()["replay"]["restartpoints"]
+        for _ in range(6):
+            write(table, 20000)
+            table.psql("CHECKPOINT", options=LOCALLY)
+        end = write(table)
+        wait_position(table)
+        wait_for(lambda: serving.status()["replay"]["restartpoints"] > first + 1, serving.status)
+        serving.kill()
+        serving.start()
+        wait_streaming(table)
+        start_primary(a, hot_standby="on")
+        wait_replayed(a, end)
+        assert rows(a) == rows(table)
+        moved = lambda: len(list((serving.data_dir / "pg_wal").glob("0*")))
+        wait_for(lambda: serving.status()["slots"]["a"]["active"], serving.status)
+        table.psql("CHECKPOINT", options=LOCALLY)
+        write(table, 20000)
+        table.psql("CHECKPOINT", options=LOCALLY)
+        wait_replayed(a, write(table))
+        assert rows(a) == rows(table) and moved() < 40
+
+
+def test_without_a_slot_it_is_told_that_wal_is_gone(table, serving, work):
+    """Segments are recycled under one that was away: it gets none of what is in them now."""
+    with behind(table, work / "a", serving, "a") as a:
+        wait_replayed(a, write(table, 2000))
+        a.stop()
+        for _ in range(12):
+            write(table, 20000)
+            table.psql("CHECKPOINT", options=LOCALLY)
+        wait_position(table)
+        first = serving.status()["replay"]["restartpoints"]
+        wait_for(lambda: serving.status()["spool"]["segments_recycled"] > 4, lambda: (first, serving.status()["spool"]))
+        start_primary(a, hot_standby="on")
+        wait_for(lambda: a.log_matches("requested WAL segment .* has already been removed"), a.log_tail)
+
+
+def test_a_standby_that_serves_is_promoted(table, serving, work):
+    """Those downstream follow the server on its directory."""
+    with behind(table, work / "a", serving, "a") as a:
+        wait_replayed(a, write(table))
+        table.kill()
+        serving.promote()
+        with serving.serve() as promoted:
+            promoted.psql("ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf()")
+            a.psql(f"ALTER SYSTEM SET primary_conninfo = '{standby.conninfo(promoted.port, 'a')}'; SELECT pg_reload_conf()")
+            wait_streaming(promoted, "a")
+            wait_replayed(a, write(promoted))
+            assert rows(a) == rows(promoted)
+
+
+def test_remote_apply_on_both(table, work):
+    """With --ack-apply, remote_apply waits for Walrider's replay and for that of the standby behind it."""
+    access, port = work / "access.toml", free_port()
+    access.write_text(LOOPBACK)
+    ours = Walrider(clone(table, work / "serving"), "--listen", f"127.0.0.1:{port}", "--access", access, "--ack-apply", "ANY 1 (a)")
+    ours.serves = port
+    with ours.start():
+        wait_streaming(table)
+        Commit(table, "on").wait()
+        blocked = Commit(table, "remote_apply")
+        time.sleep(A_WHILE)
+        assert not blocked.done
+        with behind(table, work / "a", ours, "a") as a:
+            blocked.wait()
+            for number in range(10):
+                Commit(table, "remote_apply").wait()
+                assert rows(a) == rows(table), number

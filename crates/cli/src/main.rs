@@ -24,6 +24,7 @@ mod relay;
 mod replay;
 mod running;
 mod service;
+mod serving;
 mod standby;
 mod top;
 mod values;

@@ -15,6 +15,7 @@ use walrider_standby::{Node, Outcome, StandbyError};
 use crate::failure::{Exit, Failure};
 use crate::logging::{self, LevelSwitch};
 use crate::service::{self, Wish};
+use crate::serving::ServingError;
 use options::{Resolved, StandbyOptions};
 
 /// Follow a primary: receive its WAL, replay it, acknowledge it; and be promoted
@@ -101,12 +102,15 @@ enum RunError {
     #[error(transparent)]
     Service(#[from] service::ServiceError),
     #[error(transparent)]
+    Serving(#[from] ServingError),
+    #[error(transparent)]
     Standby(#[from] StandbyError),
 }
 
 impl RunError {
     fn code(&self) -> ExitCode {
         ExitCode::from(match self {
+            RunError::Serving(_) => 2,
             RunError::Standby(error) if error.is_unsupported() => 3,
             RunError::Standby(error) if error.is_corruption() => 4,
             _ => 1,
@@ -122,12 +126,21 @@ fn follow(args: StandbyArgs, mut resolved: Resolved, level: LevelSwitch) -> Resu
     let node = Node::new(resolved.settings.clone())?;
     resolved.settings.data_dir = node.data_dir();
     let (told, observed) = (node.clone(), node.clone());
+    let served = match &resolved.serving {
+        Some((settings, files)) => Some((node.serve(settings.clone(), files.read()?)?, files.clone())),
+        None => None,
+    };
     let http = resolved.http.clone();
     let _http = service::start(http.as_deref(), Arc::new(move || observed.status()), move |wish| match wish {
         Wish::Stop => told.stop(),
         Wish::Promote => told.promote(),
         Wish::Look => told.check_control_files(),
-        Wish::Reload => reload(&args, &resolved, &level, &told),
+        Wish::Reload => {
+            reload(&args, &resolved, &level, &told);
+            if let Some((relay, files)) = &served {
+                files.reload(relay);
+            }
+        }
     })?;
     Ok(node.run()?)
 }

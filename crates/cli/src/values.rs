@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Deserializer};
 use walrider_datadir::config::{Unit, parse_number};
 use walrider_datadir::descriptors::most_threads;
 use walrider_datadir::recovery_settings::TargetTimeline;
@@ -93,6 +94,36 @@ pub fn default_memory() -> u64 {
     let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kilobytes = total.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
     kilobytes.map_or(1 << 30, |kilobytes| kilobytes << 10) / 4
+}
+
+/// A value of the file: text as on the command line, or a number.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a text or a number")]
+enum Scalar {
+    Text(String),
+    Number(u64),
+}
+
+/// Reads it with a parser of the command line.
+pub fn parsed<'de, D, T>(deserializer: D, parse: fn(&str) -> Result<T, String>) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let text = match Scalar::deserialize(deserializer)? {
+        Scalar::Text(text) => text,
+        Scalar::Number(number) => number.to_string(),
+    };
+    parse(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+/// [`parse_duration`] for `#[serde(deserialize_with)]`.
+pub fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    parsed(deserializer, parse_duration)
+}
+
+/// [`parse_size`] for `#[serde(deserialize_with)]`.
+pub fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    parsed(deserializer, parse_size)
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ pub struct Origin {
     directory: PathBuf,
     size: SegmentSize,
     spool: Arc<Spool>,
+    /// Segments that nobody needs are renamed and written again.
+    recycles: bool,
     /// The furthest end on the newest timeline: a new connection to the primary has it written once more, from the beginning of a
     /// segment, but what is there stays the same.
     end: Mutex<(TimelineId, Lsn)>,
@@ -62,9 +64,17 @@ pub enum OriginError {
 impl Origin {
     /// The WAL of `spool`, which lies in `directory`. `end` is how far it is known to be good before the primary is connected: the end of
     /// the complete segments.
-    pub fn new(identity: Identity, directory: &Path, spool: Arc<Spool>, end: (TimelineId, Lsn)) -> Origin {
+    /// `recycles`: segments that nobody needs are not removed, but renamed and written again.
+    pub fn new(
+        identity: Identity,
+        directory: &Path,
+        spool: Arc<Spool>,
+        recycles: bool,
+        end: (TimelineId, Lsn),
+    ) -> Origin {
         let size = spool.segment_size();
-        Origin { identity, directory: directory.to_owned(), size, spool, end: Mutex::new(end), replica: None }
+        let directory = directory.to_owned();
+        Origin { identity, directory, size, spool, recycles, end: Mutex::new(end), replica: None }
     }
 
     /// There is a data directory, too, of which base backups are served. The WAL is in its `pg_wal`.
@@ -80,6 +90,19 @@ impl Origin {
     /// The directory of the WAL.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// Whether a file that is open may get other WAL.
+    pub fn recycles(&self) -> bool {
+        self.recycles
+    }
+
+    /// All of that is good, too: it was replayed.
+    pub fn reaches(&self, timeline: TimelineId, end: Lsn) {
+        let mut known = self.end.lock().expect("no panic while locked");
+        if timeline > known.0 || (timeline == known.0 && end > known.1) {
+            *known = (timeline, end);
+        }
     }
 
     /// Whose WAL it is.

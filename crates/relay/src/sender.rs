@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,7 +13,7 @@ use walrider_wire::server::{self, FromClient};
 use walrider_wire::stream::{FromStandby, Streamed, XLOG_DATA_HEADER};
 
 use crate::link::{Link, LinkError};
-use crate::origin::Origin;
+use crate::origin::{Origin, OriginError};
 use crate::refusal::{Refusal, Stopped};
 use crate::service::Service;
 
@@ -151,14 +152,38 @@ impl Sender<'_> {
         let offset = size.offset_of(self.sent);
         let len = (end.0 - self.sent.0).min(MAX_PIECE).min(size.bytes() - offset);
         let header = Streamed::XLogData { start: self.sent, wal_end: end, send_time: now(), data: &[] };
+        // A file that may be written again is read, and looked at, before any of it is sent (`CheckXLogRemoved`).
+        let read = match self.origin.recycles() {
+            true => Some(self.read_piece(&file, offset, len)?),
+            false => None,
+        };
         self.link.queue(|out| {
             out.extend(server::copy_data_header(XLOG_DATA_HEADER + len as usize));
             header.encode(out);
+            out.extend(read.as_deref().unwrap_or_default());
         });
-        self.link.queue_file(file, offset, len);
+        if read.is_none() {
+            self.link.queue_file(file, offset, len);
+        }
         self.sent = Lsn(self.sent.0 + len);
         self.service.downstreams.change(self.number, |downstream| downstream.sent = self.sent);
         Ok(())
+    }
+
+    /// Reads a piece of a segment, which was not renamed before that was done.
+    fn read_piece(&self, file: &File, offset: u64, len: u64) -> Result<Vec<u8>, Stopped> {
+        let mut piece = vec![0; len as usize];
+        file.read_exact_at(&mut piece, offset).map_err(LinkError::Io)?;
+        let next = self.left.map(|(_, next)| next);
+        let now = self.origin.open_segment(self.sent, self.timeline, next)?;
+        let inode = |file: &File| file.metadata().map(|found| (found.dev(), found.ino())).map_err(LinkError::Io);
+        match inode(file)? == inode(&now)? {
+            true => Ok(piece),
+            false => {
+                let size = self.origin.segment_size();
+                Err(OriginError::Removed(size.file_name(self.timeline, size.segment_of(self.sent))).into())
+            }
+        }
     }
 
     fn keep_alive(&mut self, reply_requested: bool) {

@@ -13,8 +13,8 @@ use walrider_wire::server::{self, FromClient, Opening, Replication, Startup, Typ
 use walrider_wire::stream::StatusUpdate;
 
 use crate::auth::authenticate;
-use crate::backup::Backup;
 use crate::backup::options::incremental;
+use crate::backup::{self, Backup};
 use crate::downstream::Downstream;
 use crate::link::{Link, LinkError};
 use crate::origin::Origin;
@@ -259,7 +259,7 @@ impl<'a> Session<'a> {
                 self.answer(&columns, &row, "READ_REPLICATION_SLOT");
             }
             ReplicationCommand::CreatePhysicalSlot { slot: name, temporary, options } => {
-                let from = reserves_wal(&options)?.then(|| origin.end().1);
+                let from = if reserves_wal(&options)? { Some(self.reserved_from(origin)?) } else { None };
                 let size = origin.segment_size();
                 let from = from.map(|end| size.start_of(size.segment_of(end)));
                 self.service.slots.create(&name, temporary.then_some(self.number), from)?;
@@ -277,6 +277,15 @@ impl<'a> Session<'a> {
             other => return Err(unsupported(&other).into()),
         }
         Ok(())
+    }
+
+    /// From where on a new slot holds WAL: where a standby would begin that is a backup of here (`ReplicationSlotReserveWal`).
+    fn reserved_from(&self, origin: &Origin) -> Result<Lsn, Refusal> {
+        let end = origin.end().1;
+        match origin.replica() {
+            Some(replica) => Ok(backup::redo(replica)?.min(end)),
+            None => Ok(end),
+        }
     }
 
     /// Rows of one.
@@ -297,7 +306,11 @@ impl<'a> Session<'a> {
                 if bytes >= 1 << 30 { format!("{}GB", bytes >> 30) } else { format!("{}MB", bytes >> 20) }
             }
             // pg_receivewal and pg_basebackup make their files readable as the server's are.
-            "data_directory_mode" => "0700".to_owned(),
+            "data_directory_mode" => {
+                use std::os::unix::fs::PermissionsExt;
+                let mode = origin.replica().and_then(|replica| std::fs::metadata(replica.data_dir()).ok());
+                format!("{:04o}", mode.map_or(0o700, |found| found.permissions().mode() & 0o777))
+            }
             "server_version" => version.clone(),
             "in_hot_standby" => "on".to_owned(),
             "wal_sender_timeout" => format!("{}ms", self.service.settings.sender_timeout.as_millis()),

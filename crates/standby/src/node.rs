@@ -7,7 +7,7 @@ use std::fs::{File, TryLockError};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -20,10 +20,12 @@ use walrider_layout::Lsn;
 use walrider_layout::control::DbState;
 use walrider_layout::positions::WalPositions;
 use walrider_observe::status::{LastError, StandbyStatus, State, Time};
+use walrider_relay::service::Access;
 use walrider_replay::stages::Stage;
 use walrider_session::ConnectOptions;
 
 use crate::error::StandbyError;
+use crate::relay::{Relay, RelaySettings};
 use crate::settings::Settings;
 use crate::shell::{PAUSE_FILE, PROMOTE_FILE};
 use crate::standby::{Outcome, Standby};
@@ -51,6 +53,8 @@ struct Inner {
     state: Mutex<NodeState>,
     /// Somebody wishes something.
     wished: Condvar,
+    /// Who serves what is received, if anybody does.
+    relay: OnceLock<Arc<Relay>>,
 }
 
 struct NodeState {
@@ -135,7 +139,18 @@ impl Node {
                 turns: 0,
             }),
             wished: Condvar::new(),
+            relay: OnceLock::new(),
         })))
+    }
+
+    /// Serves what is received to others, too. To be called before [`Node::run`]; not where PostgreSQL has the directory in turns.
+    ///
+    /// # Errors
+    /// Those of [`Relay::listen`].
+    pub fn serve(&self, settings: RelaySettings, access: Access) -> Result<Arc<Relay>, StandbyError> {
+        let relay = Relay::listen(&self.data_dir(), settings, access)?;
+        let _ = self.0.relay.set(relay.clone());
+        Ok(relay)
     }
 
     fn lock(&self) -> MutexGuard<'_, NodeState> {
@@ -211,6 +226,9 @@ impl Node {
     fn follow(&self, turns: Option<&Turns>) -> Result<Outcome, StandbyError> {
         let mut state = self.lock();
         let standby = Standby::new(state.settings.clone())?;
+        if let Some(relay) = self.0.relay.get() {
+            standby.relay(relay.clone());
+        }
         // The first time it is one, or has become one.
         state.settings.make_standby = false;
         state.standby = Some(standby.clone());

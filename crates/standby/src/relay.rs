@@ -1,9 +1,9 @@
-//! `walrider relay`: what `walrider receive` receives, served to those downstream; what they tell, told to the primary; and WAL that
-//! nobody needs any more, removed.
+//! What `walrider relay` and `walrider standby` receive, served to those downstream; what they tell, told to the primary; and WAL that they
+//! need, kept.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -13,12 +13,13 @@ use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{DownstreamStatus, SlotStatus, Time, text};
 use walrider_relay::acks::{Acks, Reached};
+use walrider_relay::backup::{Replica, Standing};
 use walrider_relay::downstream::Downstreams;
 use walrider_relay::origin::{Identity, Origin};
 use walrider_relay::server::Listeners;
 use walrider_relay::service::{Access, Service, ServiceSettings};
 use walrider_relay::slots::Slots;
-use walrider_spool::{Spool, streaming_start};
+use walrider_spool::{Hold, Spool, streaming_start};
 use walrider_stream::board::Board;
 use walrider_stream::positions::Limit;
 
@@ -37,7 +38,7 @@ const REMOVE_INTERVAL: Duration = Duration::from_secs(1);
 pub struct RelaySettings {
     /// Where to listen, as `HOST:PORT`.
     pub listen: Vec<String>,
-    /// Bytes of WAL that stay although no slot needs them (`wal_keep_size`).
+    /// Bytes of WAL that stay although no slot needs them (`wal_keep_size`). A standby keeps what its own setting says.
     pub keep: u64,
     /// Bytes of WAL that a slot can hold back (`max_slot_wal_keep_size`).
     pub max_slot_keep: Option<u64>,
@@ -52,9 +53,29 @@ pub struct Relay {
     directory: PathBuf,
     settings: RelaySettings,
     service: Arc<Service>,
-    board: Arc<Board>,
+    board: OnceLock<Arc<Board>>,
+    /// A standby removes WAL itself; this keeps it from removing what a slot needs.
+    hold: Mutex<Option<Hold>>,
+    /// What a standby's replay has told.
+    replica: Arc<Directory>,
     /// The furthest that the acknowledgements have got on a timeline: who has gone does not take them back.
     reached: Mutex<(TimelineId, Reached)>,
+}
+
+/// A standby's data directory, for base backups.
+struct Directory {
+    path: PathBuf,
+    standing: Mutex<Standing>,
+}
+
+impl Replica for Directory {
+    fn data_dir(&self) -> &Path {
+        &self.path
+    }
+
+    fn standing(&self) -> Standing {
+        *self.standing.lock().expect("no panic while locked")
+    }
 }
 
 /// What the identity's file says.
@@ -67,23 +88,17 @@ struct Known {
 }
 
 impl Relay {
-    /// A relay in front of what will be received, listening. Whoever comes before there is WAL is told so.
+    /// Listens in front of what will be received. Whoever comes before there is WAL is told so. `directory` is where the slots are kept.
     ///
     /// # Errors
     /// An address cannot be had, or the slots' file is none.
-    pub fn start(
-        receive: ReceiveSettings,
-        settings: RelaySettings,
-        access: Access,
-    ) -> Result<(Receive, Arc<Relay>), StandbyError> {
-        let directory = receive.directory.clone();
-        let receive = Receive::new(receive)?;
-        let slots = Slots::load(&directory)?;
+    pub fn listen(directory: &Path, settings: RelaySettings, access: Access) -> Result<Arc<Relay>, StandbyError> {
+        let slots = Slots::load(directory)?;
         let listeners = Listeners::open(&settings.listen)?;
         for address in listeners.addresses() {
             tracing::info!("listening on {address}");
         }
-        let relay = Arc::new_cyclic(|relay: &std::sync::Weak<Relay>| {
+        let relay = Arc::new_cyclic(|relay: &Weak<Relay>| {
             let relay = relay.clone();
             let told = move || {
                 if let Some(relay) = relay.upgrade() {
@@ -92,23 +107,46 @@ impl Relay {
             };
             let service = Service::new(slots, Downstreams::new(Box::new(told)), access, settings.service.clone());
             Relay {
-                directory,
+                directory: directory.to_owned(),
                 service: Arc::new(service),
-                board: receive.board().clone(),
+                board: OnceLock::new(),
+                hold: Mutex::default(),
+                replica: Arc::new(Directory { path: directory.to_owned(), standing: Mutex::default() }),
                 reached: Mutex::default(),
                 settings,
             }
         });
-        if relay.settings.acks != Acks::default() {
-            // Nothing is acknowledged on the word of the spool alone, not even before somebody is here.
-            relay.tell();
-        }
-        receive.relay(relay.clone());
         listeners.serve(&relay.service)?;
-        let removing = relay.clone();
-        let thread = thread::Builder::new().name("relay-remove".into()).spawn(move || removing.remove_old());
+        let removing = Arc::downgrade(&relay);
+        let thread = thread::Builder::new().name("relay-remove".into()).spawn(move || remove_old(&removing));
         thread.map_err(|source| StandbyError::System { operation: "start a thread", source })?;
+        Ok(relay)
+    }
+
+    /// A receiver whose WAL is served.
+    ///
+    /// # Errors
+    /// Those of [`Receive::new`] and [`Relay::listen`].
+    pub fn start(
+        receive: ReceiveSettings,
+        settings: RelaySettings,
+        access: Access,
+    ) -> Result<(Receive, Arc<Relay>), StandbyError> {
+        let directory = receive.directory.clone();
+        let receive = Receive::new(receive)?;
+        let relay = Relay::listen(&directory, settings, access)?;
+        relay.tells(receive.board().clone());
+        receive.relay(relay.clone());
         Ok((receive, relay))
+    }
+
+    /// What those downstream tell is told to the primary by way of this.
+    pub(crate) fn tells(&self, board: Arc<Board>) {
+        let _ = self.board.set(board);
+        if self.settings.acks != Acks::default() {
+            // Nothing is acknowledged on the word of the spool alone, not even before somebody is here.
+            self.tell();
+        }
     }
 
     /// Others may come in from now on.
@@ -148,13 +186,38 @@ impl Relay {
         }
         if self.service.origin().is_none() {
             let end = streaming_start(&self.directory, size)?.unwrap_or((TimelineId(0), Lsn::INVALID));
-            self.service.serve(Arc::new(Origin::new(identity, &self.directory, spool.clone(), end)));
+            self.service.serve(Arc::new(Origin::new(identity, &self.directory, spool.clone(), false, end)));
         }
         Ok(())
     }
 
+    /// Serves base backups of a standby, and its `pg_wal`, up to what it has replayed or is sent; what slots need stays from now on.
+    pub(crate) fn serve_standby(
+        &self,
+        identity: Identity,
+        pg_wal: &Path,
+        spool: &Arc<Spool>,
+        end: (TimelineId, Lsn),
+    ) -> Result<(), StandbyError> {
+        let origin = Origin::new(identity, pg_wal, spool.clone(), true, end).with_replica(self.replica.clone());
+        let origin = Arc::new(origin);
+        *self.hold.lock().expect("no panic while locked") = Some(spool.hold(Lsn(0)));
+        self.keep_for_slots(&origin)?;
+        self.service.serve(origin);
+        Ok(())
+    }
+
+    /// Replay has got there.
+    pub(crate) fn replayed(&self, standing: Standing) {
+        *self.replica.standing.lock().expect("no panic while locked") = standing;
+        if let Some(origin) = self.service.origin() {
+            origin.reaches(standing.timeline, standing.replayed);
+        }
+    }
+
     /// Somebody downstream has told something: the primary is told what follows from it.
     fn tell(&self) {
+        let Some(board) = self.board.get() else { return };
         let all = self.service.downstreams.all();
         let timeline = self.service.origin().map_or(TimelineId(0), |origin| origin.end().0);
         let reached = {
@@ -167,40 +230,47 @@ impl Relay {
         };
         // A standby that has flushed nothing at all is none to the primary (`SyncRepGetCandidateStandbys`): then remote_write would not
         // be answered either. No commit is before 0/1.
-        let limit = Limit { write: reached.write.max(Lsn(1)), flush: reached.flush.max(Lsn(1)) };
-        self.board.set_downstream(limit, self.service.downstreams.feedback());
-        self.board.tell();
-        if reached.apply.is_valid() {
+        let apply = if self.settings.acks.apply.is_some() { reached.apply } else { Lsn(u64::MAX) };
+        let limit = Limit { write: reached.write.max(Lsn(1)), flush: reached.flush.max(Lsn(1)), apply };
+        board.set_downstream(limit, self.service.downstreams.feedback());
+        board.tell();
+        if reached.apply.is_valid() && !self.is_of_standby() {
             // That is news only where a commit was among it, which nobody here knows.
             let flushed = || self.service.origin().map_or(Lsn::INVALID, |origin| origin.spool().held_durable());
-            self.board.applied(reached.apply, true, flushed);
+            board.applied(reached.apply, true, flushed);
         }
     }
 
-    /// Removes WAL that nobody needs, from time to time, until the service ends.
-    fn remove_old(&self) {
-        let mut last_error = String::new();
-        while !self.service.is_stopping() {
-            thread::sleep(REMOVE_INTERVAL);
-            let Some(origin) = self.service.origin() else { continue };
-            let error = self.remove_once(origin).err().map(|error| error.to_string()).unwrap_or_default();
-            if !error.is_empty() && error != last_error {
-                tracing::error!("{error}");
-            }
-            last_error = error;
-        }
+    /// Whether the WAL is a standby's, which replays it and removes it.
+    fn is_of_standby(&self) -> bool {
+        self.hold.lock().expect("no panic while locked").is_some()
     }
 
-    fn remove_once(&self, origin: &Origin) -> Result<(), StandbyError> {
-        let (timeline, end) = origin.end();
-        let before = |bytes: u64| Lsn(end.0.saturating_sub(bytes));
-        let limit = self.settings.max_slot_keep.map_or(Lsn(0), before);
+    /// From where on slots need WAL. Those that need too much are given up.
+    fn needed(&self, end: Lsn) -> Result<Option<Lsn>, StandbyError> {
+        let limit = self.settings.max_slot_keep.map_or(Lsn(0), |bytes| Lsn(end.0.saturating_sub(bytes)));
         let (needed, given_up) = self.service.slots.keep_from(limit)?;
         for name in given_up {
             tracing::warn!("slot \"{name}\" is given up: it held back more WAL than --max-slot-wal-keep-size");
         }
-        let keep = before(self.settings.keep);
-        origin.spool().remove_before(needed.map_or(keep, |needed| needed.min(keep)), timeline)?;
+        Ok(needed)
+    }
+
+    /// Holds WAL that slots need.
+    fn keep_for_slots(&self, origin: &Origin) -> Result<(), StandbyError> {
+        // A hold does not go back, and a new slot may need more than those before.
+        let hold = origin.spool().hold(self.needed(origin.end().1)?.unwrap_or(Lsn(u64::MAX)));
+        *self.hold.lock().expect("no panic while locked") = Some(hold);
+        Ok(())
+    }
+
+    fn remove_once(&self, origin: &Origin) -> Result<(), StandbyError> {
+        if self.is_of_standby() {
+            return self.keep_for_slots(origin);
+        }
+        let (timeline, end) = origin.end();
+        let keep = Lsn(end.0.saturating_sub(self.settings.keep));
+        origin.spool().remove_before(self.needed(end)?.map_or(keep, |needed| needed.min(keep)), timeline)?;
         Ok(())
     }
 
@@ -235,6 +305,21 @@ impl Relay {
             lost: slot.lost,
         };
         self.service.slots.all().into_iter().map(|(name, slot)| (name, status(slot))).collect()
+    }
+}
+
+/// Removes WAL that nobody needs, or has it kept, from time to time, until the service ends.
+fn remove_old(relay: &Weak<Relay>) {
+    let mut last_error = String::new();
+    loop {
+        thread::sleep(REMOVE_INTERVAL);
+        let Some(relay) = relay.upgrade().filter(|relay| !relay.service.is_stopping()) else { return };
+        let Some(origin) = relay.service.origin() else { continue };
+        let error = relay.remove_once(origin).err().map(|error| error.to_string()).unwrap_or_default();
+        if !error.is_empty() && error != last_error {
+            tracing::error!("{error}");
+        }
+        last_error = error;
     }
 }
 

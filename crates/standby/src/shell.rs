@@ -13,6 +13,7 @@ use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::ControlFile;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
+use walrider_relay::origin::Identity;
 use walrider_replay::error::ReplayError;
 use walrider_replay::upstream::{Missing, News, Same, Upstream, Wanted};
 use walrider_spool::{ArchiveStatus, Spool, SpoolOptions};
@@ -22,6 +23,7 @@ use walrider_stream::error::ReceiveError;
 use crate::admit::admit;
 use crate::error::StandbyError;
 use crate::machine::{Action, Ended, Event, LOOK_INTERVAL, Look, Machine, Next, Rules, Stored, Task, Verdict, Wait};
+use crate::relay::Relay;
 use crate::settings::Settings;
 
 /// Most segments that are kept for reuse.
@@ -73,6 +75,8 @@ pub(crate) struct Shell {
     /// Whenever the machine has heard something that somebody may wait for.
     changed: Condvar,
     opened: OnceLock<Opened>,
+    /// Who serves what is received, if anybody does.
+    relay: OnceLock<Arc<Relay>>,
     pub started_at: SystemTime,
     /// What the machine's times are since.
     began: Instant,
@@ -97,6 +101,7 @@ impl Shell {
             state: Mutex::new(State { machine, fatal: None, shown: Shown::default() }),
             changed: Condvar::new(),
             opened: OnceLock::new(),
+            relay: OnceLock::new(),
             started_at: SystemTime::now(),
             began: Instant::now(),
         })
@@ -104,6 +109,17 @@ impl Shell {
 
     fn now(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    /// Has what is received served, too. To be called before anything is.
+    pub fn set_relay(&self, relay: Arc<Relay>) {
+        relay.tells(self.board.clone());
+        let _ = self.relay.set(relay);
+    }
+
+    /// Who serves what is received.
+    pub fn relay(&self) -> Option<&Arc<Relay>> {
+        self.relay.get()
     }
 
     /// The settings as they are now.
@@ -207,6 +223,12 @@ impl Shell {
         let board = self.board.clone();
         spool.on_flushed(Box::new(move |_| board.tell()));
         let (system_identifier, major) = (control.system_identifier, control.major.number());
+        if let Some(relay) = self.relay() {
+            // Its clients want to know no more of it.
+            let identity = Identity { system_identifier, server_version: major.to_string() };
+            let redo = (control.checkpoint_copy.timeline, control.checkpoint_copy.redo);
+            relay.serve_standby(identity, &settings.data_dir.join("pg_wal"), &spool, redo)?;
+        }
         Ok(&self.opened.get_or_init(|| Opened { spool, system_identifier, major }).spool)
     }
 

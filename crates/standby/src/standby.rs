@@ -13,6 +13,7 @@ use walrider_datadir::recovery_settings::RecoverySettings;
 use walrider_layout::Lsn;
 use walrider_layout::positions::WalPositions;
 use walrider_observe::status::{self, LastError, StandbyStatus, State, Time};
+use walrider_relay::backup::Standing;
 use walrider_replay::end_of_recovery::Promoted;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::restartpoint::RestartpointPolicy;
@@ -26,6 +27,7 @@ use crate::error::StandbyError;
 use crate::machine::{Event, Link};
 use crate::node::server;
 use crate::receiver;
+use crate::relay::Relay;
 use crate::settings::Settings;
 use crate::shell::{PROMOTE_FILE, PROMOTING_FILE, Shell};
 use walrider_datadir::held::{HeldDir, shown};
@@ -72,6 +74,11 @@ impl Standby {
         let directory = HeldDir::open(&settings.data_dir)?;
         settings.data_dir = directory.path().to_owned();
         Ok(Standby(Arc::new(Inner { shell: Arc::new(Shell::new(settings, directory)?), replay: Mutex::default() })))
+    }
+
+    /// Has what is received served, too. To be called before [`Standby::run`].
+    pub(crate) fn relay(&self, relay: Arc<Relay>) {
+        self.0.shell.set_relay(relay);
     }
 
     /// Follows the primary until it is stopped or promoted, or fails.
@@ -157,6 +164,15 @@ impl Standby {
             shell.spool().map_or(Lsn(u64::MAX), |spool| if lsn <= spool.written() { spool.held_durable() } else { lsn })
         };
         shell.board.applied(lsn, commits, flushed);
+        if let Some(relay) = shell.relay() {
+            relay.replayed(Standing {
+                replayed: lsn,
+                timeline: stats.timeline,
+                consistent: stats.consistent,
+                full_page_writes_off: stats.full_page_writes_off,
+                promotes: shell.state().machine.wishes().promotes,
+            });
+        }
         let mut replayed = self.0.replay.lock().expect("no panic while locked");
         debug_assert!(replayed.lsn <= lsn, "replay does not go back from {} to {lsn}", replayed.lsn);
         replayed.lsn = lsn;
@@ -288,6 +304,8 @@ impl Standby {
             min_apply_delay_seconds: settings.min_apply_delay.as_secs_f64(),
             replay: replay_status(&replayed),
             spool: spool.map(|spool| spool_status(&spool.stats())).unwrap_or_default(),
+            downstreams: shell.relay().map(|relay| relay.downstreams()).unwrap_or_default(),
+            slots: shell.relay().map(|relay| relay.slots()).unwrap_or_default(),
             ..StandbyStatus::new()
         }
         .at(&positions, board.reported(), kept.checkpoint_redo)

@@ -163,7 +163,7 @@ impl Board {
         (Lsn(self.applied.load(Ordering::Acquire)), commits)
     }
 
-    /// Those downstream have got on: what is told as written and flushed waits for them, and `feedback` is what their queries need.
+    /// Those downstream have got on: what is told waits for them, and `feedback` is what their queries need.
     /// [`Board::tell`] makes it known.
     pub fn set_downstream(&self, limit: Limit, feedback: Option<HotStandbyFeedback>) {
         *self.downstream.lock().expect("no panic while locked") = Downstream { limit, feedback };

@@ -38,11 +38,13 @@ pub struct Limit {
     pub write: Lsn,
     /// No more is told as flushed.
     pub flush: Lsn,
+    /// No more is told as applied.
+    pub apply: Lsn,
 }
 
 impl Limit {
     /// Nobody else counts.
-    pub const NONE: Limit = Limit { write: Lsn(u64::MAX), flush: Lsn(u64::MAX) };
+    pub const NONE: Limit = Limit { write: Lsn(u64::MAX), flush: Lsn(u64::MAX), apply: Lsn(u64::MAX) };
 }
 
 /// The positions of one standby. Times are since any fixed moment.
@@ -51,7 +53,7 @@ pub struct Positions {
     timing: Timing,
     /// Those that are told; segments are not known here.
     wal: WalPositions,
-    /// What is told as written and flushed is no more than that.
+    /// No more than that is told.
     limit: Limit,
     /// Of this session.
     session: Session,
@@ -142,7 +144,7 @@ impl Positions {
     /// along with it, and by itself once the link is quiet and a commit was replayed: who waits for it waits for a commit,
     /// and while more is coming in, there will be something to tell it with.
     pub fn report(&mut self, link: Link, now: Duration) -> Option<Report> {
-        let apply = self.wal.applied.min(self.wal.held_durable);
+        let apply = self.wal.applied.min(self.wal.held_durable).min(self.limit.apply);
         let ping = self.session.pulse.is_ping_due(self.timing, now);
         let write = self.wal.held.min(self.limit.write);
         let flush = self.wal.held_durable.min(self.limit.flush);
@@ -244,12 +246,17 @@ mod tests {
     #[test]
     fn others_count_where_they_are_asked_for() {
         let mut positions = connected();
-        positions.set_limit(Limit { write: Lsn(110), flush: Lsn(105) });
+        positions.set_limit(Limit { write: Lsn(110), flush: Lsn(105), ..Limit::NONE });
         positions.holds(Lsn(120));
         positions.holds_durably(Lsn(120));
         assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(110, 105, 0));
-        positions.set_limit(Limit { write: Lsn(130), flush: Lsn(110) });
+        positions.set_limit(Limit { write: Lsn(130), flush: Lsn(110), apply: Lsn(90) });
         assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 110, 0));
+        // A commit that was replayed here long ago is news once it is there, too.
+        positions.applied(Lsn(120), true);
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 110, 90));
+        positions.set_limit(Limit { write: Lsn(130), flush: Lsn(110), apply: Lsn(120) });
+        assert_eq!(positions.report(Link::Quiet, Duration::ZERO), told(120, 110, 120));
         assert_eq!(positions.report(Link::Quiet, Duration::ZERO), None);
     }
 

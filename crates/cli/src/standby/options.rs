@@ -14,12 +14,13 @@ use walrider_datadir::config::{Config, Setting, Unit};
 use walrider_datadir::open::read_version;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetTimeline};
 use walrider_session::ConnectOptions;
-use walrider_standby::{ConnectError, EarlyMode, Limits, ReadableSettings, Settings};
+use walrider_standby::{ConnectError, EarlyMode, Limits, ReadableSettings, RelaySettings, Settings};
 
 use crate::logging::{LogFormat, parse_level};
+use crate::serving::{AccessFiles, ServingError, ServingOptions};
 use crate::values::{
-    DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, parse_duration, parse_early, parse_memory,
-    parse_size, parse_slot, parse_timeline,
+    DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, duration, parse_duration, parse_early,
+    parse_memory, parse_size, parse_slot, parse_timeline, parsed, size,
 };
 
 /// Longest configuration file that is read, in bytes.
@@ -129,6 +130,9 @@ pub struct StandbyOptions {
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     #[serde(deserialize_with = "memory")]
     pub memory: Option<u64>,
+    /// Whom to serve.
+    #[command(flatten)]
+    pub serving: ServingOptions,
     /// Form of the log, on stderr [default: text]
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -165,6 +169,9 @@ pub enum OptionsError {
     /// What they say together.
     #[error("{0}")]
     Refused(String),
+    /// Whom to serve.
+    #[error(transparent)]
+    Serving(#[from] ServingError),
     /// The primary's connection string, or what it refers to.
     #[error("the connection string of the primary is wrong: {0}")]
     Conninfo(#[from] ConnectError),
@@ -173,7 +180,10 @@ pub enum OptionsError {
 impl OptionsError {
     /// Whether what we were told cannot be (exit code 2), whatever the files of the directory say (1).
     pub fn is_usage(&self) -> bool {
-        matches!(self, OptionsError::File { .. } | OptionsError::Refused(_) | OptionsError::Conninfo(_))
+        matches!(
+            self,
+            OptionsError::File { .. } | OptionsError::Refused(_) | OptionsError::Serving(_) | OptionsError::Conninfo(_)
+        )
     }
 }
 
@@ -184,6 +194,8 @@ pub struct Resolved {
     pub settings: Settings,
     /// Threads of replay.
     pub jobs: usize,
+    /// Whom to serve, if anybody.
+    pub serving: Option<(RelaySettings, AccessFiles)>,
     /// Address and port.
     pub http: Option<String>,
     /// Form of the log.
@@ -289,6 +301,7 @@ impl StandbyOptions {
                     wal,
                     slot,
                     temporary_slot: temporary,
+                    serving: self.serving.or(other.serving),
                     $($field: self.$field.or(other.$field),)*
                 }
             };
@@ -432,6 +445,11 @@ impl StandbyOptions {
             ));
         }
         settings.check()?;
+        let serving = self.serving.resolve(0)?;
+        if serving.is_some() && settings.readable.is_some() {
+            let why = "listen and readable exclude each other: in its turn PostgreSQL serves others itself";
+            return Err(OptionsError::Refused(why.into()));
+        }
         let mut notes = Vec::new();
         if settings.readable.is_none()
             && config.get("hot_standby_feedback").is_some_and(|setting| matches!(setting.bool(), Ok(true)))
@@ -442,6 +460,7 @@ impl StandbyOptions {
         }
         Ok(Resolved {
             settings,
+            serving,
             jobs: self.jobs.map_or_else(default_jobs, usize::from),
             http: some(self.http),
             log_format: self.log_format.unwrap_or_default(),
@@ -460,35 +479,8 @@ fn out_of_range(setting: &Setting) -> OptionsError {
     invalid(setting, "it is outside the valid range")
 }
 
-/// A value of the file: text as on the command line, or a number.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a text or a number")]
-enum Scalar {
-    Text(String),
-    Number(u64),
-}
-
-fn parsed<'de, D, T>(deserializer: D, parse: fn(&str) -> Result<T, String>) -> Result<Option<T>, D::Error>
-where
-    D: Deserializer<'de>,
-{
-    let text = match Scalar::deserialize(deserializer)? {
-        Scalar::Text(text) => text,
-        Scalar::Number(number) => number.to_string(),
-    };
-    parse(&text).map(Some).map_err(serde::de::Error::custom)
-}
-
 fn slot<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     parsed(deserializer, parse_slot)
-}
-
-fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    parsed(deserializer, parse_duration)
-}
-
-fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    parsed(deserializer, parse_size)
 }
 
 fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {

@@ -188,8 +188,13 @@ fn errors_of_the_directory_name_file_and_line() {
 /// The file knows every flag by its name, and no other key.
 #[test]
 fn each_flag_has_its_key() {
-    let error = Configured::new(PRIMARY, "no_such_key = 1").error(&[]);
-    let known: BTreeSet<&str> = error.split('`').skip(3).step_by(2).collect();
+    let keys_of = |toml: &str| -> BTreeSet<String> {
+        let error = Configured::new(PRIMARY, toml).error(&[]);
+        error.split('`').skip(3).step_by(2).map(str::to_owned).collect()
+    };
+    let mut known = keys_of("no_such_key = 1");
+    assert!(known.remove("serving"), "a table of its own");
+    known.extend(keys_of("[serving]\nno_such_key = 1"));
     let command = Line::command();
     let flags: BTreeSet<String> = command
         .get_arguments()
@@ -197,7 +202,7 @@ fn each_flag_has_its_key() {
         .filter(|name| !["help", "config"].contains(name))
         .map(|name| name.replace('-', "_"))
         .collect();
-    assert_eq!(flags.iter().map(String::as_str).collect::<BTreeSet<_>>(), known);
+    assert_eq!(flags, known);
 }
 
 #[test]
@@ -220,4 +225,28 @@ fn what_needs_a_restart_is_told() {
     let new = place.load(&[]).unwrap();
     assert_eq!(running.fixed(&new), ["fetch_jobs", "http", "jobs", "log_format", "memory"]);
     assert!(running.fixed(&running.clone()).is_empty());
+}
+
+#[test]
+fn whom_to_serve_has_a_table_of_its_own() {
+    let toml =
+        "[serving]\nlisten = '127.0.0.1:1, [::1]:2'\naccess = '/a'\nsender_timeout = '3s'\nack_flush = 'ANY 1 (a)'";
+    let resolved = Configured::new(PRIMARY, toml).load(&["--listen", "h:3", "--access", "/b"]).unwrap();
+    let (settings, files) = resolved.serving.unwrap();
+    assert_eq!(
+        (settings.listen, files.rules().to_str()),
+        (vec!["h:3".to_owned()], Some("/b")),
+        "the command line goes before"
+    );
+    assert_eq!(settings.service.sender_timeout, Duration::from_secs(3));
+    assert!(settings.acks.flush.is_some() && settings.acks.apply.is_none());
+    assert!(Configured::new(PRIMARY, "").load(&[]).unwrap().serving.is_none());
+    for (toml, expected) in [
+        ("[serving]\nlisten = 'h:1'", "access"),
+        ("[serving]\naccess = '/a'", "listen"),
+        ("[serving]\nlisten = 'h:1'\naccess = '/a'\ntls_key = 'k'", "go together"),
+        ("[serving]\nack_apply = 'a'", "names no standbys"),
+    ] {
+        assert!(Configured::new(PRIMARY, toml).error(&[]).contains(expected), "{toml}");
+    }
 }

@@ -72,6 +72,8 @@ pub trait Replica: Send + Sync {
 pub struct Standing {
     /// End of the last record replayed.
     pub replayed: Lsn,
+    /// The timeline of that.
+    pub timeline: TimelineId,
     /// The directory is consistent there.
     pub consistent: bool,
     /// Where the last record of those replayed begins that says that `full_page_writes` is off from there on (`lastFpwDisableRecPtr`).
@@ -92,8 +94,8 @@ pub(crate) struct Backup<'a> {
 /// Where it begins.
 struct Begin {
     control: ControlFile,
-    /// The directory is known to be consistent here.
-    consistent: Lsn,
+    /// Where the directory is known to be consistent.
+    standing: Standing,
 }
 
 impl Begin {
@@ -149,7 +151,7 @@ impl Backup<'_> {
             archive.contents(Name::of(b"tablespace_map"), &tablespace_map(&tablespaces), ours)?;
         }
         tree.visit(&mut |found| send(&mut archive, &found, ""))?;
-        let end = self::end(&mut archive, replica, origin, &begin)?;
+        let end = self::end(&mut archive, replica, &begin)?;
         if wishes.wal {
             send_wal(&mut archive, origin, &begin, end, ours)?;
         }
@@ -204,7 +206,7 @@ impl Backup<'_> {
         if !checkpoint.full_page_writes || standing.full_page_writes_off.is_some_and(|at| at >= checkpoint.redo) {
             return Err(without_images("since last restartpoint"));
         }
-        Ok(Begin { control, consistent: standing.replayed })
+        Ok(Begin { control, standing })
     }
 }
 
@@ -224,6 +226,11 @@ fn without_images(when: &str) -> Stopped {
     let hint = "This means that the backup being taken on the standby is corrupt and should not be used. Enable \
                 \"full_page_writes\" and run CHECKPOINT on the primary, and then try an online backup again.";
     refusal.hint(hint).into()
+}
+
+/// Where recovery of a backup would begin.
+pub(crate) fn redo(replica: &dyn Replica) -> Result<Lsn, Refusal> {
+    Ok(read_control(replica.data_dir())?.0.checkpoint_copy.redo)
 }
 
 /// The control file, and its bytes. It is replaced as a whole, so that these are of one moment.
@@ -356,21 +363,15 @@ fn tablespace_map(tablespaces: &[Tablespace]) -> Vec<u8> {
 }
 
 /// All files were read: sends the control file, which tells where it ends, and returns that (`do_pg_backup_stop`).
-fn end(
-    archive: &mut Archive<'_>,
-    replica: &dyn Replica,
-    origin: &Origin,
-    begin: &Begin,
-) -> Result<(TimelineId, Lsn), Stopped> {
+fn end(archive: &mut Archive<'_>, replica: &dyn Replica, begin: &Begin) -> Result<(TimelineId, Lsn), Stopped> {
     let root = replica.data_dir();
     let (mut control, mut bytes) = read_control(root)?;
     if ![DbState::InArchiveRecovery, DbState::ShutDownInRecovery].contains(&control.state) {
         return Err(promoted());
     }
-    if control.min_recovery_point < begin.consistent {
-        let newest = origin.end().0.max(control.min_recovery_point_timeline).max(control.checkpoint_copy.timeline);
-        control.min_recovery_point = begin.consistent;
-        control.min_recovery_point_timeline = origin.history(newest)?.timeline_at(Lsn(begin.consistent.0 - 1));
+    if control.min_recovery_point < begin.standing.replayed {
+        control.min_recovery_point = begin.standing.replayed;
+        control.min_recovery_point_timeline = begin.standing.timeline;
         bytes = control.to_bytes().to_vec();
     }
     let end = control.min_recovery_point;
