@@ -157,12 +157,12 @@ impl ReceiveError {
     }
 
     /// Whether the primary has no early stream for us, though it may stream all the same: there is no such database, nobody may
-    /// connect to it, or the extension is not there.
+    /// connect to it, or the extension is not there; or it is a relay, which serves no databases (0A000).
     pub(crate) fn rules_out_early(&self) -> bool {
         match self {
             ReceiveError::NotEarly(_) => true,
             ReceiveError::Connect(error) => {
-                ["28000", "3D000", "42501", "55000"].into_iter().any(|state| error.is_sqlstate(state))
+                ["0A000", "28000", "3D000", "42501", "55000"].into_iter().any(|state| error.is_sqlstate(state))
             }
             _ => false,
         }
