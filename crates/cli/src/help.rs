@@ -112,6 +112,14 @@ Examples:
   walrider receive -d 'host=db1 user=replicator' -D /wal -S archive1 --create-slot --if-not-exists",
     ),
     (
+        "wal",
+        "Examples:
+  walrider wal stats /mnt/archive --by rmgr
+  archive_command = 'walrider wal put --archive s3://bucket/main %p'
+  restore_command = 'walrider wal get --archive s3://bucket/main %f %p'
+  walrider wal expire --archive s3://bucket/main --before 000000010000000A000000C0 --dry-run",
+    ),
+    (
         "compare",
         "Examples:
   walrider compare /backup/a /backup/b --first 100",

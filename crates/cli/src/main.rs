@@ -73,7 +73,6 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Compare two data directories page by page, as PostgreSQL sees them
     Compare(compare::CompareArgs),
-    /// Look into WAL: what it holds, record by record or in sum
     Wal(wal::WalArgs),
     Completions(help::CompletionsArgs),
     #[command(hide = true)]
@@ -128,6 +127,9 @@ fn usage(error: &clap::Error) -> ExitCode {
         out::note(printed.and_then(|()| io::stdout().flush()));
         return ExitCode::SUCCESS;
     };
-    let json = std::env::args_os().any(|word| word == "--json");
-    Failure::new(Exit::Usage, message.trim_end()).tell(json)
+    let failure = Failure::new(Exit::Usage, message.trim_end());
+    if let Some(code) = wal::asks_for_wal() {
+        return failure.with_code(code).complain();
+    }
+    failure.tell(std::env::args_os().any(|word| word == "--json"))
 }

@@ -1,6 +1,6 @@
 //! `walrider replay`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +9,7 @@ use std::time::{Instant, SystemTime};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+use walrider_archive::ArchiveError;
 use walrider_datadir::descriptors;
 use walrider_datadir::recovery_settings::{RecoveryTarget, TargetTimeline};
 use walrider_datadir::timestamp::{TimestampTz, parse_timestamptz};
@@ -21,6 +22,7 @@ use walrider_replay::stats::Stats;
 
 use crate::failure::{self, Exit, Failure, SCHEMA_VERSION};
 use crate::values::{DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, parse_memory, parse_timeline};
+use crate::wal;
 
 /// Roll a data directory forward through WAL, and hand it to PostgreSQL
 ///
@@ -42,7 +44,8 @@ pub struct ReplayArgs {
     /// postgresql.conf, where it is not in the data directory (config_file)
     #[arg(long, value_name = "FILE")]
     config_file: Option<PathBuf>,
-    /// Directory with WAL segments, .partial ones included [default: restore_command, then DIR/pg_wal]
+    /// Directory with WAL segments, .partial ones included, or an archive of walrider wal put: its directory, s3://BUCKET/PREFIX,
+    /// gs:// or az:// [default: restore_command, then DIR/pg_wal]
     #[arg(long, value_name = "SOURCE")]
     wal: Option<PathBuf>,
     /// Stop at this LSN (recovery_target_lsn)
@@ -112,10 +115,13 @@ pub fn run(args: ReplayArgs) -> ExitCode {
     if let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(jobs).build_global() {
         return Failure::new(Exit::Refused, format!("could not start threads: {error}")).tell(json);
     }
-    let verify = args.verify_images;
+    let (verify, named) = (args.verify_images, args.wal.clone());
     let positions = args.positions.then_some(if json { Form::Json } else { Form::Text });
-    let options = options(args);
-    failure::note(banner(&options, jobs));
+    let options = match options(args) {
+        Ok(options) => options,
+        Err(error) => return Failure::new(Exit::Refused, error).tell(json),
+    };
+    failure::note(banner(&options, named.as_deref(), jobs));
     let result = Progress::new(&options, positions).and_then(|mut progress| {
         let summary = replay(&options, &mut |stats, lsn| progress.update(stats, lsn));
         progress.bar.finish_and_clear();
@@ -137,7 +143,9 @@ pub fn run(args: ReplayArgs) -> ExitCode {
     }
 }
 
-fn options(args: ReplayArgs) -> Options {
+fn options(args: ReplayArgs) -> Result<Options, ArchiveError> {
+    let archive = args.wal.as_deref().map(|wal| wal::named_archive(wal, &args.data_dir, args.fetch_jobs.into()));
+    let archive = archive.transpose()?.flatten();
     let target = match (args.target_lsn, args.target_time, args.target_xid, args.target_name) {
         (Some(lsn), ..) => Some(RecoveryTarget::Lsn(lsn)),
         (_, Some(time), ..) => Some(RecoveryTarget::Time(time)),
@@ -145,10 +153,11 @@ fn options(args: ReplayArgs) -> Options {
         (_, _, _, Some(name)) => Some(RecoveryTarget::Name(name)),
         _ => args.target_immediate.then_some(RecoveryTarget::Immediate),
     };
-    Options {
+    Ok(Options {
         data_dir: args.data_dir,
         config_file: args.config_file,
-        wal: args.wal,
+        wal: args.wal.filter(|_| archive.is_none()),
+        archive,
         inclusive: args.target_exclusive.then_some(false),
         target,
         timeline: args.target_timeline,
@@ -164,12 +173,12 @@ fn options(args: ReplayArgs) -> Options {
         fetch_jobs: args.fetch_jobs.into(),
         restartpoints: RestartpointPolicy::default(),
         upstream: None,
-    }
+    })
 }
 
 /// What begins, in a line.
-fn banner(options: &Options, jobs: usize) -> String {
-    let wal = options.wal.as_ref().map_or("as configured".to_owned(), |wal| format!("from \"{}\"", wal.display()));
+fn banner(options: &Options, named: Option<&Path>, jobs: usize) -> String {
+    let wal = named.map_or("as configured".to_owned(), |wal| format!("from \"{}\"", wal.display()));
     format!(
         "replay {}: data directory \"{}\", WAL {wal}, {jobs} threads, {} MB of memory",
         env!("CARGO_PKG_VERSION"),

@@ -1,5 +1,6 @@
-//! `walrider wal`: what is in some WAL, as `pg_waldump` tells it.
+//! `walrider wal`: what is in some WAL, as `pg_waldump` tells it; and archives of WAL.
 
+mod archive;
 mod json;
 
 use std::io::{self, BufWriter, Write};
@@ -16,7 +17,7 @@ use walrider_wal::stats::{By, WalStats};
 
 use crate::failure::{self, Exit, Failure};
 
-/// Tells what is in some WAL.
+/// Look into WAL; put it into an archive, and get it from there
 #[derive(clap::Args, Clone, Debug)]
 pub struct WalArgs {
     #[command(subcommand)]
@@ -29,6 +30,11 @@ enum WalCommand {
     Stats(StatsArgs),
     /// Print records, one a line
     Dump(DumpArgs),
+    Put(archive::PutArgs),
+    Get(archive::GetArgs),
+    Expire(archive::ExpireArgs),
+    #[command(hide = true)]
+    Ahead(archive::AheadArgs),
 }
 
 #[derive(clap::Args, Clone, Debug)]
@@ -110,12 +116,18 @@ impl Error {
     }
 }
 
+pub use archive::{asks_for_wal, named_archive};
+
 /// Runs the command.
 pub fn run(args: WalArgs) -> ExitCode {
     // The object of `stats` has the error in it; `dump` ends with one of its own.
     let (result, json) = match &args.command {
         WalCommand::Stats(args) => (stats(args), false),
         WalCommand::Dump(args) => (dump(args), args.source.json),
+        WalCommand::Put(args) => return archive::put(args),
+        WalCommand::Get(args) => return archive::get(args),
+        WalCommand::Expire(args) => return archive::expire(args),
+        WalCommand::Ahead(args) => return archive::ahead(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -30,7 +30,7 @@ use walrider_store::source::{End, Source};
 use walrider_wal::decode::WalFormat;
 
 use self::beginning::Beginning;
-pub use self::options::{Options, Promotion, Summary};
+pub use self::options::{NamedArchive, Options, Promotion, Summary};
 use self::overrides::{override_settings, places, write_settings};
 use crate::end_of_recovery::{Promoted, end_again, end_of_recovery};
 use crate::engine::{Engine, Flow, Settings, Stop};
@@ -328,7 +328,8 @@ fn share_memory(memory_bytes: u64) -> (u64, MemoryShares, MemoryShares) {
 fn asks_for_archive_recovery(options: &Options, data_dir: &DataDir) -> bool {
     let pg_wal = fs::canonicalize(data_dir.path().join("pg_wal")).ok();
     let is_backup = data_dir.label().is_some();
-    let archive = options.wal.as_ref().is_some_and(|wal| is_backup || fs::canonicalize(wal).ok() != pg_wal);
+    let archive = options.archive.is_some()
+        || options.wal.as_ref().is_some_and(|wal| is_backup || fs::canonicalize(wal).ok() != pg_wal);
     let promotes = options.promotion == Promotion::Always;
     archive || promotes || options.target.is_some() || options.timeline.is_some() || options.upstream.is_some()
 }

@@ -123,6 +123,7 @@ impl Standby {
             data_dir: settings.data_dir.clone(),
             config_file: settings.config_file.clone(),
             wal: settings.wal.clone(),
+            archive: None,
             target: None,
             inclusive: None,
             timeline: Some(settings.timeline).filter(|&timeline| timeline != configured.target_timeline),

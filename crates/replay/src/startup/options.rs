@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use walrider_datadir::DataDir;
 use walrider_datadir::recovery_settings::{RecoveryTarget, TargetTimeline};
 use walrider_layout::{Lsn, TimelineId};
-use walrider_store::driver::FetchStats;
+use walrider_store::driver::{Driver, FetchStats};
 use walrider_store::restore::Refusal;
 
 use crate::end_of_recovery::Promoted;
@@ -25,6 +25,8 @@ pub struct Options {
     pub config_file: Option<PathBuf>,
     /// A directory with WAL; without, what the directory's own configuration says.
     pub wal: Option<PathBuf>,
+    /// An archive to read from instead.
+    pub archive: Option<NamedArchive>,
     /// Where to stop; without, what the configuration says.
     pub target: Option<RecoveryTarget>,
     /// `recovery_target_inclusive`; without, what the configuration says.
@@ -48,6 +50,15 @@ pub struct Options {
     pub restartpoints: RestartpointPolicy,
     /// Who brings the WAL: the directory is a standby's. With `follow`.
     pub upstream: Option<Arc<dyn Upstream>>,
+}
+
+/// An archive that somebody else knows how to read.
+#[derive(Clone)]
+pub struct NamedArchive {
+    /// Who reads it.
+    pub driver: Arc<dyn Driver>,
+    /// The `restore_command` with which PostgreSQL reads it.
+    pub restore_command: String,
 }
 
 /// Who ends recovery.

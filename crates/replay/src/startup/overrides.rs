@@ -58,6 +58,9 @@ pub(super) fn override_settings(
         let quoted = wal.display().to_string().replace('%', "%%").replace('\'', "'\\''");
         wanted.push(("restore_command".into(), format!("cp '{quoted}'/%f '%p'")));
     }
+    if let Some(archive) = options.archive.as_ref().filter(|_| settings.restore_command.is_none()) {
+        wanted.push(("restore_command".into(), archive.restore_command.clone()));
+    }
     Ok(wanted)
 }
 
@@ -92,7 +95,9 @@ pub(super) fn places(
     archive_recovery: bool,
 ) -> Vec<Arc<dyn Driver>> {
     let mut places: Vec<Arc<dyn Driver>> = Vec::new();
-    if let Some(wal) = &options.wal {
+    if let Some(archive) = &options.archive {
+        places.push(archive.driver.clone());
+    } else if let Some(wal) = &options.wal {
         places.push(Arc::new(Directory::new(wal)));
     } else if let Some(command) = settings.restore_command.as_ref().filter(|_| archive_recovery) {
         let command = RestoreCommand::new(command, data_dir.path(), data_dir.control().segment_size)

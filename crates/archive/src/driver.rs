@@ -1,0 +1,136 @@
+//! Replay's way to an archive: it asks for several segments at once, ahead of who reads them ([`walrider_store::source`]).
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+use walrider_datadir::DataDirError;
+use walrider_store::StoreError;
+use walrider_store::driver::{Answer, Driver, FetchStats, Opened, Remote, Request};
+
+use crate::archive::Archive;
+use crate::error::{ArchiveError, Result};
+use crate::name::WalName;
+use crate::place::Place;
+use crate::restore::Cluster;
+
+/// Name of what is fetched, below `pg_wal`, for a moment: as what a `restore_command` fetches, so that the next replay removes what
+/// a crash has left.
+const PREFIX: &str = "walrider.fetch.archive.";
+
+/// An archive that is read by position.
+pub struct ArchiveDriver {
+    place: Place,
+    pg_wal: PathBuf,
+    cluster: Option<Cluster>,
+    jobs: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Those that nobody uses now: each is used by one thread at a time, with connections of its own.
+    idle: Vec<Archive>,
+    stops: bool,
+    next: u64,
+    delivered: Option<String>,
+    stats: FetchStats,
+}
+
+impl ArchiveDriver {
+    /// The archive at a place, for a cluster's `pg_wal`; so many requests at once are worth making.
+    ///
+    /// # Errors
+    /// When the environment lacks something, or has something wrong.
+    pub fn new(place: Place, pg_wal: impl Into<PathBuf>, jobs: usize) -> Result<ArchiveDriver> {
+        let pg_wal = pg_wal.into();
+        let state = State { idle: vec![Archive::open(&place)?], ..State::default() };
+        let cluster = Cluster::of(&pg_wal.join("x"));
+        Ok(ArchiveDriver { place, pg_wal, cluster, jobs: jobs.max(1), state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while locked")
+    }
+
+    fn fetch(&self, name: &WalName) -> Result<Option<Opened>> {
+        let mut state = self.state();
+        if state.stops {
+            return Err(ArchiveError::Refused("WAL is not fetched any more: replay ends".into()));
+        }
+        state.next += 1;
+        let number = state.next;
+        let idle = state.idle.pop();
+        drop(state);
+        let archive = idle.map_or_else(|| Archive::open(&self.place), Ok)?;
+        let fetched = archive.get(name, &mut || ());
+        self.state().idle.push(archive);
+        let Some(fetched) = fetched? else { return Ok(None) };
+        if let Some(cluster) = self.cluster {
+            fetched.is_of(cluster.system_identifier, name)?;
+        }
+        let path = self.pg_wal.join(format!("{PREFIX}{number}"));
+        let failed = |operation, error| DataDirError::io(operation, &path, error);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
+        let mut file = file.map_err(|error| failed("create", error))?;
+        let written = file.write_all(&fetched.contents);
+        // Its space is free once it is closed.
+        fs::remove_file(&path).map_err(|error| failed("remove", error))?;
+        written.map_err(|error| failed("write", error))?;
+        Ok(Some(Opened { file, path: name.as_str().into(), fetched: true }))
+    }
+}
+
+impl Driver for ArchiveDriver {
+    fn get(&self, request: &Request<'_>) -> std::result::Result<Answer, StoreError> {
+        let Some(name) = WalName::parse(request.name) else { return Ok(Answer::Missing(None)) };
+        let began = Instant::now();
+        let fetched = self.fetch(&name);
+        let mut state = self.state();
+        state.stats.commands += began.elapsed();
+        match fetched {
+            Ok(Some(opened)) => {
+                if name.is_wal() {
+                    state.stats.segments += 1;
+                    state.delivered = Some(request.name.to_owned());
+                }
+                Ok(Answer::There(opened))
+            }
+            // An archive that cannot be asked is an error: that it has no such file is certain.
+            Ok(None) => Ok(Answer::Missing(None)),
+            Err(ArchiveError::File(error)) => Err(error.into()),
+            Err(error @ ArchiveError::Damaged { .. }) => Err(StoreError::Corrupt(error.to_string())),
+            Err(error) => Err(StoreError::Refused(error.to_string())),
+        }
+    }
+
+    fn remote(&self) -> Option<&dyn Remote> {
+        Some(self)
+    }
+}
+
+impl Remote for ArchiveDriver {
+    fn jobs(&self) -> usize {
+        self.jobs
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        let found = rustix::fs::statvfs(&self.pg_wal).ok()?;
+        Some(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+
+    fn delivered(&self) -> Option<String> {
+        self.state().delivered.clone()
+    }
+
+    fn stats(&self) -> FetchStats {
+        FetchStats { jobs: self.jobs, ..self.state().stats }
+    }
+
+    /// Requests that are under way come to their end, which their timeout bounds.
+    fn stop(&self) {
+        self.state().stops = true;
+    }
+}
