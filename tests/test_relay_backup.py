@@ -239,6 +239,19 @@ def test_walrider_follows_with_a_backup(table, serving, load, work):
             same_pages(table, {work / "third": stop, work / "second": stop_walrider})
 
 
+def test_as_the_manual_says(table, serving, work):
+    """With -R and a new slot: PostgreSQL starts on it and streams from the standby."""
+    take(serving, work / "backup", "-R", "-C", "-S", "replica3")
+    verify(work / "backup", "-i", "postgresql.auto.conf")
+    assert serving.status()["slots"]["replica3"]["restart_lsn"] is not None
+    with PgCluster(work / "backup") as server:
+        start_primary(server, hot_standby="on")
+        table.psql("INSERT INTO t (v) VALUES ('x')", options=LOCALLY)
+        wait_replayed(server, table.wal_end())
+        assert server.value("SELECT v FROM t") == "x"
+        assert serving.status()["slots"]["replica3"]["active"]
+
+
 def test_as_soon_as_it_is_consistent(table, load, work):
     """The standby's own directory is a backup that has just become consistent; nothing of it was written, and pg_control says so."""
     data_dir = clone(table, work / "serving")
@@ -321,12 +334,12 @@ def test_what_is_refused(serving, work):
 def test_slowly_and_given_up(table, serving, work):
     """A client that goes away in the middle leaves nothing held; a slow one has its WAL held meanwhile."""
     command = [install.program("pg_basebackup"), "-h", "127.0.0.1", "-p", str(serving.serves), "-U", "postgres", "-D", str(work / "killed"),
-               "-X", "none", "--max-rate", "512k"]
+               "-X", "none", "--max-rate", "256k"]
     slow = subprocess.Popen(command)
     started = lambda: "base backup" in serving.log_text()
     wait_for(started, serving.log_tail)
     first = sorted(file.name for file in (serving.data_dir / "pg_wal").glob("0*"))[0]
-    for _ in range(4):
+    for _ in range(2):
         table.psql("INSERT INTO t (v) SELECT repeat('w', 100) FROM generate_series(1, 10000)", options=LOCALLY)
         serving.restartpoint(table)
     assert slow.poll() is None and (serving.data_dir / "pg_wal" / first).exists()
@@ -372,7 +385,7 @@ def test_prepared_transactions(table, serving, work):
         server.psql("ALTER SYSTEM SET synchronous_standby_names = ''")
         server.psql("SELECT pg_promote()")
         assert server.psql("SELECT gid FROM pg_prepared_xacts") == [["new"]]
-        server.psql("COMMIT PREPARED 'new'")
+        server.psql("COMMIT PREPARED 'new'", options=LOCALLY)
         assert server.value("SELECT count(*) FROM t") == "2"
 
 

@@ -259,3 +259,47 @@ fn wrong_checksum(bytes: &PageBytes, block: BlockNumber, before: Lsn) -> Option<
     }
     Some(page_checksum(bytes, block)).filter(|&computed| computed != page.checksum())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page with a position and its checksum.
+    fn page(lsn: u64, block: BlockNumber) -> PageBytes {
+        let mut page = [7; BLCKSZ];
+        page[..8].copy_from_slice(&lsn.rotate_left(32).to_le_bytes());
+        let checksum = page_checksum(&page, block);
+        page[8..10].copy_from_slice(&checksum.to_le_bytes());
+        page
+    }
+
+    #[test]
+    fn pages_that_must_be_right_are_verified() {
+        let before = Lsn(0x1_0000_0028);
+        let mut bytes = page(before.0 - 1, 5);
+        assert_eq!(Page(&bytes).lsn(), Lsn(before.0 - 1));
+        assert_eq!(wrong_checksum(&bytes, 5, before), None);
+        assert!(wrong_checksum(&bytes, 6, before).is_some(), "it belongs elsewhere");
+        bytes[8000] ^= 1;
+        assert_eq!(wrong_checksum(&bytes, 5, before), Some(page_checksum(&bytes, 5)));
+        let mut changed = page(before.0, 5);
+        changed[8000] ^= 1;
+        assert_eq!(wrong_checksum(&changed, 5, before), None, "replay brings its image");
+        assert_eq!(wrong_checksum(&[0; BLCKSZ], 5, before), None, "new");
+    }
+
+    #[test]
+    fn a_file_that_ends_early_is_read_to_its_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [1; 100]).unwrap();
+        let (open, metadata) = open(file.path()).unwrap().unwrap();
+        let mut buffer = [0; 64];
+        let read = |buffer: &mut [u8], at| read_full(&open, buffer, at).unwrap();
+        assert_eq!(
+            (metadata.len(), read(&mut buffer, 0), read(&mut buffer, 64), read(&mut buffer, 100)),
+            (100, 64, 36, 0)
+        );
+        std::fs::remove_file(file.path()).unwrap();
+        assert!(super::open(file.path()).unwrap().is_none());
+    }
+}

@@ -144,7 +144,7 @@ impl Backup<'_> {
             archive.sink.end_archive()?;
         }
         archive.sink.begin_archive("base.tar", b"")?;
-        let label = backup_label(&begin, &wishes.label, origin);
+        let label = backup_label(&begin, &wishes.label);
         let ours = attributes_of_ours(root)?;
         archive.contents(Name::of(b"backup_label"), label.as_bytes(), ours)?;
         if wishes.tablespace_map {
@@ -334,9 +334,8 @@ fn now() -> i64 {
 }
 
 /// The contents of `backup_label` (`build_backup_content`, `access/transam/xlogbackup.c`).
-fn backup_label(begin: &Begin, label: &str, origin: &Origin) -> String {
-    let (start, timeline) = (begin.start(), begin.timeline());
-    let size = origin.segment_size();
+fn backup_label(begin: &Begin, label: &str) -> String {
+    let (start, timeline, size) = (begin.start(), begin.timeline(), begin.control.segment_size);
     let segment = size.file_name(timeline, size.segment_of(start));
     let checkpoint = begin.control.checkpoint;
     let time = manifest::utc(now());
@@ -446,4 +445,74 @@ fn send_wal(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use walrider_datadir::backup_label::{BackupLabel, parse_tablespace_map};
+    use walrider_layout::Major;
+    use walrider_layout::control::CheckPoint;
+    use walrider_layout::wal::SegmentSize;
+
+    use super::*;
+
+    fn control() -> ControlFile {
+        let checkpoint = CheckPoint {
+            redo: Lsn(0x2_0500_0028),
+            timeline: TimelineId(3),
+            full_page_writes: true,
+            ..CheckPoint::default()
+        };
+        ControlFile {
+            major: Major::V18,
+            system_identifier: 1,
+            catalog_version: Major::V18.catalog_version(),
+            state: DbState::InArchiveRecovery,
+            time: 0,
+            checkpoint: Lsn(0x2_0500_0100),
+            checkpoint_copy: checkpoint,
+            unlogged_lsn: Lsn(1000),
+            min_recovery_point: Lsn(0x2_0600_0000),
+            min_recovery_point_timeline: TimelineId(3),
+            backup_start_point: Lsn(0),
+            backup_end_point: Lsn(0),
+            backup_end_required: false,
+            wal_level: 1,
+            wal_log_hints: false,
+            max_connections: 100,
+            max_worker_processes: 8,
+            max_wal_senders: 10,
+            max_prepared_xacts: 0,
+            max_locks_per_xact: 64,
+            track_commit_timestamp: false,
+            segment_size: SegmentSize::new(16 << 20).unwrap(),
+            data_checksum_version: 1,
+            default_char_signedness: Some(true),
+            mock_authentication_nonce: [0; 32],
+        }
+    }
+
+    #[test]
+    fn the_label_is_read_as_a_standbys() {
+        let begin = Begin { control: control(), standing: Standing::default() };
+        let text = backup_label(&begin, "two words: LABEL");
+        assert!(text.starts_with("START WAL LOCATION: 2/5000028 (file 000000030000000200000005)\n"), "{text}");
+        let read = BackupLabel::parse(&text).unwrap();
+        assert!(read.streamed && read.from_standby);
+        assert_eq!(
+            (read.start_lsn, read.start_timeline, read.checkpoint),
+            (begin.start(), TimelineId(3), begin.control.checkpoint)
+        );
+        assert_eq!(read.label.as_deref(), Some("two words: LABEL"));
+    }
+
+    #[test]
+    fn the_map_has_the_links() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("pg_tblspc/20001")).unwrap();
+        let odd = "/some\nwhere\\odd";
+        std::os::unix::fs::symlink(odd, dir.path().join("pg_tblspc/20000")).unwrap();
+        let map = parse_tablespace_map(&tablespace_map(&tree::tablespaces(dir.path()).unwrap())).unwrap();
+        assert_eq!(map.iter().map(|one| (one.oid, one.path.as_path())).collect::<Vec<_>>(), [(20000, Path::new(odd))]);
+    }
 }
