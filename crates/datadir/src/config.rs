@@ -466,10 +466,17 @@ pub fn keep_servers_out(data_dir: &Path) -> Result<()> {
 pub fn let_servers_in(data_dir: &Path) -> Result<()> {
     let path = data_dir.join(AUTO_CONF);
     let Some(old) = read_file(&path, MAX_BYTES)? else { return Ok(()) };
-    if !old.windows(INTERRUPTED.len()).any(|part| part == INTERRUPTED.as_bytes()) {
-        return Ok(());
+    match letting_servers_in(&old) {
+        Some(new) => write_file(&path, &new),
+        None => Ok(()),
     }
-    write_file(&path, &without(&old, |name| name.eq_ignore_ascii_case(INTERRUPTED)))
+}
+
+/// The contents of `postgresql.auto.conf` without what [`keep_servers_out`] has put there; `None` if it has not. For copies of the
+/// directory that are complete, whatever it was doing.
+pub fn letting_servers_in(auto_conf: &[u8]) -> Option<Vec<u8>> {
+    let is_marked = auto_conf.windows(INTERRUPTED.len()).any(|part| part == INTERRUPTED.as_bytes());
+    is_marked.then(|| without(auto_conf, |name| name.eq_ignore_ascii_case(INTERRUPTED)))
 }
 
 /// The files that tell a starting server to recover from an archive (`readRecoverySignalFile`,

@@ -4,11 +4,12 @@
 //! certificate, [`scram`] verifies a password without ever seeing it. None of these opens a socket.
 //!
 //! [`server`] accepts connections. Each is a `session` with a thread of its own: `auth` asks who it is, the walsender's commands are
-//! answered, and `sender` streams from the [`origin`], the spool's segments. [`service`] is what they share: [`slots`], and what those
+//! answered, `sender` streams from the [`origin`], the spool's segments, and [`backup`] sends a data directory, if there is one. [`service`] is what they share: [`slots`], and what those
 //! [`downstream`] have told.
 
 pub mod acks;
 mod auth;
+pub mod backup;
 pub mod downstream;
 mod link;
 pub mod origin;

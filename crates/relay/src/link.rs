@@ -319,7 +319,7 @@ impl Link {
         self.poll(wanted, &[wake], timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
     }
 
-    /// Waits until what is left can be sent, or `wake` is readable.
+    /// Waits until what is left can be sent, or `wake` is readable. What comes in stays where it is.
     ///
     /// # Errors
     /// The system's.
@@ -337,6 +337,18 @@ impl Link {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(io::Error::from(error).into()),
         }
+    }
+}
+
+/// Waits until `wake` is readable, or the time is over.
+///
+/// # Errors
+/// The system's.
+pub fn wait_readable(wake: BorrowedFd<'_>, time: Duration) -> Result<(), LinkError> {
+    let time = Timespec::try_from(time).ok();
+    match poll(&mut [PollFd::from_borrowed_fd(wake, PollFlags::IN)], time.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(io::Error::from(error).into()),
     }
 }
 

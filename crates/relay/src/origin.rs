@@ -10,6 +10,8 @@ use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_spool::{MAX_HISTORY_BYTES, Spool};
 
+use crate::backup::Replica;
+
 /// Whose WAL it is, as the primary told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -30,6 +32,7 @@ pub struct Origin {
     /// The furthest end on the newest timeline: a new connection to the primary has it written once more, from the beginning of a
     /// segment, but what is there stays the same.
     end: Mutex<(TimelineId, Lsn)>,
+    replica: Option<Arc<dyn Replica>>,
 }
 
 /// Why some WAL cannot be served.
@@ -70,7 +73,23 @@ impl Origin {
         end: (TimelineId, Lsn),
     ) -> Origin {
         let size = spool.segment_size();
-        Origin { identity, directory: directory.to_owned(), size, spool, recycles, end: Mutex::new(end) }
+        let directory = directory.to_owned();
+        Origin { identity, directory, size, spool, recycles, end: Mutex::new(end), replica: None }
+    }
+
+    /// There is a data directory, too, of which base backups are served. The WAL is in its `pg_wal`.
+    pub fn with_replica(self, replica: Arc<dyn Replica>) -> Origin {
+        Origin { replica: Some(replica), ..self }
+    }
+
+    /// The data directory that the WAL is replayed into, if there is one.
+    pub fn replica(&self) -> Option<&dyn Replica> {
+        self.replica.as_deref()
+    }
+
+    /// The directory of the WAL.
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Whether a file that is open may get other WAL.

@@ -14,6 +14,8 @@ use walrider_wire::server::{self, FromClient, Opening, Replication, Startup, Typ
 use walrider_wire::stream::StatusUpdate;
 
 use crate::auth::authenticate;
+use crate::backup::options::incremental;
+use crate::backup::{self, Backup};
 use crate::downstream::Downstream;
 use crate::link::{Link, LinkError};
 use crate::origin::Origin;
@@ -242,6 +244,17 @@ impl<'a> Session<'a> {
             ReplicationCommand::parse(text).map_err(|error| Refusal::new(CommandError::SQLSTATE, error.to_string()))?;
         let origin = &client.origin;
         match command {
+            // What there is only with a data directory.
+            ReplicationCommand::BaseBackup { options } => {
+                let replica = origin.replica().ok_or_else(no_backups)?;
+                let link = &mut self.link;
+                Backup { service: self.service, origin, replica, link, wake: &client.wake }.run(&options)?;
+                self.link.queue(|out| server::command_complete(out, "BASE_BACKUP"));
+            }
+            ReplicationCommand::UploadManifest => {
+                let refusal = if origin.replica().is_some() { incremental() } else { no_backups() };
+                return Err(refusal.into());
+            }
             ReplicationCommand::IdentifySystem => {
                 let (timeline, end) = origin.end();
                 let system = origin.identity().system_identifier.to_string();
@@ -284,8 +297,9 @@ impl<'a> Session<'a> {
                 self.answer(&columns, &row, "READ_REPLICATION_SLOT");
             }
             ReplicationCommand::CreatePhysicalSlot { slot: name, temporary, options } => {
-                let (reserves, size) = (reserves_wal(&options)?, origin.segment_size());
-                let from = || reserves.then(|| size.start_of(size.segment_of(origin.end().1)));
+                let size = origin.segment_size();
+                let oldest = if reserves_wal(&options)? { Some(self.reserved_from(origin)?) } else { None };
+                let from = || oldest.map(|oldest| size.start_of(size.segment_of(oldest.min(origin.end().1))));
                 self.service.slots.create(&name, temporary.then_some(self.number), from)?;
                 self.service.slot_made();
                 let columns =
@@ -313,6 +327,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    /// From where on a new slot holds WAL at least: where a standby would begin that is a backup of here (`ReplicationSlotReserveWal`).
+    fn reserved_from(&self, origin: &Origin) -> Result<Lsn, Refusal> {
+        match origin.replica() {
+            Some(replica) => backup::redo(replica),
+            None => Ok(origin.end().1),
+        }
+    }
+
     /// Rows of one.
     fn answer(&mut self, columns: &[(&str, Type)], row: &[Option<String>], tag: &str) {
         self.link.queue(|out| {
@@ -331,7 +353,11 @@ impl<'a> Session<'a> {
                 if bytes >= 1 << 30 { format!("{}GB", bytes >> 30) } else { format!("{}MB", bytes >> 20) }
             }
             // pg_receivewal and pg_basebackup make their files readable as the server's are.
-            "data_directory_mode" => "0700".to_owned(),
+            "data_directory_mode" => {
+                use std::os::unix::fs::PermissionsExt;
+                let mode = origin.replica().and_then(|replica| std::fs::metadata(replica.data_dir()).ok());
+                format!("{:04o}", mode.map_or(0o700, |found| found.permissions().mode() & 0o777))
+            }
             "server_version" => version.clone(),
             "in_hot_standby" => "on".to_owned(),
             "wal_sender_timeout" => format!("{}ms", self.service.settings.sender_timeout.as_millis()),
@@ -439,13 +465,16 @@ fn reserves_wal(options: &Options) -> Result<bool, Refusal> {
     Ok(reserves)
 }
 
+/// There is no data directory.
+fn no_backups() -> Refusal {
+    let refusal = Refusal::new("0A000", "a base backup is not supported by a relay");
+    refusal.hint("Take it from the primary, or from a standby.")
+}
+
 /// What is not served, with what to do instead.
 fn unsupported(command: &ReplicationCommand) -> Refusal {
     let refusal = |what: &str| Refusal::new("0A000", format!("{what} is not supported by a relay"));
     match command {
-        ReplicationCommand::BaseBackup { .. } | ReplicationCommand::UploadManifest => {
-            refusal("a base backup").hint("Take it from the primary, or from a standby.")
-        }
         ReplicationCommand::Sql => {
             Refusal::new("0A000", "cannot execute SQL commands in WAL sender for physical replication")
         }

@@ -206,7 +206,7 @@ impl<'a> Engine<'a> {
                 self.work_on_restartpoint(Duration::ZERO)?;
                 if !self.last_record.is_valid() {
                     // Nobody was told yet where the directory stands.
-                    (self.stats.consistent, self.stats.timeline) = (self.is_consistent(), self.timeline());
+                    self.tell_where();
                     progress(&self.stats, self.replayed);
                 }
                 return self.feed.ending(self.recovery().is_archive_recovery());
@@ -234,7 +234,7 @@ impl<'a> Engine<'a> {
             self.retire(&batch.upto);
             self.sequencer.globals.passed(self.replayed);
             self.check_invalid()?;
-            (self.stats.consistent, self.stats.timeline) = (self.is_consistent(), self.timeline());
+            self.tell_where();
             let flow = progress(&self.stats, self.replayed);
             if let Some(stop) = batch.stop {
                 return Ok(stop);
@@ -306,6 +306,12 @@ impl<'a> Engine<'a> {
             ))),
             _ => Ok(()),
         }
+    }
+
+    /// Puts into the statistics where the directory stands.
+    fn tell_where(&mut self) {
+        (self.stats.consistent, self.stats.timeline) = (self.is_consistent(), self.timeline());
+        self.stats.full_page_writes_off = self.sequencer.globals.full_page_writes_off();
     }
 
     /// Whether the directory is consistent where it stands.

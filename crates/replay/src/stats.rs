@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use walrider_datadir::timestamp::TimestampTz;
-use walrider_layout::TimelineId;
+use walrider_layout::{Lsn, TimelineId};
 use walrider_wal::record::Record;
 use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
@@ -24,6 +24,8 @@ pub struct Stats {
     pub consistent: bool,
     /// The timeline that it stands on.
     pub timeline: TimelineId,
+    /// Where the last record begins that says that the primary writes no full-page images any more, if one did.
+    pub full_page_writes_off: Option<Lsn>,
     /// When the last of the transactions was committed, by the primary's clock.
     pub last_commit: Option<TimestampTz>,
     /// Pages read from relation files.

@@ -14,6 +14,7 @@ use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{DownstreamStatus, SlotStatus, Time, text};
 use walrider_relay::acks::{Acks, Reached};
+use walrider_relay::backup::{Replica, Standing};
 use walrider_relay::downstream::{Downstream, Downstreams, feedback};
 use walrider_relay::origin::{Identity, Origin};
 use walrider_relay::server::Listeners;
@@ -63,8 +64,26 @@ pub struct Relay {
     _lock: File,
     /// A standby removes WAL itself; this keeps it from removing what a slot needs.
     hold: Mutex<Option<Hold>>,
+    /// What a standby's replay has told.
+    replica: Arc<Directory>,
     /// The furthest that the acknowledgements have got on a timeline: who has gone does not take them back.
     reached: Mutex<(TimelineId, Reached)>,
+}
+
+/// A standby's data directory, for base backups.
+struct Directory {
+    path: PathBuf,
+    standing: Mutex<Standing>,
+}
+
+impl Replica for Directory {
+    fn data_dir(&self) -> &Path {
+        &self.path
+    }
+
+    fn standing(&self) -> Standing {
+        *self.standing.lock().expect("no panic while locked")
+    }
 }
 
 /// What the identity's file says.
@@ -103,6 +122,7 @@ impl Relay {
                 board: OnceLock::new(),
                 _lock: lock,
                 hold: Mutex::default(),
+                replica: Arc::new(Directory { path: directory.to_owned(), standing: Mutex::default() }),
                 reached: Mutex::default(),
                 settings,
             }
@@ -182,7 +202,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Serves a standby's `pg_wal`, up to what it has replayed or is sent; what slots need stays from now on.
+    /// Serves base backups of a standby, and its `pg_wal`, up to what it has replayed or is sent; what slots need stays from now on.
     pub(crate) fn serve_standby(
         &self,
         identity: Identity,
@@ -190,7 +210,8 @@ impl Relay {
         spool: &Arc<Spool>,
         end: (TimelineId, Lsn),
     ) -> Result<(), StandbyError> {
-        let origin = Arc::new(Origin::new(identity, pg_wal, spool.clone(), true, end));
+        let origin = Origin::new(identity, pg_wal, spool.clone(), true, end).with_replica(self.replica.clone());
+        let origin = Arc::new(origin);
         *self.hold.lock().expect("no panic while locked") = Some(spool.hold(Lsn(0)));
         self.keep_for_slots(&origin)?;
         let (relay, kept) = (self.itself.clone(), origin.clone());
@@ -205,8 +226,9 @@ impl Relay {
     }
 
     /// Replay has got there.
-    pub(crate) fn replayed(&self, timeline: TimelineId, upto: Lsn) {
-        if self.service.origin().is_some_and(|origin| origin.reaches(timeline, upto)) {
+    pub(crate) fn replayed(&self, standing: Standing) {
+        *self.replica.standing.lock().expect("no panic while locked") = standing;
+        if self.service.origin().is_some_and(|origin| origin.reaches(standing.timeline, standing.replayed)) {
             self.service.downstreams.wake_all();
         }
     }

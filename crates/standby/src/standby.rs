@@ -13,6 +13,7 @@ use walrider_datadir::recovery_settings::RecoverySettings;
 use walrider_layout::Lsn;
 use walrider_layout::positions::WalPositions;
 use walrider_observe::status::{self, LastError, StandbyStatus, State, Time};
+use walrider_relay::backup::Standing;
 use walrider_replay::end_of_recovery::Promoted;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::restartpoint::RestartpointPolicy;
@@ -165,7 +166,13 @@ impl Standby {
         };
         shell.board.applied(lsn, commits, flushed);
         if let Some(relay) = shell.relay() {
-            relay.replayed(stats.timeline, lsn);
+            relay.replayed(Standing {
+                replayed: lsn,
+                timeline: stats.timeline,
+                consistent: stats.consistent,
+                full_page_writes_off: stats.full_page_writes_off,
+                promotes: shell.state().machine.wishes().promotes,
+            });
         }
         let mut replayed = self.0.replay.lock().expect("no panic while locked");
         debug_assert!(replayed.lsn <= lsn, "replay does not go back from {} to {lsn}", replayed.lsn);

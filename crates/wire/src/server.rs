@@ -150,7 +150,7 @@ pub enum Replication {
 }
 
 /// What PostgreSQL takes for a boolean (`parse_bool`): a beginning of the words, as long as it is unambiguous.
-fn boolean(value: &str) -> Option<bool> {
+pub fn boolean(value: &str) -> Option<bool> {
     let words = [("true", 1, true), ("false", 1, false), ("yes", 1, true), ("no", 1, false)];
     let words = words.into_iter().chain([("on", 2, true), ("off", 2, false), ("1", 1, true), ("0", 1, false)]);
     let begins = |word: &str| word.get(..value.len()).is_some_and(|front| front.eq_ignore_ascii_case(value));
@@ -295,6 +295,8 @@ pub enum Type {
     Int8,
     /// `int4`.
     Int4,
+    /// `oid`.
+    Oid,
 }
 
 impl Type {
@@ -304,6 +306,7 @@ impl Type {
             Type::Text => 25,
             Type::Int8 => 20,
             Type::Int4 => 23,
+            Type::Oid => 26,
         }
     }
 
@@ -312,7 +315,7 @@ impl Type {
         match self {
             Type::Text => -1,
             Type::Int8 => 8,
-            Type::Int4 => 4,
+            Type::Int4 | Type::Oid => 4,
         }
     }
 }

@@ -113,6 +113,8 @@ pub struct Globals {
     parameters: ParameterChange,
     backup: BackupState,
     full_page_writes: bool,
+    /// Where the last record begins that turned that off (`lastFpwDisableRecPtr`).
+    full_page_writes_off: Option<Lsn>,
     archive_recovery: bool,
 }
 
@@ -148,6 +150,7 @@ impl Globals {
             parameters: xlog::parameters_of(control),
             backup: BackupState::from_control(control),
             full_page_writes: checkpoint.full_page_writes,
+            full_page_writes_off: None,
             archive_recovery,
         };
         globals.restore_files(control.major)?;
@@ -240,6 +243,11 @@ impl Globals {
     /// Whether the primary writes full-page images (`lastFullPageWrites`).
     pub fn full_page_writes(&self) -> bool {
         self.full_page_writes
+    }
+
+    /// Where the last record of those redone begins that says that it does not any more, if one did.
+    pub fn full_page_writes_off(&self) -> Option<Lsn> {
+        self.full_page_writes_off
     }
 
     /// Status of a transaction, as the two bits in `pg_xact` say; `None` if it has not ended.

@@ -136,6 +136,9 @@ impl Globals {
             xlog::XLOG_FPW_CHANGE => {
                 let change = xlog::FpwChange::parse(data).ok_or(GlobalError::DataLength("full_page_writes"))?;
                 self.full_page_writes = change.full_page_writes;
+                if !change.full_page_writes {
+                    self.full_page_writes_off = Some(record.lsn);
+                }
             }
             xlog::XLOG_END_OF_RECOVERY => {
                 let end = xlog::EndOfRecovery::parse(data).ok_or(GlobalError::DataLength("end of recovery"))?;
