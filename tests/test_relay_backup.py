@@ -225,7 +225,7 @@ def test_walrider_follows_with_a_backup(table, serving, load, work):
     take(serving, work / "second", wal="none")
     standby.point(work / "second", serving.serves, "second")
     with Serving(work / "second", *QUICK).start() as second:
-        wait_for(lambda: second.status()["consistent"], second.status)
+        wait_for(lambda: second.status()["consistent"], lambda: f"{second.status()}\n{second.log_tail()}\n{serving.log_tail()}")
         take(second, work / "third", wal="stream")
         verify(work / "third")
         load()
