@@ -19,10 +19,11 @@ QUICK = tests/test_lab.py tests/test_documents.py "tests/test_replay.py::test_re
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early bench-logical \
-        bench-logical-long bench-logical-apply bench-readable bench-readable-live bench-top test test-quick test-rust test-datadir test-e2e test-17 test-suites \
+        bench-logical-long bench-logical-apply bench-readable bench-readable-live bench-top bench-relay \
+        test test-quick test-rust test-datadir test-e2e test-17 test-suites \
         test-subscription test-tools test-majors fetch-majors \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
-        soak-standby soak-early soak-logical soak-logical-boundaries soak-power soak-plugin soak-readable soak-sim planted \
+        soak-standby soak-early soak-relay soak-logical soak-logical-boundaries soak-power soak-plugin soak-readable soak-sim planted \
         planted-readable suites-readable packages clean
 
 demo: build fetch-18
@@ -79,6 +80,10 @@ bench-readable: build fetch-18 extension
 # three minutes with LIVE_ARGS="--loads pgbench --size 0.25 --rounds 5 --seconds 6", when the fixture is there.
 bench-readable-live: build fetch-18 extension
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.readable_live --fixtures $(BENCH_FIXTURES) --save bench/runs $(LIVE_ARGS)
+
+# What it costs to send WAL on, beside a stock cascading standby; about 15 minutes, less with RELAY_ARGS="--parts backlog latency".
+bench-relay: build fetch-18
+	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.relay --save bench/runs $(RELAY_ARGS)
 
 # What walrider top costs the servers that it asks; four minutes.
 bench-top: build fetch-18
@@ -187,6 +192,11 @@ soak-stress: build fetch
 # A thousand times: the primary dies under load, its standby takes over, the bank is audited.
 soak-standby: build fetch
 	$(SOAK) WALRIDER_STANDBY_ROUNDS=$${WALRIDER_STANDBY_ROUNDS:-1000} $(E2E) tests/test_standby_bank.py -s $(PYTEST_ARGS)
+
+# Two hundred times: a relay between primary and standbys, everything fails, a standby takes over; and as many kills of a relay with slots.
+soak-relay: build fetch
+	$(SOAK) WALRIDER_RELAY_ROUNDS=$${WALRIDER_RELAY_ROUNDS:-200} $(E2E) tests/test_relay_bank.py -s $(PYTEST_ARGS)
+	$(SOAK) WALRIDER_RELAY_KILLS=$${WALRIDER_RELAY_KILLS:-200} $(E2E) tests/test_relay_faults.py -k slots_never -s $(PYTEST_ARGS)
 
 # A thousand times: the primary dies with WAL that the standby had from it early; promotion, and following it again.
 soak-early: build fetch extension

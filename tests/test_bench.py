@@ -2,7 +2,7 @@
 
 import json
 
-from bench import early, logical, replay, sync
+from bench import early, logical, relay, replay, sync
 from tests.lab.loads.bank import LEVELS, PROMISING
 
 
@@ -69,3 +69,17 @@ def test_logical_smoke(tmp_path, capsys):
     assert {(run["kind"], run["plugin"]) for run in result["latency"]} == {(kind, name) for kind in logical.KINDS for name in logical.PLUGINS}
     assert all(run["transactions"] > 0 for run in result["latency"])
     assert "pgoutput" in capsys.readouterr().out
+
+
+def test_relay_smoke(tmp_path, capsys):
+    """Both send all of it on, in every part and to each number of downstreams; senders take a part of all."""
+    result = relay.main(["--smoke", "--loads", "bulk", "--save", str(tmp_path)])
+    assert json.loads(next(tmp_path.glob("*.json")).read_text())["runs"] == result["runs"]
+    seen = {(run["part"], run["downstreams"], run["contender"]) for run in result["runs"]}
+    assert seen == {(part, count, name) for part in relay.PARTS for count in (1, 2) for name in ("relay", "stock")} | {("latency", 1, "direct")}
+    for run in result["runs"]:
+        if run["part"] == "latency":
+            assert run["samples"] > 10 and run["p50_us"] <= run["p95_us"] <= run["p99_us"], run
+        elif run["part"] != "stalled" or run["downstreams"] > 1:
+            assert run["own_mb"] > 0 and run["senders_s_per_gb"] > 0, run
+    assert "relay/stock" in capsys.readouterr().out and "downstreams  relay" in next(tmp_path.glob("*.txt")).read_text()

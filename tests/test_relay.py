@@ -3,8 +3,10 @@
 Not tried here: more than a few downstreams at once (bench/relay.py), networks that delay, unix sockets (there are none).
 """
 
+import json
 import re
 import signal
+import socket
 import subprocess
 import time
 
@@ -12,9 +14,10 @@ import pytest
 
 from tests.lab import install
 from tests.lab.loads.commit import A_WHILE, TABLE, Commit
-from tests.lab.server.cluster import PgCluster, free_port, run
+from tests.lab.server.cluster import PgCluster, free_port, parse_lsn, run
 from tests.lab.standby import standby
-from tests.lab.standby.relay import LOOPBACK, Relay, hot_standby, wait_replayed
+from tests.lab.standby.early_client import Closed
+from tests.lab.standby.relay import LOOPBACK, Client, Relay, ask, hot_standby, segment, wait_replayed
 from tests.lab.standby.standby import LOCALLY, Walrider, clone, rewind, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import USAGE, binary, walrider
@@ -44,17 +47,6 @@ def write(server, count=2000):
     """Rows that wait for nobody; where they end."""
     server.psql(f"INSERT INTO t (v) SELECT repeat('w', 100) FROM generate_series(1, {count})", options=LOCALLY)
     return server.wal_end()
-
-
-def ask(relay, command, user="postgres", options="", check=True, psql=None):
-    """Rows of a replication command."""
-    done = subprocess.run([psql or install.program("psql"), "-XAtw", "-F", "|", "-d",
-                           f"host=127.0.0.1 port={relay.serves} user={user} replication=true {options}", "-c", command],
-                          capture_output=True, text=True, timeout=60)
-    if check:
-        assert done.returncode == 0, done.stderr
-        return [line.split("|") for line in done.stdout.splitlines()]
-    return done
 
 
 def test_two_hot_standbys(table, relay, work):
@@ -414,22 +406,174 @@ def test_one_that_does_not_read_harms_nobody(table, relay, work):
         receiver = int(a.value("SELECT pid FROM pg_stat_wal_receiver"))
         subprocess.run(["kill", "-STOP", str(receiver)], check=True)
         try:
-            before = memory(relay)
+            before = relay.memory()
             for _ in range(5):
                 end = write(table, 50000)
             wait_replayed(b, end)
             Commit(table, "on").wait()
-            assert memory(relay) - before < 16 << 20
+            assert relay.memory() - before < 16 << 20
         finally:
             subprocess.run(["kill", "-CONT", str(receiver)], check=True)
         wait_replayed(a, end)
         assert rows(a) == rows(b)
 
 
-def memory(relay):
-    """Resident bytes."""
-    with open(f"/proc/{relay.process.pid}/status") as status:
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) << 10
+def test_a_silent_client_gets_everything(table, work):
+    """It once got what the socket took at a time, and the rest when it said something."""
+    with Relay(work / "relay", table.port, "--sender-timeout", "0").start() as relay:
+        wait_streaming(table)
+        start = parse_lsn(ask(relay, "IDENTIFY_SYSTEM")[0][2]) >> 20 << 20
+        end = parse_lsn(write(table, 200000))
+        wait_position(table, stage="flush")
+        with Client(relay) as client:
+            assert len(client.stream(start).wal(end)) >= end - start
+
+
+def test_a_slot_of_the_primary_does_not_go_back(table, work):
+    """With --ack-flush the relay tells the primary of what others have flushed, nothing at first.  A slot follows what it is told: it once went
+    to 0/1, and a checkpoint of the primary then kept no WAL at all."""
+    table.psql("ALTER SYSTEM SET wal_keep_size = 0; SELECT pg_reload_conf()", options=LOCALLY)
+    options = "-S", "relay", "--create-slot", "--if-not-exists", "--ack-flush", "ANY 1 (a)"
+    at = lambda: parse_lsn(table.value("SELECT coalesce(restart_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = 'relay'"))
+    table.psql("SELECT pg_create_physical_replication_slot('relay', true)", options=LOCALLY)
+    before = at()
+    with Relay(work / "relay", table.port, *options).start() as relay:
+        wait_streaming(table)
+        Commit(table, "remote_write").wait()
+        write(table, 30000)
+        table.psql("CHECKPOINT", options=LOCALLY)
+        wait_position(table, stage="write")
+        assert at() >= before >> 20 << 20
+        with hot_standby(table, work / "a", relay, "a") as a:
+            Commit(table, "on").wait()
+            reached = at()
+            a.stop()
+        relay.kill()
+        relay.start()
+        wait_streaming(table)
+        write(table, 30000)
+        table.psql("CHECKPOINT", options=LOCALLY)
+        assert at() >= reached >> 20 << 20
+        table.restart("immediate", listen_addresses="127.0.0.1")
+        wait_streaming(table)
+        assert table.value("SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'relay'") != "lost"
+
+
+def test_walrider_standby_behind_a_relay(table, relay, work):
+    """It asks for the early stream first, which a relay does not have."""
+    with Walrider(clone(table, work / "ours", relay.serves)).start() as ours:
+        relay.wait_downstream("walrider")
+        ours.wait_replayed(write(table))
+        assert not ours.status()["early"]
+
+
+def known(directory, *segments, history=None):
+    """A relay's directory as an earlier run left it."""
+    directory.mkdir()
+    identity = dict(system_identifier="1", server_version="18.0", wal_segment_size=1 << 20)
+    (directory / "walrider.relay.json").write_text(json.dumps(identity))
+    for name, data in segments:
+        (directory / name).write_bytes(data)
+    if history:
+        (directory / "00000002.history").write_text(history)
+    return directory
+
+
+def test_an_old_timeline_ends_where_its_wal_is_known(work):
+    """What a timeline was left with is not here yet, only the file of the next one, which was made ahead: its zeros are not sent."""
+    name, data = segment(2, 3)
+    directory = known(work / "relay", (name + ".partial", bytes(len(data))), segment(1, 2, fill=b"x"), history="1\t0/304000\tno\n")
+    with Relay(directory, "host=127.0.0.1 port=1").start() as relay, Client(relay) as client:
+        client.stream(0x200000)
+        assert client.wal(0x300000) == segment(1, 2, fill=b"x")[1]
+        client.status(0x300000, reply=True)
+        assert client.receive()["kind"] == "keepalive"
+        assert client.receive(A_WHILE) is None
+
+
+def test_the_end_of_a_timeline(work):
+    """CopyDone of both sides, the next timeline, and another command on the same connection; one that does not answer is given up."""
+    segments = segment(1, 2), segment(1, 3), segment(2, 3), segment(2, 4)
+    directory = known(work / "relay", *segments, history="1\t0/304000\tno\n")
+    with Relay(directory, "host=127.0.0.1 port=1", "--sender-timeout", "1s").start() as relay:
+        with Client(relay) as client:
+            client.stream(0x300000)
+            assert len(client.wal(0x304000)) == 0x4000
+            assert client.receive()["tag"] == b"c"
+            # In one packet with the next command.
+            client._send(b"c")
+            client._send(b"Q", b"IDENTIFY_SYSTEM\0")
+            assert client._until_ready() == [["2", "0/304000"]]
+            assert client._until_ready() == [["1", "2", "0/500000", None]]
+        with Client(relay) as client:
+            client.stream(0x300000).wal(0x304000)
+            with pytest.raises(Closed):
+                while client.receive(10):
+                    pass
+
+
+def test_what_is_said_last_counts(work):
+    """A report, and the end of the connection right behind it."""
+    directory = known(work / "relay", segment(1, 2), segment(1, 3))
+    with Relay(directory, "host=127.0.0.1 port=1").start() as relay:
+        ask(relay, "CREATE_REPLICATION_SLOT s PHYSICAL")
+        with Client(relay) as client:
+            client.stream(0x200000, slot="s").wal(0x400000)
+            client.status(0x380000)
+        wait_for(lambda: relay.status()["slots"]["s"]["restart_lsn"] == "0/380000", lambda: relay.status()["slots"])
+
+
+def test_what_was_not_sent_is_not_acknowledged(work):
+    """One on a timeline of its own tells of what it cannot have from here."""
+    directory = known(work / "relay", segment(1, 2), segment(1, 3))
+    with Relay(directory, "host=127.0.0.1 port=1").start() as relay, Client(relay) as client:
+        client.stream(0x200000).wal(0x400000)
+        client.status(0xFFFFFFFF0000)
+        wait_for(lambda: relay.downstream("client")["flush_lsn"] == "0/400000", relay.status)
+
+
+def test_who_asks_and_does_not_read(work):
+    """Answers are not kept for one that does not read them."""
+    history = "1\t0/304000\tno\n" + "# a line of some length that says nothing\n" * 20000
+    directory = known(work / "relay", segment(2, 3), history=history)
+    with Relay(directory, "host=127.0.0.1 port=1").start() as relay, Client(relay) as client:
+        before = relay.memory()
+        client.socket.settimeout(1)
+        try:
+            for _ in range(1500):
+                client._send(b"Q", b"TIMELINE_HISTORY 2\0")
+        except TimeoutError:
+            pass
+        time.sleep(2)
+        assert relay.memory() - before < 64 << 20
+        assert ask(relay, "IDENTIFY_SYSTEM")[0][1] == "2"
+
+
+def test_those_who_say_nothing_keep_nobody_out(work):
+    """Of one address so many connections at once may be without a name; when they are gone, others are let in again."""
+    directory = known(work / "relay", segment(1, 2))
+    with Relay(directory, "host=127.0.0.1 port=1", "--max-connections", "2").start() as relay:
+        with Client(relay, name="a"), Client(relay, name="b"):
+            assert "too many clients already" in ask(relay, "IDENTIFY_SYSTEM", check=False).stderr
+        silent = [socket.create_connection(("127.0.0.1", relay.serves)) for _ in range(40)]
+        wait_for(lambda: "do not say who they are" in relay.log_text(), relay.log_tail)
+        for connection in silent:
+            connection.close()
+        wait_for(lambda: ask(relay, "IDENTIFY_SYSTEM", check=False).returncode == 0, relay.log_tail)
+
+
+def test_one_relay_to_a_directory(work):
+    """Slots are known to one process alone: another one that serves the same directory does not start."""
+    directory = known(work / "relay", segment(1, 2))
+    with Relay(directory, "host=127.0.0.1 port=1").start() as relay:
+        done = walrider("relay", "-D", directory, "-d", "host=127.0.0.1 port=1", "--listen", "127.0.0.1:0", "--access", relay.access)
+        assert done.code == 1 and "already" in done.stderr, done
+
+
+def test_without_wal_it_says_so(work):
+    """It knows whose WAL it will have, and has none."""
+    with Relay(known(work / "relay"), "host=127.0.0.1 port=1").start() as relay:
+        assert "the relay is starting up" in ask(relay, "IDENTIFY_SYSTEM", check=False).stderr
 
 
 def test_help_names_what_it_needs():

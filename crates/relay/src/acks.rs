@@ -1,9 +1,10 @@
 //! Whom the primary's synchronous commits wait for, stage by stage: for the relay's own spool alone, or for some of those downstream as
 //! well, named as in `synchronous_standby_names`.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use walrider_layout::Lsn;
+use walrider_layout::{Lsn, TimelineId};
 
 use crate::downstream::Downstream;
 
@@ -60,10 +61,12 @@ impl Reached {
 }
 
 impl Acks {
-    /// How far those downstream are together.
-    pub fn reached<'a>(&self, downstreams: impl Iterator<Item = &'a Downstream> + Clone) -> Reached {
+    /// How far those downstream are together on a timeline. Those on another do not count: what they have more of it can never be of this one.
+    pub fn reached(&self, downstreams: &[&Downstream], timeline: TimelineId) -> Reached {
+        let downstreams: Vec<&Downstream> =
+            downstreams.iter().copied().filter(|one| one.streaming == Some(timeline)).collect();
         let reached = |quorum: &Option<Quorum>, of: fn(&Downstream) -> Lsn, without: Lsn| {
-            quorum.as_ref().map_or(without, |quorum| quorum.reached(downstreams.clone(), of))
+            quorum.as_ref().map_or(without, |quorum| quorum.reached(downstreams.iter().copied(), of))
         };
         Reached {
             write: reached(&self.write, |one| one.told.write, Lsn(u64::MAX)),
@@ -77,10 +80,15 @@ impl Quorum {
     /// Up to where enough of those named are; zero while there are too few (`SyncRepGetNthLatestSyncRecPtr`).
     fn reached<'a>(&self, downstreams: impl Iterator<Item = &'a Downstream>, of: fn(&Downstream) -> Lsn) -> Lsn {
         let named = |one: &&Downstream| {
-            one.streaming
-                && self.names.iter().any(|name| name == "*" || name.eq_ignore_ascii_case(&one.application_name))
+            self.names.iter().any(|name| name == "*" || name.eq_ignore_ascii_case(&one.application_name))
         };
-        let mut positions: Vec<Lsn> = downstreams.filter(named).map(of).collect();
+        // One that came back is still one, although its old connection is not known to be gone.
+        let mut by_name: BTreeMap<String, Lsn> = BTreeMap::new();
+        for one in downstreams.filter(named) {
+            let at = by_name.entry(one.application_name.to_ascii_lowercase()).or_default();
+            *at = of(one).max(*at);
+        }
+        let mut positions: Vec<Lsn> = by_name.into_values().collect();
         positions.sort_unstable_by(|a, b| b.cmp(a));
         positions.get(self.count - 1).copied().unwrap_or(Lsn(0))
     }
@@ -128,7 +136,7 @@ mod tests {
             address: "local".into(),
             since: SystemTime::UNIX_EPOCH,
             slot: None,
-            streaming: true,
+            streaming: Some(TimelineId(2)),
             sent: Lsn(at),
             told: StatusUpdate {
                 write: Lsn(at),
@@ -143,10 +151,11 @@ mod tests {
 
     #[test]
     fn so_many_of_those_named_count() {
-        let all = [one("a", 100), one("b", 90), one("c", 80), one("x", 1000)];
+        let left = Downstream { streaming: Some(TimelineId(1)), ..one("c", 5000) };
+        let all = [one("a", 100), one("b", 90), one("c", 80), one("x", 1000), one("A", 70), left];
         let reached = |text: &str| {
             let acks = Acks { flush: Some(text.parse().unwrap()), ..Acks::default() };
-            acks.reached(all.iter()).flush.0
+            acks.reached(&all.iter().collect::<Vec<_>>(), TimelineId(2)).flush.0
         };
         assert_eq!(reached("ANY 1 (a, b, c)"), 99);
         assert_eq!(reached("any 2 (A,\"b\", c)"), 89);
@@ -154,7 +163,7 @@ mod tests {
         assert_eq!(reached("ANY 1 (*)"), 999);
         assert_eq!(reached("ANY 2 (c, away)"), 0, "one of them is not here");
         assert_eq!(reached("ANY 9 (*)"), 0);
-        let own = Acks::default().reached(all.iter());
+        let own = Acks::default().reached(&all.iter().collect::<Vec<_>>(), TimelineId(2));
         assert_eq!((own.write, own.flush, own.apply), (Lsn(u64::MAX), Lsn(u64::MAX), Lsn(0)));
     }
 

@@ -13,11 +13,10 @@ use rustls::ServerConnection;
 use socket2::Socket;
 use walrider_wire::WireError;
 use walrider_wire::backend::Frame;
+use walrider_wire::server::Opening;
 
 /// The longest message that is taken: a status update has 39 bytes, a command a few hundred.
 pub const MAX_MESSAGE: usize = 64 << 10;
-/// The longest startup packet (`MAX_STARTUP_PACKET_LENGTH`, `libpq/pqcomm.h`).
-const MAX_STARTUP: usize = 10_000;
 /// A piece of a file that goes through memory, because it is encrypted on its way.
 const PIECE: usize = 64 << 10;
 
@@ -126,6 +125,8 @@ impl Link {
                 Some(tls) => read_tls(tls, &self.socket, &mut piece),
             };
             match read {
+                // What came before counts; the end is met once more.
+                Ok(0) if some => return Ok(true),
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(len) => {
                     self.input.extend_from_slice(&piece[..len]);
@@ -164,18 +165,12 @@ impl Link {
     pub fn startup_packet(&mut self, deadline: Instant) -> Result<Vec<u8>, LinkError> {
         loop {
             let rest = &self.input[self.taken..];
-            if let Some(&length) = rest.first_chunk::<4>() {
-                let length = u32::from_be_bytes(length) as usize;
-                if !(8..=MAX_STARTUP).contains(&length) {
-                    return Err(WireError::Malformed("startup packet").into());
-                }
-                if rest.len() >= length {
-                    let body = rest[4..length].to_vec();
-                    self.taken += length;
-                    return Ok(body);
-                }
+            if let Some(len) = Opening::peek(rest)?.filter(|len| rest.len() >= *len) {
+                let body = rest[Opening::HEADER..len].to_vec();
+                self.taken += len;
+                return Ok(body);
             }
-            self.read_more(deadline)?;
+            self.read_more(Some(deadline))?;
         }
     }
 
@@ -188,15 +183,11 @@ impl Link {
             if let Some((tag, body)) = self.message()? {
                 return Ok((tag, body.to_vec()));
             }
-            self.read_more_until(deadline)?;
+            self.read_more(deadline)?;
         }
     }
 
-    fn read_more(&mut self, deadline: Instant) -> Result<(), LinkError> {
-        self.read_more_until(Some(deadline))
-    }
-
-    fn read_more_until(&mut self, deadline: Option<Instant>) -> Result<(), LinkError> {
+    fn read_more(&mut self, deadline: Option<Instant>) -> Result<(), LinkError> {
         while !self.fill()? {
             self.poll(PollFlags::IN, &[], deadline)?;
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -209,7 +200,10 @@ impl Link {
     /// Queues what `write` appends.
     pub fn queue(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         match self.output.back_mut() {
-            Some(Out::Bytes(bytes, _)) => write(bytes),
+            Some(Out::Bytes(bytes, at)) => {
+                bytes.drain(..std::mem::take(at));
+                write(bytes);
+            }
             _ => {
                 let mut bytes = Vec::new();
                 write(&mut bytes);

@@ -97,12 +97,15 @@ impl Origin {
         self.recycles
     }
 
-    /// All of that is good, too: it was replayed.
-    pub fn reaches(&self, timeline: TimelineId, end: Lsn) {
+    /// All of that is good, too: it was replayed. Whether that is news.
+    pub fn reaches(&self, timeline: TimelineId, end: Lsn) -> bool {
+        let before = self.end();
         let mut known = self.end.lock().expect("no panic while locked");
-        if timeline > known.0 || (timeline == known.0 && end > known.1) {
-            *known = (timeline, end);
+        let is_news = timeline > before.0 || (timeline == before.0 && end > before.1);
+        if is_news {
+            *known = (timeline, end).max(*known);
         }
+        is_news
     }
 
     /// Whose WAL it is.
@@ -177,24 +180,5 @@ impl Origin {
             }
         }
         Err(OriginError::Removed(name(timeline)))
-    }
-
-    /// The beginning of the oldest WAL that is here and goes on, on whatever timelines, up to the end.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
-    pub fn oldest(&self) -> Result<Lsn, OriginError> {
-        let failed = |source| OriginError::Io { operation: "read directory", path: self.directory.clone(), source };
-        let mut segments = std::collections::BTreeSet::new();
-        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            let name = name.to_string_lossy();
-            segments.extend(self.size.parse_file_name(name.strip_suffix(".partial").unwrap_or(&name)).map(|id| id.1));
-        }
-        let mut segment = self.size.segment_of(self.end().1);
-        while segment > 0 && segments.contains(&(segment - 1)) {
-            segment -= 1;
-        }
-        Ok(self.size.start_of(segment))
     }
 }

@@ -10,15 +10,16 @@ use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_wire::pulse::{Pulse, Timing};
 use walrider_wire::server::{self, FromClient};
-use walrider_wire::stream::{FromStandby, Streamed, XLOG_DATA_HEADER};
+use walrider_wire::stream::{FromStandby, StatusUpdate, Streamed, XLOG_DATA_HEADER};
 
 use crate::link::{Link, LinkError};
 use crate::origin::{Origin, OriginError};
 use crate::refusal::{Refusal, Stopped};
 use crate::service::Service;
 
-/// The longest piece of WAL in one message, in bytes (`MAX_SEND_SIZE`).
-const MAX_PIECE: u64 = 128 << 10;
+/// The longest piece of WAL in one message, in bytes. A walsender's is an eighth of it (`MAX_SEND_SIZE`); to send this much at a time takes
+/// less of the processor, and whoever is behind has time.
+const MAX_PIECE: u64 = 1 << 20;
 
 /// Where a timeline ends that is streamed, and which one follows.
 pub(crate) type Left = (Lsn, TimelineId);
@@ -59,33 +60,40 @@ impl Sender<'_> {
                 let message = "terminating connection due to administrator command";
                 return Err(Refusal::new("57P01", message).fatal().into());
             }
-            if self.link.fill()? {
+            let heard = self.link.fill()?;
+            if heard {
                 pulse.heard(false, began.elapsed());
             }
             has_ended |= self.listen(&mut pulse, began)?;
             let end = self.end()?;
-            while !ended && !has_ended && !self.link.is_pending() && self.sent < end {
+            // A piece at a time: whoever takes them faster than we read them is heard in between.
+            if self.link.flush()? && !ended && !has_ended && self.sent < end {
                 self.send_piece(end, &mut open)?;
-                self.link.flush()?;
             }
             let at_end = self.left.is_some_and(|(at, _)| self.sent >= at);
             if !ended && (has_ended || at_end) {
                 self.link.queue(server::copy_done);
                 ended = true;
             }
+            let sent_all = self.link.flush()?;
             if ended && has_ended {
-                self.link.flush()?;
                 return Ok(self.left);
             }
             let now = began.elapsed();
             if pulse.is_lost(timing, now) {
                 return Err(LinkError::Timeout.into());
             }
-            if pulse.is_ping_due(timing, now) && !ended {
-                self.keep_alive(true);
+            if pulse.is_ping_due(timing, now) {
+                // The end of the stream asks for an answer, too.
+                if !ended {
+                    self.keep_alive(true);
+                }
                 pulse.told(true, now);
+                continue;
             }
-            self.link.flush()?;
+            if heard || (sent_all && !ended && self.sent < end) {
+                continue;
+            }
             let deadline = pulse.deadline(timing).map(|deadline| deadline.saturating_sub(began.elapsed()));
             self.link.wait(self.wake.as_fd(), deadline)?;
         }
@@ -95,13 +103,18 @@ impl Sender<'_> {
     fn listen(&mut self, pulse: &mut Pulse, began: Instant) -> Result<bool, Stopped> {
         let mut has_ended = false;
         let mut asked = false;
-        while let Some((tag, body)) = self.link.message()? {
+        // What follows the end of the stream is another command's.
+        while !has_ended && let Some((tag, body)) = self.link.message()? {
             match FromClient::parse(tag, body)? {
                 FromClient::CopyData(payload) => match FromStandby::parse(payload)? {
                     FromStandby::Status(status) => {
-                        self.service.downstreams.tells(self.number, |downstream| downstream.told = status);
-                        if let Some(slot) = self.slot.as_ref().filter(|_| status.flush.is_valid()) {
-                            self.service.slots.confirm(slot, status.flush.min(self.sent));
+                        // Of what it was not sent, it cannot have anything of ours: it may be on a timeline of its own.
+                        let sent = |lsn: Lsn| lsn.min(self.sent);
+                        let (write, flush, apply) = (sent(status.write), sent(status.flush), sent(status.apply));
+                        let told = StatusUpdate { write, flush, apply, ..status };
+                        self.service.downstreams.tells(self.number, |downstream| downstream.told = told);
+                        if let Some(slot) = self.slot.as_ref().filter(|_| flush.is_valid()) {
+                            self.service.slots.confirm(slot, flush);
                         }
                         asked |= status.reply_requested;
                     }
@@ -113,13 +126,13 @@ impl Sender<'_> {
                 FromClient::CopyDone => has_ended = true,
                 FromClient::Terminate => return Err(LinkError::Closed.into()),
                 _ => {
-                    let message =
-                        format!("unexpected standby message type \"{}\", after receiving CopyDone", tag as char);
+                    let message = format!("invalid standby message type \"{}\"", tag as char);
                     return Err(Refusal::new("08P01", message).fatal().into());
                 }
             }
         }
-        if asked {
+        // One that asks and does not read has WAL to read first.
+        if asked && !self.link.is_pending() {
             self.keep_alive(false);
             pulse.told(false, began.elapsed());
         }
@@ -133,7 +146,8 @@ impl Sender<'_> {
             let history = self.origin.history(newest)?;
             self.left = Some(left_at(&history, self.timeline).ok_or_else(|| not_in_history(self.timeline))?);
         }
-        Ok(self.left.map_or(end, |(at, _)| at))
+        // Of a timeline that was left as much as is known to be here: the newest passes where it was left once all of that is.
+        Ok(self.left.map_or(end, |(at, _)| at.min(end)))
     }
 
     /// Queues a message with WAL up to `end`, to the end of a segment at most.

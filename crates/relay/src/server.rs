@@ -1,21 +1,22 @@
-//! Accepts connections, each with a thread of its own; wakes them when WAL has come; removes what nobody needs any more.
+//! Accepts connections, each with a thread of its own.
 
+use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
-use walrider_layout::Lsn;
 
 use crate::link::Link;
 use crate::service::Service;
 use crate::session::Session;
 
-/// Connections that have not said who they are yet count, too: more than this many at once are closed unheard.
-const SPARE_CONNECTIONS: usize = 32;
-/// How often to look whether it ends, and what can be removed.
+/// Connections at once that have not said who they are: more of one address, or of all, are closed unheard.
+const MAX_UNKNOWN_OF_ADDRESS: usize = 16;
+const MAX_UNKNOWN: usize = 64;
+/// How often to look whether it ends.
 const LOOK: Duration = Duration::from_secs(1);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -80,8 +81,6 @@ impl Listeners {
             let run = move || accept(&socket, &service);
             thread::Builder::new().name("relay-accept".into()).spawn(run).map_err(ListenError::Thread)?;
         }
-        let waking = service.clone();
-        thread::Builder::new().name("relay-wake".into()).spawn(move || wake(&waking)).map_err(ListenError::Thread)?;
         Ok(())
     }
 }
@@ -99,9 +98,37 @@ fn listen(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
+/// How many connections there are of each address that have not said who they are.
+pub(crate) type UnknownCounts = Mutex<HashMap<Option<IpAddr>, usize>>;
+
+/// A connection that has not said who it is, counted until this is dropped.
+pub(crate) struct Unknown(Arc<UnknownCounts>, Option<IpAddr>);
+
+impl Unknown {
+    /// One more, unless there are too many.
+    fn enter(counts: &Arc<UnknownCounts>, address: Option<IpAddr>) -> Option<Unknown> {
+        let mut known = counts.lock().expect("no panic while locked");
+        let of_address = known.get(&address).copied().unwrap_or(0);
+        if of_address >= MAX_UNKNOWN_OF_ADDRESS || known.values().sum::<usize>() >= MAX_UNKNOWN {
+            return None;
+        }
+        known.insert(address, of_address + 1);
+        Some(Unknown(counts.clone(), address))
+    }
+}
+
+impl Drop for Unknown {
+    fn drop(&mut self) {
+        let mut known = self.0.lock().expect("no panic while locked");
+        if let Some(count) = known.get_mut(&self.1) {
+            *count -= 1;
+        }
+        known.retain(|_, count| *count > 0);
+    }
+}
+
 /// Accepts connections until the service ends.
 fn accept(listener: &Socket, service: &Arc<Service>) {
-    let opening = Arc::new(());
     while !service.is_stopping() {
         let (socket, address) = match listener.accept() {
             Ok(accepted) => accepted,
@@ -113,11 +140,11 @@ fn accept(listener: &Socket, service: &Arc<Service>) {
                 continue;
             }
         };
-        if Arc::strong_count(&opening) > service.settings.max_connections + SPARE_CONNECTIONS {
-            tracing::warn!("too many connections: one is closed unheard");
-            continue;
-        }
         let address = address.as_socket().map(|address| address.ip());
+        let Some(unknown) = Unknown::enter(&service.unknown, address) else {
+            tracing::warn!("too many connections that do not say who they are: one is closed unheard");
+            continue;
+        };
         let link = match Link::new(socket) {
             Ok(link) => link,
             Err(error) => {
@@ -125,30 +152,10 @@ fn accept(listener: &Socket, service: &Arc<Service>) {
                 continue;
             }
         };
-        let (service, counted) = (service.clone(), opening.clone());
-        let run = move || {
-            Session::new(&service, link, address).run();
-            drop(counted);
-        };
+        let service = service.clone();
+        let run = move || Session::new(&service, link, address, unknown).run();
         if let Err(error) = thread::Builder::new().name("relay-send".into()).spawn(run) {
             tracing::warn!("could not start a thread for a connection: {error}");
-        }
-    }
-}
-
-/// Wakes all who send when more was written, or a timeline has ended.
-fn wake(service: &Service) {
-    let mut seen = (walrider_layout::TimelineId(0), Lsn::INVALID);
-    while !service.is_stopping() {
-        let Some(origin) = service.origin() else {
-            thread::sleep(LOOK / 10);
-            continue;
-        };
-        origin.spool().wait_written_beyond(seen.1, LOOK);
-        let now = origin.spool().timeline_and_written();
-        if now != seen {
-            seen = now;
-            service.downstreams.wake_all();
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::downstream::Downstreams;
 use crate::origin::Origin;
 use crate::rules::Rules;
 use crate::scram::Mock;
+use crate::server::UnknownCounts;
 use crate::slots::Slots;
 use crate::tls::Acceptor;
 
@@ -50,6 +51,10 @@ pub struct Service {
     access: Mutex<Arc<Access>>,
     /// How.
     pub settings: ServiceSettings,
+    /// Connections that have not said who they are.
+    pub(crate) unknown: Arc<UnknownCounts>,
+    /// Called when there is a new slot, before whoever made it knows.
+    slot_made: OnceLock<Box<dyn Fn() + Send + Sync>>,
     numbers: AtomicU32,
     stopping: AtomicBool,
 }
@@ -63,6 +68,8 @@ impl Service {
             downstreams,
             access: Mutex::new(Arc::new(access)),
             settings,
+            unknown: Arc::default(),
+            slot_made: OnceLock::new(),
             numbers: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
         }
@@ -73,9 +80,27 @@ impl Service {
         self.origin.get()
     }
 
-    /// It is known; what was told first counts.
-    pub fn serve(&self, origin: Arc<Origin>) {
+    /// It is known; what was told first counts. Those who are connected are woken whenever there is more.
+    pub fn serve(self: &Arc<Self>, origin: Arc<Origin>) {
+        let service = Arc::downgrade(self);
+        origin.spool().on_written(Box::new(move || {
+            if let Some(service) = service.upgrade() {
+                service.downstreams.wake_all();
+            }
+        }));
         let _ = self.origin.set(origin);
+    }
+
+    /// Has somebody keep WAL for a new slot, before whoever made it knows of it.
+    pub fn on_slot_made(&self, keep: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.slot_made.set(keep);
+    }
+
+    /// There is a new slot.
+    pub(crate) fn slot_made(&self) {
+        if let Some(keep) = self.slot_made.get() {
+            keep();
+        }
     }
 
     /// Who may come in now.

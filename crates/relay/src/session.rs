@@ -2,12 +2,13 @@
 //! `replication/walsender.c`, PostgreSQL 18).
 
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use walrider_layout::history::history_file_name;
 use walrider_layout::{Lsn, TimelineId};
+use walrider_wire::WireError;
 use walrider_wire::replication::{CommandError, Options, ReplicationCommand};
 use walrider_wire::server::{self, FromClient, Opening, Replication, Startup, Type};
 use walrider_wire::stream::StatusUpdate;
@@ -20,10 +21,22 @@ use crate::link::{Link, LinkError};
 use crate::origin::Origin;
 use crate::refusal::{Refusal, Stopped};
 use crate::sender::{Left, Sender, left_at, not_in_history};
-use crate::service::Service;
+use crate::server::Unknown;
+use crate::service::{Access, Service};
+use crate::slots::SlotError;
 
 /// Packets before a session begins: TLS, GSSAPI, and the one that begins it.
 const MAX_OPENINGS: usize = 4;
+
+/// Before the first report.
+const NOTHING_TOLD: StatusUpdate =
+    StatusUpdate { write: Lsn(0), flush: Lsn(0), apply: Lsn(0), time: 0, reply_requested: false };
+/// Characters of a command that are logged.
+const MAX_LOGGED: usize = 1000;
+/// How often DROP_REPLICATION_SLOT … WAIT looks whether the slot is free.
+const DROP_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a refusal may take to be sent.
+const REFUSAL_TIME: Duration = Duration::from_secs(5);
 
 /// A connection.
 pub(crate) struct Session<'a> {
@@ -31,6 +44,8 @@ pub(crate) struct Session<'a> {
     link: Link,
     address: Option<IpAddr>,
     number: u64,
+    /// Until it is known who it is.
+    unknown: Option<Unknown>,
 }
 
 /// Who has come in.
@@ -39,11 +54,18 @@ struct Client {
     origin: Arc<Origin>,
 }
 
+impl Client {
+    /// Takes all wakes so far.
+    fn awake(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+    }
+}
+
 impl<'a> Session<'a> {
     /// `address`: `None` on a unix socket.
-    pub fn new(service: &'a Service, link: Link, address: Option<IpAddr>) -> Session<'a> {
+    pub fn new(service: &'a Service, link: Link, address: Option<IpAddr>, unknown: Unknown) -> Session<'a> {
         let number = service.next_number();
-        Session { service, link, address, number }
+        Session { service, link, address, number, unknown: Some(unknown) }
     }
 
     /// To its end. What the client is refused is logged.
@@ -56,8 +78,14 @@ impl<'a> Session<'a> {
             Err(Stopped::Refused(refusal)) => {
                 tracing::warn!("connection {} from {who}: {}", self.number, refusal.0);
                 self.link.queue(|out| server::error_response(out, &refusal.fatal().0));
-                let deadline = Instant::now() + self.service.settings.authentication_timeout;
-                let _ = self.link.flush_all(deadline);
+                let _ = self.link.flush_all(Instant::now() + REFUSAL_TIME);
+            }
+            Err(Stopped::Link(LinkError::Wire(error))) => {
+                tracing::warn!("connection {} from {who}: {error}", self.number);
+                let code = if matches!(error, WireError::Protocol(_)) { "0A000" } else { "08P01" };
+                let refusal = Refusal::new(code, error.to_string()).fatal();
+                self.link.queue(|out| server::error_response(out, &refusal.0));
+                let _ = self.link.flush_all(Instant::now() + REFUSAL_TIME);
             }
             Err(Stopped::Link(LinkError::Closed)) | Ok(()) => {
                 tracing::debug!("connection {} from {who} ended", self.number)
@@ -68,14 +96,17 @@ impl<'a> Session<'a> {
 
     fn serve(&mut self) -> Result<(), Stopped> {
         let deadline = Instant::now() + self.service.settings.authentication_timeout;
-        let Some(startup) = self.open(deadline)? else { return Ok(()) };
-        let client = self.admit(&startup, deadline)?;
+        // What counts when it comes counts to the end of its authentication.
+        let access = self.service.access();
+        let Some(startup) = self.open(&access, deadline)? else { return Ok(()) };
+        let client = self.admit(&startup, &access, deadline)?;
         loop {
             let (tag, body) = self.wait_command(&client)?;
             match FromClient::parse(tag, &body)? {
                 FromClient::Query(text) => match self.command(text, &client) {
                     Ok(()) => {}
                     Err(Stopped::Refused(refusal)) if !refusal.is_fatal() => {
+                        let text: String = text.chars().take(MAX_LOGGED).collect();
                         tracing::info!("connection {}: {}; in: {text}", self.number, refusal.0);
                         self.link.queue(|out| server::error_response(out, &refusal.0));
                     }
@@ -95,25 +126,33 @@ impl<'a> Session<'a> {
 
     /// Waits for the next message, or that the service ends.
     fn wait_command(&mut self, client: &Client) -> Result<(u8, Vec<u8>), Stopped> {
-        use std::os::fd::AsFd;
         loop {
-            self.link.flush()?;
+            // Who does not read what it has asked for asks no more, and nothing is kept for it.
+            while !self.link.flush()? {
+                self.check_stop()?;
+                self.link.wait_to_send(client.wake.as_fd())?;
+                client.awake();
+            }
             if let Some((tag, body)) = self.link.message()? {
                 return Ok((tag, body.to_vec()));
             }
-            if self.service.is_stopping() {
-                return Err(Refusal::new("57P01", "terminating connection due to administrator command").into());
-            }
+            self.check_stop()?;
             if !self.link.fill()? {
                 self.link.wait(client.wake.as_fd(), None)?;
-                let _ = rustix::io::read(&client.wake, &mut [0; 8]);
+                client.awake();
             }
         }
     }
 
+    fn check_stop(&self) -> Result<(), Refusal> {
+        match self.service.is_stopping() {
+            true => Err(Refusal::new("57P01", "terminating connection due to administrator command")),
+            false => Ok(()),
+        }
+    }
+
     /// The packets before a session, TLS among them. `None`: it wanted nothing else (`ProcessStartupPacket`).
-    fn open(&mut self, deadline: Instant) -> Result<Option<Startup>, Stopped> {
-        let access = self.service.access();
+    fn open(&mut self, access: &Access, deadline: Instant) -> Result<Option<Startup>, Stopped> {
         for _ in 0..MAX_OPENINGS {
             let packet = self.link.startup_packet(deadline)?;
             match Opening::parse(&packet)? {
@@ -139,15 +178,15 @@ impl<'a> Session<'a> {
     }
 
     /// Who it is, and whether it may come in; says so, and what a server says of itself.
-    fn admit(&mut self, startup: &Startup, deadline: Instant) -> Result<Client, Stopped> {
+    fn admit(&mut self, startup: &Startup, access: &Access, deadline: Instant) -> Result<Client, Stopped> {
         if let Some((protocol, options)) = startup.negotiation() {
             self.link.queue(|out| server::negotiate_protocol_version(out, protocol, &options));
         }
         let user = startup.get("user").filter(|user| !user.is_empty());
         let user = user.ok_or_else(|| Refusal::new("28000", "no PostgreSQL user name specified in startup packet"))?;
         let replication = startup.replication();
-        let access = self.service.access();
-        authenticate(&mut self.link, &access, self.address, user, deadline)?;
+        authenticate(&mut self.link, access, self.address, user, deadline)?;
+        self.unknown = None;
         match replication {
             Some(Replication::Physical) => {}
             _ => {
@@ -155,29 +194,28 @@ impl<'a> Session<'a> {
                 return Err(refusal.hint("Connect to the primary, or with \"replication=true\".").into());
             }
         }
-        let origin = self.service.origin().cloned();
+        let origin = self.service.origin().filter(|origin| origin.end().0 != TimelineId(0)).cloned();
         let origin = origin.ok_or_else(|| {
             let refusal = Refusal::new("57P03", "the relay is starting up");
             refusal.detail("It has no WAL yet, and has not reached its primary.")
         })?;
-        if self.service.downstreams.count() >= self.service.settings.max_connections {
-            return Err(Refusal::new("53300", "sorry, too many clients already").into());
-        }
         let wake = self.service.downstreams.enter(
             self.number,
+            self.service.settings.max_connections,
             Downstream {
                 application_name: startup.get("application_name").unwrap_or_default().to_owned(),
                 user: user.to_owned(),
                 address: self.address.map_or("local".to_owned(), |address| address.to_string()),
                 since: SystemTime::now(),
                 slot: None,
-                streaming: false,
+                streaming: None,
                 sent: Lsn::INVALID,
-                told: StatusUpdate { write: Lsn(0), flush: Lsn(0), apply: Lsn(0), time: 0, reply_requested: false },
+                told: NOTHING_TOLD,
                 feedback: None,
             },
         );
         let wake = wake.map_err(LinkError::Io)?;
+        let wake = wake.ok_or_else(|| Refusal::new("53300", "sorry, too many clients already"))?;
         let parameters = [
             ("server_version", origin.identity().server_version.as_str()),
             ("server_encoding", "UTF8"),
@@ -259,16 +297,25 @@ impl<'a> Session<'a> {
                 self.answer(&columns, &row, "READ_REPLICATION_SLOT");
             }
             ReplicationCommand::CreatePhysicalSlot { slot: name, temporary, options } => {
-                let from = if reserves_wal(&options)? { Some(self.reserved_from(origin)?) } else { None };
-                let size = origin.segment_size();
-                let from = from.map(|end| size.start_of(size.segment_of(end)));
+                let (reserves, size) = (reserves_wal(&options)?, origin.segment_size());
+                let from = || reserves.then(|| size.start_of(size.segment_of(reserved_from(origin))));
                 self.service.slots.create(&name, temporary.then_some(self.number), from)?;
+                self.service.slot_made();
                 let columns =
                     ["slot_name", "consistent_point", "snapshot_name", "output_plugin"].map(|name| (name, Type::Text));
                 self.answer(&columns, &[Some(name), Some("0/0".to_owned()), None, None], "CREATE_REPLICATION_SLOT");
             }
-            ReplicationCommand::DropReplicationSlot { slot: name, .. } => {
-                self.service.slots.drop_slot(&name, self.number)?;
+            ReplicationCommand::DropReplicationSlot { slot: name, wait } => {
+                while let Err(error) = self.service.slots.drop_slot(&name, self.number) {
+                    if !wait || !matches!(error, SlotError::Active(..)) {
+                        return Err(error.into());
+                    }
+                    self.check_stop()?;
+                    self.link.wait(client.wake.as_fd(), Some(DROP_INTERVAL))?;
+                    client.awake();
+                    // It may have gone away.
+                    self.link.fill()?;
+                }
                 self.link.queue(|out| server::command_complete(out, "DROP_REPLICATION_SLOT"));
             }
             ReplicationCommand::StartPhysical { slot, start, timeline } => {
@@ -277,15 +324,6 @@ impl<'a> Session<'a> {
             other => return Err(unsupported(&other).into()),
         }
         Ok(())
-    }
-
-    /// From where on a new slot holds WAL: where a standby would begin that is a backup of here (`ReplicationSlotReserveWal`).
-    fn reserved_from(&self, origin: &Origin) -> Result<Lsn, Refusal> {
-        let end = origin.end().1;
-        match origin.replica() {
-            Some(replica) => Ok(backup::redo(replica)?.min(end)),
-            None => Ok(end),
-        }
     }
 
     /// Rows of one.
@@ -332,7 +370,7 @@ impl<'a> Session<'a> {
         let streamed = self.stream(slot.clone(), start, timeline, client);
         self.service
             .downstreams
-            .change(self.number, |downstream| (downstream.streaming, downstream.slot) = (false, None));
+            .change(self.number, |downstream| (downstream.streaming, downstream.slot) = (None, None));
         if let Some(slot) = &slot {
             self.service.slots.release(slot, self.number);
         }
@@ -386,7 +424,8 @@ impl<'a> Session<'a> {
         }
         self.link.queue(server::copy_both_response);
         self.service.downstreams.change(self.number, |downstream| {
-            (downstream.streaming, downstream.slot, downstream.sent) = (true, slot.clone(), start);
+            (downstream.streaming, downstream.slot, downstream.sent) = (Some(timeline), slot.clone(), start);
+            downstream.told = NOTHING_TOLD;
         });
         let sender = Sender {
             service: self.service,
@@ -401,6 +440,13 @@ impl<'a> Session<'a> {
         };
         sender.run()
     }
+}
+
+/// From where on a new slot holds WAL: where a standby would begin that is a backup of here (`ReplicationSlotReserveWal`).
+fn reserved_from(origin: &Origin) -> Lsn {
+    let end = origin.end().1;
+    let redo = origin.replica().and_then(|replica| backup::redo(replica).ok());
+    redo.map_or(end, |redo| redo.min(end))
 }
 
 /// Whether a slot is to hold WAL from the start (`parseCreateReplSlotOptions`).

@@ -98,6 +98,8 @@ impl SlotError {
 /// All slots.
 pub struct Slots {
     path: PathBuf,
+    /// Held by whoever writes the file, and taken before that of the slots.
+    file: Mutex<()>,
     slots: Mutex<BTreeMap<String, Slot>>,
 }
 
@@ -118,7 +120,7 @@ impl Slots {
             check_name(name).map_err(|error| failed(error.to_string()))?;
             slot.saved = slot.restart_lsn;
         }
-        Ok(Slots { path, slots: Mutex::new(slots) })
+        Ok(Slots { path, file: Mutex::new(()), slots: Mutex::new(slots) })
     }
 
     /// A slot by name.
@@ -131,12 +133,19 @@ impl Slots {
         self.lock().clone()
     }
 
-    /// Makes a slot; durable on return unless it is temporary, of the connection `owner` then.
+    /// Makes a slot; durable on return unless it is temporary, of that connection then. `from` tells where WAL is held from: it is asked
+    /// while nobody finds out what may be removed.
     ///
     /// # Errors
     /// There is one of this name, the name cannot be one, or there are too many.
-    pub fn create(&self, name: &str, temporary: Option<u64>, from: Option<Lsn>) -> Result<(), SlotError> {
+    pub fn create(
+        &self,
+        name: &str,
+        temporary: Option<u64>,
+        from: impl FnOnce() -> Option<Lsn>,
+    ) -> Result<(), SlotError> {
         check_name(name)?;
+        let _file = self.file.lock().expect("no panic while locked");
         let mut slots = self.lock();
         if slots.contains_key(name) {
             return Err(SlotError::Exists(name.to_owned()));
@@ -144,7 +153,7 @@ impl Slots {
         if slots.len() >= MAX_SLOTS {
             return Err(SlotError::Full);
         }
-        let slot = Slot { restart_lsn: from, temporary: temporary.is_some(), active: temporary, ..Slot::default() };
+        let slot = Slot { restart_lsn: from(), temporary: temporary.is_some(), active: temporary, ..Slot::default() };
         slots.insert(name.to_owned(), slot);
         match self.save(&mut slots) {
             Ok(()) => Ok(()),
@@ -160,6 +169,7 @@ impl Slots {
     /// # Errors
     /// There is none, or somebody uses it.
     pub fn drop_slot(&self, name: &str, by: u64) -> Result<(), SlotError> {
+        let _file = self.file.lock().expect("no panic while locked");
         let mut slots = self.lock();
         let slot = slots.get(name).ok_or_else(|| SlotError::Missing(name.to_owned()))?;
         if let Some(user) = slot.active.filter(|user| *user != by) {
@@ -215,37 +225,47 @@ impl Slots {
     }
 
     /// Saves what has moved, and tells from where on WAL is needed: what the file says, so that no crash makes a slot need what is gone.
-    /// Slots that would hold back WAL before `limit` are given up, and named.
+    /// Slots that would hold back WAL before `limit` are given up, and named. Who confirms does not wait for the file.
     ///
     /// # Errors
     /// The file cannot be written; nothing may be removed then.
     pub fn keep_from(&self, limit: Lsn) -> Result<(Option<Lsn>, Vec<String>), SlotError> {
-        let mut slots = self.lock();
+        let _file = self.file.lock().expect("no panic while locked");
+        let is_too_old = |slot: &Slot| !slot.lost && slot.restart_lsn.is_some_and(|at| at < limit);
+        let mut kept = self.lock().clone();
         let mut given_up = Vec::new();
-        for (name, slot) in
-            slots.iter_mut().filter(|(_, slot)| !slot.lost && slot.restart_lsn.is_some_and(|at| at < limit))
-        {
+        for (name, slot) in kept.iter_mut().filter(|(_, slot)| is_too_old(slot)) {
             slot.lost = true;
             given_up.push(name.clone());
         }
-        if !given_up.is_empty() || slots.values().any(|slot| !slot.temporary && slot.saved != slot.restart_lsn) {
-            self.save(&mut slots)?;
+        if !given_up.is_empty() || kept.values().any(|slot| !slot.temporary && slot.saved != slot.restart_lsn) {
+            self.write(&kept)?;
+            for (name, slot) in &mut *self.lock() {
+                let Some(written) = kept.get(name) else { continue };
+                slot.saved = written.restart_lsn;
+                slot.lost |= written.lost;
+            }
         }
         let held = |slot: &Slot| if slot.temporary { slot.restart_lsn } else { slot.saved };
-        Ok((slots.values().filter(|slot| !slot.lost).filter_map(held).min(), given_up))
+        Ok((self.lock().values().filter(|slot| !slot.lost).filter_map(held).min(), given_up))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Slot>> {
         self.slots.lock().expect("no panic while locked")
     }
 
-    /// Those that are not temporary.
-    fn save(&self, slots: &mut BTreeMap<String, Slot>) -> Result<(), SlotError> {
+    /// Writes the file of those that are not temporary.
+    fn write(&self, slots: &BTreeMap<String, Slot>) -> Result<(), SlotError> {
         let kept: BTreeMap<&String, &Slot> = slots.iter().filter(|(_, slot)| !slot.temporary).collect();
         let mut contents = serde_json::to_vec_pretty(&kept).expect("plain values");
         contents.push(b'\n');
         let failed = |source| SlotError::Save { path: self.path.clone(), source };
-        durable::write_file(&self.path, &contents).map_err(|error| failed(io::Error::other(error)))?;
+        durable::write_file(&self.path, &contents).map_err(|error| failed(io::Error::other(error)))
+    }
+
+    /// The same, and they are as the file says then.
+    fn save(&self, slots: &mut BTreeMap<String, Slot>) -> Result<(), SlotError> {
+        self.write(slots)?;
         slots.values_mut().for_each(|slot| slot.saved = slot.restart_lsn);
         Ok(())
     }
@@ -272,10 +292,10 @@ mod tests {
     fn a_slot_is_there_after_a_restart_and_a_temporary_one_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let first = slots(directory.path());
-        first.create("a", None, Some(Lsn(100))).unwrap();
-        first.create("unused", None, None).unwrap();
-        first.create("t", Some(7), Some(Lsn(50))).unwrap();
-        assert!(matches!(first.create("a", None, None), Err(SlotError::Exists(_))));
+        first.create("a", None, || Some(Lsn(100))).unwrap();
+        first.create("unused", None, || None).unwrap();
+        first.create("t", Some(7), || Some(Lsn(50))).unwrap();
+        assert!(matches!(first.create("a", None, || None), Err(SlotError::Exists(_))));
         assert_eq!(first.keep_from(Lsn(0)).unwrap().0, Some(Lsn(50)));
         first.leave(7);
         assert_eq!(first.keep_from(Lsn(0)).unwrap().0, Some(Lsn(100)));
@@ -289,7 +309,7 @@ mod tests {
     fn what_counts_is_what_the_file_says() {
         let directory = tempfile::tempdir().unwrap();
         let first = slots(directory.path());
-        first.create("a", None, Some(Lsn(100))).unwrap();
+        first.create("a", None, || Some(Lsn(100))).unwrap();
         first.confirm("a", Lsn(300));
         first.confirm("a", Lsn(200));
         assert_eq!(slots(directory.path()).get("a").unwrap().restart_lsn, Some(Lsn(100)));
@@ -304,7 +324,7 @@ mod tests {
     fn one_connection_uses_a_slot_at_a_time() {
         let directory = tempfile::tempdir().unwrap();
         let slots = slots(directory.path());
-        slots.create("a", None, Some(Lsn(1))).unwrap();
+        slots.create("a", None, || Some(Lsn(1))).unwrap();
         slots.acquire("a", 1).unwrap();
         slots.acquire("a", 1).unwrap();
         assert!(matches!(slots.acquire("a", 2), Err(SlotError::Active(_, 1))));
@@ -319,8 +339,8 @@ mod tests {
     fn a_slot_that_holds_too_much_is_given_up_for_good() {
         let directory = tempfile::tempdir().unwrap();
         let first = slots(directory.path());
-        first.create("slow", None, Some(Lsn(100))).unwrap();
-        first.create("fast", None, Some(Lsn(900))).unwrap();
+        first.create("slow", None, || Some(Lsn(100))).unwrap();
+        first.create("fast", None, || Some(Lsn(900))).unwrap();
         assert_eq!(first.keep_from(Lsn(500)).unwrap(), (Some(Lsn(900)), vec!["slow".to_owned()]));
         assert_eq!(first.keep_from(Lsn(500)).unwrap(), (Some(Lsn(900)), vec![]));
         assert!(matches!(slots(directory.path()).acquire("slow", 1), Err(SlotError::Lost(_))));
@@ -331,9 +351,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let first = slots(directory.path());
         for name in ["", "A", "a-b", "a b", "../a", &"x".repeat(64), "é"] {
-            assert!(matches!(first.create(name, None, None), Err(SlotError::Name(_))), "{name}");
+            assert!(matches!(first.create(name, None, || None), Err(SlotError::Name(_))), "{name}");
         }
-        first.create(&"x".repeat(63), None, None).unwrap();
+        first.create(&"x".repeat(63), None, || None).unwrap();
         for text in ["", "[]", "{\"a\": 1}", "{\"../a\": {\"restart_lsn\": null}}", "{\"a\": {\"restart_lsn\": \"x\"}}"]
         {
             std::fs::write(directory.path().join(SLOTS_FILE), text).unwrap();

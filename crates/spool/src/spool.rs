@@ -335,6 +335,12 @@ impl Spool {
         self.shared.callbacks.lock().expect("no panic while locked").push(callback.into());
     }
 
+    /// Has `callback`, beside those before, called whenever the writer [announces](crate::Writer::announce) that `written` has moved, by its
+    /// thread: it must be quick, and not keep the spool alive.
+    pub fn on_written(&self, callback: Box<dyn Fn() + Send + Sync>) {
+        self.shared.written_callbacks.lock().expect("no panic while locked").push(callback.into());
+    }
+
     /// Stores the history file of a timeline, durably; replaces one that is there (`WalRcvFetchTimeLineHistoryFiles`,
     /// `replication/walreceiver.c`; `writeTimeLineHistoryFile`, `access/transam/timeline.c`; PostgreSQL 18).
     ///

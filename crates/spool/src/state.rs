@@ -98,6 +98,9 @@ impl State {
 /// Called when `held_durable` has moved.
 pub(crate) type OnFlushed = Arc<dyn Fn(Lsn) + Send + Sync>;
 
+/// Called when `written` was announced.
+pub(crate) type OnWritten = Arc<dyn Fn() + Send + Sync>;
+
 pub(crate) struct Shared {
     pub directory: Arc<dyn Directory>,
     pub size: SegmentSize,
@@ -121,6 +124,8 @@ pub(crate) struct Shared {
     /// Taken between looking whether a name of a segment is free and giving it to a file.
     pub names: Mutex<()>,
     pub callbacks: Mutex<Vec<OnFlushed>>,
+    /// Called when `written` was announced.
+    pub written_callbacks: Mutex<Vec<OnWritten>>,
     /// Who needs WAL, and from where on, by number.
     pub holds: Mutex<BTreeMap<u64, Lsn>>,
     pub counters: Counters,
@@ -165,6 +170,7 @@ impl Shared {
             prepared: Condvar::new(),
             names: Mutex::new(()),
             callbacks: Mutex::default(),
+            written_callbacks: Mutex::default(),
             holds: Mutex::default(),
             counters: Counters::default(),
             stepped: None,

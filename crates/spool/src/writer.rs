@@ -178,6 +178,8 @@ impl Writer {
         if self.announced < self.written {
             self.announced = self.written;
             self.spool.shared.on_written.notify_all();
+            let callbacks = self.spool.shared.written_callbacks.lock().expect("no panic while locked");
+            callbacks.iter().for_each(|callback| callback());
         }
     }
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tracing::Level;
 use walrider_datadir::config::{Unit, parse_number};
+use walrider_layout::Lsn;
 use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
-use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{Command, LastError, StandbyStatus, State, Time};
 use walrider_relay::origin::Identity;
 use walrider_session::{ConnectError, ConnectOptions, Connection, Start};
@@ -20,7 +20,7 @@ use walrider_stream::error::ReceiveError;
 
 use walrider_stream::streaming::{End, Streaming};
 use walrider_stream::timelines::check_next;
-use walrider_stream::upstream::{Early, Expected, Opened, Slot, Upstream};
+use walrider_stream::upstream::{Early, Expected, Opened, Slot, Upstream, slot_position};
 use walrider_wire::pulse::Timing;
 
 use crate::error::StandbyError;
@@ -234,6 +234,13 @@ impl Inner {
         opened.fetch_histories(task.timeline, has, |timeline, contents| spool.write_history(timeline, contents))?;
         let mut writer = spool.start_at(task.timeline, task.start)?;
         *next = Some(task);
+        if let Some(relay) = self.relay.get() {
+            relay.session_begins(&mut opened)?;
+        }
+        let (identity, start) = (&opened.identity, task.start);
+        if identity.timeline == task.timeline && identity.flushed < start {
+            return Err(ReceiveError::Behind { flushed: identity.flushed, start }.into());
+        }
         let slot = opened.slot.as_deref();
         let start = opened.connection.start_replication(slot, task.start, task.timeline).map_err(ReceiveError::from)?;
         let end = match start {
@@ -347,18 +354,6 @@ impl Inner {
         };
         Ok(Task { start: size.start_of(size.segment_of(at)), timeline })
     }
-}
-
-/// Where a slot stands, if it holds any WAL.
-fn slot_position(connection: &mut Connection, slot: &str) -> Result<Option<(TimelineId, Lsn)>, ReceiveError> {
-    let rows = connection.simple_query(&walrider_wire::command::read_replication_slot(slot))?;
-    let text = |column: usize| {
-        let value = rows.first().and_then(|row| row.get(column)).and_then(|value| value.as_deref());
-        value.map(|bytes| String::from_utf8_lossy(bytes).into_owned())
-    };
-    let position = text(1).and_then(|lsn| lsn.parse().ok());
-    let timeline = text(2).and_then(|timeline| timeline.parse().ok()).map(TimelineId);
-    Ok(timeline.zip(position))
 }
 
 /// The size of the server's segments (`RetrieveWalSegSize`, `streamutil.c`).

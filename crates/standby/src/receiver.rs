@@ -96,6 +96,9 @@ fn stream(shell: &Shell, opened: &Opened, task: Task, repeats: &mut Repeats) -> 
         spool.prepare_early();
     }
     let mut writer = spool.start_at(task.timeline, task.start)?;
+    if let Some(relay) = shell.relay() {
+        relay.session_begins(&mut opened)?;
+    }
     let early = match opened.start(&upstream, task.start, task.timeline)? {
         (Start::Ended(branch), _) => return Ok(End::Timeline(branch)),
         (Start::Streaming, early) => early,

@@ -2,32 +2,37 @@
 //! need, kept.
 
 use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use walrider_datadir::durable;
+use walrider_datadir::{DataDirError, durable};
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{DownstreamStatus, SlotStatus, Time, text};
 use walrider_relay::acks::{Acks, Reached};
 use walrider_relay::backup::{Replica, Standing};
-use walrider_relay::downstream::Downstreams;
+use walrider_relay::downstream::{Downstream, Downstreams, feedback};
 use walrider_relay::origin::{Identity, Origin};
 use walrider_relay::server::Listeners;
 use walrider_relay::service::{Access, Service, ServiceSettings};
 use walrider_relay::slots::Slots;
 use walrider_spool::{Hold, Spool, streaming_start};
 use walrider_stream::board::Board;
+use walrider_stream::error::ReceiveError;
 use walrider_stream::positions::Limit;
+use walrider_stream::upstream::Opened;
 
 use crate::error::StandbyError;
 use crate::receive::{Receive, ReceiveSettings};
 
 /// What the relay knows of the cluster before it is connected.
 const IDENTITY_FILE: &str = "walrider.relay.json";
+/// Held by whoever serves.
+const LOCK_FILE: &str = "walrider.relay.lock";
 /// It is a few lines.
 const MAX_IDENTITY: u64 = 64 << 10;
 /// How often to look for WAL that nobody needs.
@@ -50,10 +55,13 @@ pub struct RelaySettings {
 
 /// A relay.
 pub struct Relay {
+    itself: Weak<Relay>,
     directory: PathBuf,
     settings: RelaySettings,
     service: Arc<Service>,
     board: OnceLock<Arc<Board>>,
+    /// Nobody else has the slots.
+    _lock: File,
     /// A standby removes WAL itself; this keeps it from removing what a slot needs.
     hold: Mutex<Option<Hold>>,
     /// What a standby's replay has told.
@@ -93,13 +101,14 @@ impl Relay {
     /// # Errors
     /// An address cannot be had, or the slots' file is none.
     pub fn listen(directory: &Path, settings: RelaySettings, access: Access) -> Result<Arc<Relay>, StandbyError> {
+        let lock = lock(directory)?;
         let slots = Slots::load(directory)?;
         let listeners = Listeners::open(&settings.listen)?;
         for address in listeners.addresses() {
             tracing::info!("listening on {address}");
         }
-        let relay = Arc::new_cyclic(|relay: &Weak<Relay>| {
-            let relay = relay.clone();
+        let relay = Arc::new_cyclic(|itself: &Weak<Relay>| {
+            let relay = itself.clone();
             let told = move || {
                 if let Some(relay) = relay.upgrade() {
                     relay.tell();
@@ -107,9 +116,11 @@ impl Relay {
             };
             let service = Service::new(slots, Downstreams::new(Box::new(told)), access, settings.service.clone());
             Relay {
+                itself: itself.clone(),
                 directory: directory.to_owned(),
                 service: Arc::new(service),
                 board: OnceLock::new(),
+                _lock: lock,
                 hold: Mutex::default(),
                 replica: Arc::new(Directory { path: directory.to_owned(), standing: Mutex::default() }),
                 reached: Mutex::default(),
@@ -203,6 +214,13 @@ impl Relay {
         let origin = Arc::new(origin);
         *self.hold.lock().expect("no panic while locked") = Some(spool.hold(Lsn(0)));
         self.keep_for_slots(&origin)?;
+        let (relay, kept) = (self.itself.clone(), origin.clone());
+        self.service.on_slot_made(Box::new(move || {
+            // A restartpoint may come before we look again.
+            if let Some(Err(error)) = relay.upgrade().map(|relay| relay.keep_for_slots(&kept)) {
+                tracing::error!("{error}");
+            }
+        }));
         self.service.serve(origin);
         Ok(())
     }
@@ -210,35 +228,47 @@ impl Relay {
     /// Replay has got there.
     pub(crate) fn replayed(&self, standing: Standing) {
         *self.replica.standing.lock().expect("no panic while locked") = standing;
-        if let Some(origin) = self.service.origin() {
-            origin.reaches(standing.timeline, standing.replayed);
+        let reaches = |origin: &Arc<Origin>| origin.reaches(standing.timeline, standing.replayed);
+        if self.service.origin().is_some_and(reaches) {
+            self.service.downstreams.wake_all();
         }
+    }
+
+    /// A session of streaming begins.
+    pub(crate) fn session_begins(&self, opened: &mut Opened) -> Result<(), ReceiveError> {
+        if let Some(board) = self.board.get().filter(|board| board.limits_flush()) {
+            board.set_floor(opened.floor()?);
+        }
+        // It may be on another timeline, where less is written.
+        self.service.downstreams.wake_all();
+        Ok(())
     }
 
     /// Somebody downstream has told something: the primary is told what follows from it.
     fn tell(&self) {
         let Some(board) = self.board.get() else { return };
-        let all = self.service.downstreams.all();
-        let timeline = self.service.origin().map_or(TimelineId(0), |origin| origin.end().0);
-        let reached = {
+        {
+            // From the look at them to the board in one go: who looks later knows no less.
             let mut kept = self.reached.lock().expect("no panic while locked");
+            let timeline = self.service.origin().map_or(TimelineId(0), |origin| origin.end().0);
             if kept.0 != timeline {
                 *kept = (timeline, Reached::default());
             }
-            kept.1 = kept.1.max(self.settings.acks.reached(all.values()));
-            kept.1
-        };
-        // A standby that has flushed nothing at all is none to the primary (`SyncRepGetCandidateStandbys`): then remote_write would not
-        // be answered either. No commit is before 0/1.
-        let apply = if self.settings.acks.apply.is_some() { reached.apply } else { Lsn(u64::MAX) };
-        let limit = Limit { write: reached.write.max(Lsn(1)), flush: reached.flush.max(Lsn(1)), apply };
-        board.set_downstream(limit, self.service.downstreams.feedback());
-        board.tell();
-        if reached.apply.is_valid() && !self.is_of_standby() {
-            // That is news only where a commit was among it, which nobody here knows.
-            let flushed = || self.service.origin().map_or(Lsn::INVALID, |origin| origin.spool().held_durable());
-            board.applied(reached.apply, true, flushed);
+            let (reached, feedback) = self.service.downstreams.look(|all| {
+                let all: Vec<&Downstream> = all.collect();
+                let said: Vec<_> = all.iter().filter_map(|one| one.feedback).collect();
+                (self.settings.acks.reached(&all, timeline), feedback(&said))
+            });
+            kept.1 = kept.1.max(reached);
+            let Reached { write, flush, apply } = kept.1;
+            let counts = self.settings.acks.apply.is_some();
+            board.set_downstream(Limit { write, flush, apply: if counts { apply } else { Lsn(u64::MAX) } }, feedback);
+            if counts && !self.is_of_standby() {
+                // Those downstream are those who apply. What they applied is durable here, or told when it is.
+                board.applied(apply, true, || Lsn::INVALID);
+            }
         }
+        board.tell();
     }
 
     /// Whether the WAL is a standby's, which replays it and removes it.
@@ -246,9 +276,12 @@ impl Relay {
         self.hold.lock().expect("no panic while locked").is_some()
     }
 
-    /// From where on slots need WAL. Those that need too much are given up.
-    fn needed(&self, end: Lsn) -> Result<Option<Lsn>, StandbyError> {
+    /// From where on slots need WAL, which is kept from `keep` on for nobody. Those that need too much are given up.
+    fn needed(&self, origin: &Origin, end: Lsn, keep: Lsn) -> Result<Option<Lsn>, StandbyError> {
+        let size = origin.segment_size();
         let limit = self.settings.max_slot_keep.map_or(Lsn(0), |bytes| Lsn(end.0.saturating_sub(bytes)));
+        // What is there anyway, nobody loses.
+        let limit = limit.min(size.start_of(size.segment_of(keep)));
         let (needed, given_up) = self.service.slots.keep_from(limit)?;
         for name in given_up {
             tracing::warn!("slot \"{name}\" is given up: it held back more WAL than --max-slot-wal-keep-size");
@@ -258,8 +291,9 @@ impl Relay {
 
     /// Holds WAL that slots need.
     fn keep_for_slots(&self, origin: &Origin) -> Result<(), StandbyError> {
+        let end = origin.end().1;
         // A hold does not go back, and a new slot may need more than those before.
-        let hold = origin.spool().hold(self.needed(origin.end().1)?.unwrap_or(Lsn(u64::MAX)));
+        let hold = origin.spool().hold(self.needed(origin, end, end)?.unwrap_or(Lsn(u64::MAX)));
         *self.hold.lock().expect("no panic while locked") = Some(hold);
         Ok(())
     }
@@ -270,7 +304,9 @@ impl Relay {
         }
         let (timeline, end) = origin.end();
         let keep = Lsn(end.0.saturating_sub(self.settings.keep));
-        origin.spool().remove_before(self.needed(end)?.map_or(keep, |needed| needed.min(keep)), timeline)?;
+        origin
+            .spool()
+            .remove_before(self.needed(origin, end, keep)?.map_or(keep, |needed| needed.min(keep)), timeline)?;
         Ok(())
     }
 
@@ -279,14 +315,14 @@ impl Relay {
         let end = self.service.origin().map_or(Lsn::INVALID, |origin| origin.end().1);
         let known = |lsn: Lsn| lsn.is_valid().then_some(lsn);
         let all = self.service.downstreams.all().into_iter();
-        let status = |(number, one): (u64, walrider_relay::downstream::Downstream)| DownstreamStatus {
+        let status = |(number, one): (u64, Downstream)| DownstreamStatus {
             pid: number,
             application_name: one.application_name,
             user: one.user,
             address: one.address,
             since: Time(one.since),
             slot: one.slot,
-            streaming: one.streaming,
+            streaming: one.streaming.is_some(),
             sent_lsn: known(one.sent),
             write_lsn: known(one.told.write),
             flush_lsn: known(one.told.flush),
@@ -305,6 +341,21 @@ impl Relay {
             lost: slot.lost,
         };
         self.service.slots.all().into_iter().map(|(name, slot)| (name, status(slot))).collect()
+    }
+}
+
+/// Slots are known to one process alone.
+fn lock(directory: &Path) -> Result<File, StandbyError> {
+    let failed = |source| StandbyError::System { operation: "lock file \"walrider.relay.lock\"", source };
+    let path = directory.join(LOCK_FILE);
+    let file = File::options().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+        Err(TryLockError::WouldBlock) => {
+            let why = format!("another walrider serves \"{}\" already", directory.display());
+            Err(DataDirError::Refused(why).into())
+        }
     }
 }
 

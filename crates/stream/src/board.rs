@@ -40,6 +40,8 @@ pub struct Board {
 struct Downstream {
     limit: Limit,
     feedback: Option<HotStandbyFeedback>,
+    /// No less is told as flushed than that, whatever the limit.
+    floor: Lsn,
 }
 
 impl Board {
@@ -61,7 +63,7 @@ impl Board {
             heard_at: AtomicI64::new(0),
             disk_full: AtomicBool::new(false),
             timing: Mutex::new(timing),
-            downstream: Mutex::new(Downstream { limit: Limit::NONE, feedback: None }),
+            downstream: Mutex::new(Downstream { limit: Limit::NONE, feedback: None, floor: Lsn::INVALID }),
             line: Mutex::new(None),
         })
     }
@@ -95,10 +97,10 @@ impl Board {
     /// The connection is lost, or the spool has failed. Both stay so.
     pub(crate) fn report(&self, line: &mut Line, link: Link) -> Result<bool, ReceiveError> {
         line.spool.check()?;
-        let downstream = *self.downstream.lock().expect("no panic while locked");
-        line.positions.set_limit(downstream.limit);
+        let Downstream { limit, feedback, floor } = *self.downstream.lock().expect("no panic while locked");
+        line.positions.set_limit(Limit { flush: limit.flush.max(floor), ..limit });
         line.positions.catch_up(line.spool.held_durable(), self.take_applied());
-        line.feed_back(downstream.feedback);
+        line.feed_back(feedback);
         if let Some(report) = line.positions.report(link, line.began.elapsed()) {
             line.send(&report);
             self.set_reported(report.apply);
@@ -166,7 +168,19 @@ impl Board {
     /// Those downstream have got on: what is told waits for them, and `feedback` is what their queries need.
     /// [`Board::tell`] makes it known.
     pub fn set_downstream(&self, limit: Limit, feedback: Option<HotStandbyFeedback>) {
-        *self.downstream.lock().expect("no panic while locked") = Downstream { limit, feedback };
+        let mut downstream = self.downstream.lock().expect("no panic while locked");
+        (downstream.limit, downstream.feedback) = (limit, feedback);
+    }
+
+    /// Whether what is told as flushed waits for those downstream.
+    pub fn limits_flush(&self) -> bool {
+        self.downstream.lock().expect("no panic while locked").limit.flush < Limit::NONE.flush
+    }
+
+    /// What is told as flushed in the session that begins is never less, although those downstream may not have got so far: see
+    /// [`Opened::floor`](crate::upstream::Opened::floor).
+    pub fn set_floor(&self, floor: Lsn) {
+        self.downstream.lock().expect("no panic while locked").floor = floor;
     }
 
     /// The primary's newest flush position that it has told.

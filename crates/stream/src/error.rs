@@ -28,6 +28,16 @@ pub enum ReceiveError {
     /// The connection was closed.
     #[error("the primary closed the connection")]
     Closed,
+    /// It has less than we have.
+    #[error(
+        "the server has WAL up to {flushed} only, and it goes on at {start} here: a standby or relay that has just started may yet get there"
+    )]
+    Behind {
+        /// Up to where it has WAL.
+        flushed: Lsn,
+        /// Where we go on.
+        start: Lsn,
+    },
     /// The disk was full when the stream ended.
     #[error("the stream ended while the disk was full: what could not be stored is received again")]
     Full,
@@ -157,7 +167,7 @@ impl ReceiveError {
     }
 
     /// Whether the primary has no early stream for us, though it may stream all the same: there is no such database, nobody may
-    /// connect to it, or the extension is not there; or it is a relay, which serves no databases (0A000).
+    /// connect to it, the extension is not there, or it is a relay, which has no databases.
     pub(crate) fn rules_out_early(&self) -> bool {
         match self {
             ReceiveError::NotEarly(_) => true,

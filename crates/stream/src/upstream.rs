@@ -129,6 +129,21 @@ impl Upstream {
     }
 }
 
+/// Where a slot stands, if it holds any WAL.
+///
+/// # Errors
+/// No answer.
+pub fn slot_position(connection: &mut Connection, slot: &str) -> Result<Option<(TimelineId, Lsn)>, ReceiveError> {
+    let rows = connection.simple_query(&walrider_wire::command::read_replication_slot(slot))?;
+    let text = |column: usize| {
+        let value = rows.first().and_then(|row| row.get(column)).and_then(|value| value.as_deref());
+        value.map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+    };
+    let position = text(1).and_then(|lsn| lsn.parse().ok());
+    let timeline = text(2).and_then(|timeline| timeline.parse().ok()).map(TimelineId);
+    Ok(timeline.zip(position))
+}
+
 fn connect_early(options: &ConnectOptions) -> Result<Connection, ReceiveError> {
     let mut connection = Connection::open(options)?;
     if connection.parameter("in_hot_standby") == Some("on") {
@@ -144,6 +159,22 @@ fn connect_early(options: &ConnectOptions) -> Result<Connection, ReceiveError> {
 }
 
 impl Opened {
+    /// What must be told as flushed at least where commits wait for others, who may have flushed nothing yet.
+    ///
+    /// A slot follows what is told, backwards too (`PhysicalConfirmReceivedLocation`), and a primary whose slot needs WAL from
+    /// the beginning keeps none of its own (`KeepLogSeg`): so what the slot has been told stays. A slot that holds nothing is told
+    /// nothing. Without a slot no commit is before 0/1, and a standby that has flushed nothing at all is none to the primary
+    /// (`SyncRepGetCandidateStandbys`): then `remote_write` would not be answered either.
+    ///
+    /// # Errors
+    /// No answer.
+    pub fn floor(&mut self) -> Result<Lsn, ReceiveError> {
+        match self.slot.clone() {
+            Some(slot) => Ok(slot_position(&mut self.connection, &slot)?.map_or(Lsn::INVALID, |(_, at)| at)),
+            None => Ok(Lsn(1)),
+        }
+    }
+
     /// Starts streaming. Whether WAL comes before the primary has flushed it: only on the primary's own timeline.
     ///
     /// # Errors

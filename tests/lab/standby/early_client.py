@@ -46,14 +46,18 @@ class EarlyClient:
                  application_name="early"):
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(f"{server.sockets}/.s.PGSQL.{server.port}")
-        self.buffer = bytearray()
-        self.notices = []
-        self.sending = threading.Lock()
         parameters = dict(user=user, database=database, application_name=application_name)
         if replication:
             parameters["replication"] = replication
         if options:
             parameters["options"] = options
+        self._begin(parameters)
+
+    def _begin(self, parameters):
+        """The startup message, and what the server answers."""
+        self.buffer = bytearray()
+        self.notices = []
+        self.sending = threading.Lock()
         body = b"".join(f"{key}\0{value}\0".encode() for key, value in parameters.items()) + b"\0"
         self.socket.sendall(struct.pack("!II", len(body) + 8, PROTOCOL) + body)
         self._until_ready()
