@@ -17,7 +17,7 @@ from tests.lab import install
 from tests.lab.loads.commit import TABLE
 from tests.lab.server.cluster import PgCluster, controldata, free_port, parse_lsn, run
 from tests.lab.standby import standby
-from tests.lab.standby.relay import LOOPBACK, wait_replayed
+from tests.lab.standby.relay import LOOPBACK, ask, wait_replayed
 from tests.lab.standby.standby import LOCALLY, Walrider, clone, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
@@ -120,11 +120,15 @@ def extract(archive, target):
     return target
 
 
-def unpack(backup, target):
-    """A directory of what pg_basebackup --format=tar left."""
+def unpacked(work):
+    """A directory of what pg_basebackup --format=tar left, as plain format would have it."""
+    backup, target = work / "backup", work / "unpacked"
+    if int(install.major()) >= 18:
+        verify(backup, "-n")
     extract(backup / "base.tar", target)
     if (backup / "pg_wal.tar").exists():
         extract(backup / "pg_wal.tar", target / "pg_wal")
+    shutil.copy(backup / "backup_manifest", target)
     return target
 
 
@@ -179,8 +183,8 @@ def test_backups_under_load(table, serving, load, work, form, wal):
     time.sleep(1)
     options = ["-Ft"] if form == "tar" else []
     take(serving, work / "backup", *options, "-P", wal=wal)
-    verify(work / "backup", *(["-n"] if form == "tar" or wal == "none" else []))
-    data_dir = unpack(work / "backup", work / "unpacked") if form == "tar" else work / "backup"
+    data_dir = unpacked(work) if form == "tar" else work / "backup"
+    verify(data_dir, *(["-n"] if wal == "none" else []))
     said = label(data_dir)
     assert said["BACKUP METHOD"] == "streamed" and said["BACKUP FROM"] == "standby" and said["START TIMELINE"] == "1", said
     assert said["LABEL"] == "pg_basebackup base backup"
@@ -222,8 +226,10 @@ def test_a_backup_is_promoted(table, serving, load, work):
 
 def test_walrider_follows_with_a_backup(table, serving, load, work):
     """A standby of a standby, made of its backup, streaming from it; and another of that one."""
+    # Its WAL is only here, and would go with the next restartpoint.
+    ask(serving, "CREATE_REPLICATION_SLOT second PHYSICAL RESERVE_WAL")
     take(serving, work / "second", wal="none")
-    standby.point(work / "second", serving.serves, "second")
+    standby.point(work / "second", serving.serves, "second", "second")
     with Serving(work / "second", *QUICK).start() as second:
         wait_for(lambda: second.status()["consistent"], lambda: f"{second.status()}\n{second.log_tail()}\n{serving.log_tail()}")
         take(second, work / "third", wal="stream")
@@ -281,15 +287,12 @@ def test_tablespaces(table, serving, work):
     verify(work / "plain", "-n")
     assert (work / "plain" / "pg_tblspc" / number).resolve() == (work / "mapped").resolve()
     assert list((work / "mapped").glob("PG_*/*/*"))
-    take(serving, work / "tar", "-Ft", wal="fetch")
-    assert (work / "tar" / f"{number}.tar").exists()
-    if int(install.major()) >= 18:
-        verify(work / "tar", "-n")
-    unpacked = unpack(work / "tar", work / "unpacked")
-    assert (unpacked / "tablespace_map").read_text() == f"{number} {there}\n"
-    moved = extract(work / "tar" / f"{number}.tar", work / "moved")
-    (unpacked / "tablespace_map").write_text(f"{number} {moved}\n")
-    for name, data_dir in (("a", work / "plain"), ("b", unpacked)):
+    take(serving, work / "backup", "-Ft", wal="fetch")
+    tar = unpacked(work)
+    assert (tar / "tablespace_map").read_text() == f"{number} {there}\n"
+    moved = extract(work / "backup" / f"{number}.tar", work / "moved")
+    (tar / "tablespace_map").write_text(f"{number} {moved}\n")
+    for name, data_dir in (("a", work / "plain"), ("b", tar)):
         with follow(table, data_dir, name) as server:
             assert server.psql("SELECT count(*), sum(i) FROM x") == table.psql("SELECT count(*), sum(i) FROM x")
 
@@ -309,6 +312,20 @@ def test_manifests(serving, work, options):
         file.write(b"damage")
     done = run([install.program("pg_verifybackup"), work / "backup"], check=False)
     assert (done.returncode != 0) == ("none" not in options)
+
+
+@pytest.mark.skipif(not install.has_tls(), reason="this PostgreSQL has no TLS")
+def test_encrypted(table, work):
+    """What is sent goes through TLS, more than fits its buffers."""
+    run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", work / "key.pem", "-out", work / "cert.pem", "-days", "2",
+         "-subj", "/CN=localhost"])
+    (work / "key.pem").chmod(0o600)
+    serving = Serving(clone(table, work / "serving"), "--tls-certificate", work / "cert.pem", "--tls-key", work / "key.pem")
+    serving.data_dir.with_name("serving.access.toml").write_text('[[allow]]\nfrom = ["loopback"]\ntls = "require"\nmethod = "trust"\n')
+    with serving.start():
+        wait_streaming(table)
+        take(serving, work / "backup", "-d", "sslmode=require")
+        verify(work / "backup")
 
 
 def test_what_is_refused(serving, work):
@@ -387,6 +404,18 @@ def test_prepared_transactions(table, serving, work):
         assert server.psql("SELECT gid FROM pg_prepared_xacts") == [["new"]]
         server.psql("COMMIT PREPARED 'new'", options=LOCALLY)
         assert server.value("SELECT count(*) FROM t") == "2"
+
+
+def test_promoted_meanwhile(table, serving, work):
+    """The backup ends with an error, and the promotion does not wait for it."""
+    slow = subprocess.Popen([install.program("pg_basebackup"), "-h", "127.0.0.1", "-p", str(serving.serves), "-U", "postgres",
+                             "-D", str(work / "backup"), "-X", "none", "--max-rate", "512k"], stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: "base backup" in serving.log_text(), serving.log_tail)
+    serving.promote()
+    assert slow.wait(60) != 0
+    assert "error" in slow.stderr.read()
+    with serving.serve() as promoted:
+        assert promoted.value("SELECT count(*) FROM t") == "0"
 
 
 def test_not_consistent_yet(table, work):

@@ -297,9 +297,8 @@ impl<'a> Session<'a> {
                 self.answer(&columns, &row, "READ_REPLICATION_SLOT");
             }
             ReplicationCommand::CreatePhysicalSlot { slot: name, temporary, options } => {
-                let size = origin.segment_size();
-                let oldest = if reserves_wal(&options)? { Some(self.reserved_from(origin)?) } else { None };
-                let from = || oldest.map(|oldest| size.start_of(size.segment_of(oldest.min(origin.end().1))));
+                let (reserves, size) = (reserves_wal(&options)?, origin.segment_size());
+                let from = || reserves.then(|| size.start_of(size.segment_of(reserved_from(origin))));
                 self.service.slots.create(&name, temporary.then_some(self.number), from)?;
                 self.service.slot_made();
                 let columns =
@@ -325,14 +324,6 @@ impl<'a> Session<'a> {
             other => return Err(unsupported(&other).into()),
         }
         Ok(())
-    }
-
-    /// From where on a new slot holds WAL at least: where a standby would begin that is a backup of here (`ReplicationSlotReserveWal`).
-    fn reserved_from(&self, origin: &Origin) -> Result<Lsn, Refusal> {
-        match origin.replica() {
-            Some(replica) => backup::redo(replica),
-            None => Ok(origin.end().1),
-        }
     }
 
     /// Rows of one.
@@ -449,6 +440,13 @@ impl<'a> Session<'a> {
         };
         sender.run()
     }
+}
+
+/// From where on a new slot holds WAL: where a standby would begin that is a backup of here (`ReplicationSlotReserveWal`).
+fn reserved_from(origin: &Origin) -> Lsn {
+    let end = origin.end().1;
+    let redo = origin.replica().and_then(|replica| backup::redo(replica).ok());
+    redo.map_or(end, |redo| redo.min(end))
 }
 
 /// Whether a slot is to hold WAL from the start (`parseCreateReplSlotOptions`).

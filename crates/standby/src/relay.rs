@@ -228,7 +228,8 @@ impl Relay {
     /// Replay has got there.
     pub(crate) fn replayed(&self, standing: Standing) {
         *self.replica.standing.lock().expect("no panic while locked") = standing;
-        if self.service.origin().is_some_and(|origin| origin.reaches(standing.timeline, standing.replayed)) {
+        let reaches = |origin: &Arc<Origin>| origin.reaches(standing.timeline, standing.replayed);
+        if self.service.origin().is_some_and(reaches) {
             self.service.downstreams.wake_all();
         }
     }
