@@ -273,6 +273,21 @@ def test_as_soon_as_it_is_consistent(table, load, work):
             same_pages(table, {work / "backup": stopper(server)})
 
 
+def test_the_end_covers_the_backup_that_it_is_of(table, work):
+    """Replay has passed the end of the standby's own backup and written nothing: its pg_control says less than must be replayed."""
+    data_dir = clone(table, work / "serving")
+    with Serving(data_dir, "--restartpoint-interval", "1h").start() as serving:
+        wait_streaming(table)
+        table.psql("INSERT INTO t (v) SELECT repeat('w', 100) FROM generate_series(1, 1000)", options=LOCALLY)
+        wait_for(lambda: serving.status()["consistent"], serving.status)
+        replayed = serving.position("replayed")
+        take(serving, work / "backup")
+        minimum = lambda directory: parse_lsn(controldata(directory)["Minimum recovery ending location"])
+        assert minimum(data_dir) < replayed <= minimum(work / "backup")
+        with follow(table, work / "backup") as server:
+            assert server.value("SELECT count(*) FROM t") == "1000"
+
+
 def test_tablespaces(table, serving, work):
     """Each has an archive; plain with a mapping, tar with tablespace_map."""
     there = work / "there"
