@@ -107,6 +107,8 @@ def test_pg_receivewal_and_pg_basebackup(table, relay, work):
     assert relay.status()["slots"]["later"]["restart_lsn"] is None
     ask(relay, "CREATE_REPLICATION_SLOT wal PHYSICAL (RESERVE_WAL)")
     end = write(table, 20000)
+    # It ends only past that.
+    write(table, 10)
     run([install.program("pg_receivewal"), *source, "-D", work / "wal", "-S", "wal", "-E", end, "--no-loop", "--synchronous"])
     whole = [file for file in sorted((work / "wal").iterdir()) if re.fullmatch(r"[0-9A-F]{24}", file.name)]
     assert len(whole) > 1

@@ -29,7 +29,7 @@ from tests.lab.standby.standby import LOCALLY, clone, conninfo, point, rewind, s
 from tests.lab.waiting import wait_for
 
 SEED = seed()
-KILLS = int(os.environ.get("WALRIDER_RELAY_KILLS", "12"))
+KILLS = int(os.environ.get("WALRIDER_RELAY_KILLS", "6"))
 
 
 @pytest.fixture

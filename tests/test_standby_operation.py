@@ -277,7 +277,7 @@ def test_status_stop_reload(primary, directory, work):
         assert said.stdout.endswith(" done\nwalrider standby stopped\n"), said.stdout
         assert follower.wait_end(0) == DONE and not (directory / "postmaster.pid").exists()
     assert status(NOT_RUNNING)["directory"]["state"] == "shut down in recovery"
-    assert "no walrider standby, replay or receive runs" in walrider("stop", "-D", directory).expect(FAILED).stderr
+    assert "no walrider standby, replay, receive or relay runs" in walrider("stop", "-D", directory).expect(FAILED).stderr
     assert "use pg_ctl" in walrider("stop", "-D", primary.data_dir).expect(FAILED).stderr
     assert status(NOT_RUNNING, primary.data_dir)["process"]["command"] == "postgres"
 
