@@ -130,8 +130,9 @@ class Downstream:
         if self.arrived is None:
             return self.socket.recv_into(WASTE, min(self.left, len(WASTE)), socket.MSG_TRUNC)
         length, told, _, _ = self.socket.recvmsg_into([memoryview(WASTE)[:self.left]], 64, socket.MSG_TRUNC)
-        seconds, rest = struct.unpack("@qq", told[0][2])
-        if length == self.left:
+        # What had come before the system was asked has no time.
+        if told and length == self.left:
+            seconds, rest = struct.unpack("@qq", told[0][2])
             self.arrived.append((self.start, seconds * 10**9 + rest))
         return length
 
