@@ -17,7 +17,7 @@ from tests.lab.loads.commit import A_WHILE, TABLE, Commit
 from tests.lab.server.cluster import PgCluster, free_port, parse_lsn, run
 from tests.lab.standby import standby
 from tests.lab.standby.early_client import Closed
-from tests.lab.standby.relay import LOOPBACK, Client, Relay, ask, hot_standby, segment, wait_replayed
+from tests.lab.standby.relay import LOOPBACK, Client, Relay, ask, hot_standby, rows, segment, wait_replayed, write
 from tests.lab.standby.standby import LOCALLY, Walrider, clone, rewind, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import USAGE, binary, walrider
@@ -36,17 +36,6 @@ def relay(table, work):
     with Relay(work / "relay", table.port).start() as relay:
         wait_streaming(table)
         yield relay
-
-
-def rows(server):
-    """The table."""
-    return server.psql("SELECT id, v FROM t ORDER BY id")
-
-
-def write(server, count=2000):
-    """Rows that wait for nobody; where they end."""
-    server.psql(f"INSERT INTO t (v) SELECT repeat('w', 100) FROM generate_series(1, {count})", options=LOCALLY)
-    return server.wal_end()
 
 
 def test_two_hot_standbys(table, relay, work):

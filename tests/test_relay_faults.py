@@ -24,7 +24,7 @@ from tests.lab.loads.commit import A_WHILE, TABLE, Commit
 from tests.lab.oracle.compare import compare
 from tests.lab.seed import seed
 from tests.lab.server.cluster import PgCluster, format_lsn, parse_lsn, run
-from tests.lab.standby.relay import Relay, ask, hot_standby, segment_of, wait_replayed
+from tests.lab.standby.relay import Relay, ask, hot_standby, rows, segment_of, wait_replayed, write
 from tests.lab.standby.standby import LOCALLY, clone, conninfo, point, rewind, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 
@@ -45,17 +45,6 @@ def relay(table, work):
     with Relay(work / "relay", table.port).start() as relay:
         wait_streaming(table)
         yield relay
-
-
-def rows(server):
-    """The table."""
-    return server.psql("SELECT id, v FROM t ORDER BY id")
-
-
-def write(server, count=2000):
-    """Rows that wait for nobody; where they end."""
-    server.psql(f"INSERT INTO t (v) SELECT repeat('w', 100) FROM generate_series(1, {count})", options=LOCALLY)
-    return server.wal_end()
 
 
 def bulk(server, megabytes):

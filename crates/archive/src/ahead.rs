@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use walrider_layout::TimelineId;
 use walrider_layout::wal::SegmentSize;
+use walrider_store::driver::free_bytes;
 
 use crate::archive::Archive;
 use crate::error::Result;
@@ -193,8 +194,7 @@ impl Ahead {
 
     /// Whether the disk has room for one more from each job: half of what is free is left alone.
     fn has_room(&self) -> bool {
-        let Ok(found) = rustix::fs::statvfs(self.spool.path()) else { return false };
-        found.f_bavail.saturating_mul(found.f_frsize) / 2 >= self.jobs as u64 * self.size.bytes()
+        free_bytes(self.spool.path()).is_some_and(|free| free / 2 >= self.jobs as u64 * self.size.bytes())
     }
 }
 

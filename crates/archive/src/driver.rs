@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use walrider_datadir::DataDirError;
 use walrider_store::StoreError;
-use walrider_store::driver::{Answer, Driver, FetchStats, Opened, Remote, Request};
+use walrider_store::driver::{Answer, Driver, FetchStats, Opened, Remote, Request, free_bytes};
 
 use crate::archive::Archive;
 use crate::error::{ArchiveError, Result};
@@ -117,8 +117,7 @@ impl Remote for ArchiveDriver {
     }
 
     fn free_bytes(&self) -> Option<u64> {
-        let found = rustix::fs::statvfs(&self.pg_wal).ok()?;
-        Some(found.f_bavail.saturating_mul(found.f_frsize))
+        free_bytes(&self.pg_wal)
     }
 
     fn delivered(&self) -> Option<String> {

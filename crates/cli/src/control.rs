@@ -165,8 +165,8 @@ pub fn status(args: &StatusArgs) -> ExitCode {
 fn ask(running: &Running) -> Option<(StandbyStatus, Value)> {
     let address = match running.command()? {
         Command::Standby(args) => args.http(|path| running.path(path))?,
-        Command::Receive(args) => args.http()?,
-        Command::Relay(args) => args.http()?,
+        Command::Receive(args) => args.upstream.http()?,
+        Command::Relay(args) => args.upstream.http()?,
         _ => return None,
     };
     match client::get_status(&address) {

@@ -27,7 +27,7 @@ const APPLICATION_NAME: &str = "walrider";
 #[derive(Args)]
 pub struct ReceiveArgs {
     #[command(flatten)]
-    upstream: UpstreamArgs,
+    pub upstream: UpstreamArgs,
     /// End when the connection is lost
     #[arg(short, long)]
     no_loop: bool,
@@ -115,18 +115,6 @@ impl UpstreamArgs {
     }
 }
 
-impl ReceiveArgs {
-    /// Where the segments go.
-    pub fn directory(&self) -> &Path {
-        self.upstream.directory()
-    }
-
-    /// Where it serves HTTP, if that was asked for.
-    pub fn http(&self) -> Option<String> {
-        self.upstream.http()
-    }
-}
-
 /// Why it ended early.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
@@ -150,7 +138,7 @@ pub fn run(args: ReceiveArgs) -> ExitCode {
 }
 
 fn receive(args: ReceiveArgs) -> Result<(), RunError> {
-    let http = args.http();
+    let http = args.upstream.http();
     let settings = args.upstream.settings();
     let receive = Receive::new(ReceiveSettings { reconnect: !args.no_loop, end: args.endpos, ..settings })?;
     let (told, observed) = (receive.clone(), receive.clone());

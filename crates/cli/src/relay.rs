@@ -1,6 +1,5 @@
 //! `walrider relay`.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -26,24 +25,12 @@ use crate::values::parse_size;
 #[derive(Args)]
 pub struct RelayArgs {
     #[command(flatten)]
-    upstream: UpstreamArgs,
+    pub upstream: UpstreamArgs,
     #[command(flatten)]
     serving: ServingOptions,
     /// WAL that stays although no slot needs it, as wal_keep_size
     #[arg(long, value_name = "SIZE", default_value = "1GB", value_parser = parse_size)]
     wal_keep_size: u64,
-}
-
-impl RelayArgs {
-    /// Where the segments go.
-    pub fn directory(&self) -> &Path {
-        self.upstream.directory()
-    }
-
-    /// Where it serves HTTP, if that was asked for.
-    pub fn http(&self) -> Option<String> {
-        self.upstream.http()
-    }
 }
 
 /// Why it ended early.

@@ -203,8 +203,8 @@ impl Running {
         let directory = fs::canonicalize(directory).ok()?;
         let receives = |running: &Running| {
             let path = match running.command() {
-                Some(Command::Receive(args)) => running.path(args.directory()),
-                Some(Command::Relay(args)) => running.path(args.directory()),
+                Some(Command::Receive(args)) => running.path(args.upstream.directory()),
+                Some(Command::Relay(args)) => running.path(args.upstream.directory()),
                 _ => return false,
             };
             fs::canonicalize(path).is_ok_and(|path| path == directory)

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -156,7 +157,6 @@ impl ServingOptions {
             service: ServiceSettings {
                 max_connections: self.max_connections.unwrap_or(100),
                 sender_timeout: self.sender_timeout.unwrap_or(Duration::from_secs(60)),
-                authentication_timeout: Duration::from_secs(60),
             },
         };
         let mock_key = random_key().ok_or(ServingError::Random)?;
@@ -177,6 +177,13 @@ impl AccessFiles {
     pub fn read(&self) -> Result<Access, ServingError> {
         let path = &self.rules;
         let text = fs::read_to_string(path).map_err(|source| ServingError::Read { path: path.clone(), source })?;
+        let mode = fs::metadata(path).map(|found| found.permissions().mode());
+        if mode.is_ok_and(|mode| mode & 0o077 != 0) {
+            tracing::warn!(
+                "\"{}\" can be read by others: who has a secret of it can try passwords against that",
+                path.display()
+            );
+        }
         let rules = Rules::parse(&text).map_err(|source| ServingError::Rules { path: path.clone(), source })?;
         let missing = |what, option| ServingError::Missing { path: path.clone(), what, option };
         let tls = match &self.tls {
@@ -184,8 +191,7 @@ impl AccessFiles {
             None if rules.needs_tls() => return Err(missing("TLS", "--tls-certificate and --tls-key")),
             None => None,
         };
-        let has_ca = self.tls.as_ref().is_some_and(|(_, _, ca)| ca.is_some());
-        if rules.needs_client_ca() && !has_ca {
+        if rules.needs_client_ca() && !tls.as_ref().is_some_and(Acceptor::verifies_clients) {
             return Err(missing("clients' certificates", "--tls-client-ca"));
         }
         let mock = Mock::new(&self.mock_key, rules.secrets());

@@ -37,8 +37,6 @@ pub struct ServiceSettings {
     pub max_connections: usize,
     /// Who says nothing for so long is lost (`wal_sender_timeout`); zero: never.
     pub sender_timeout: Duration,
-    /// Until then somebody has to have said who he is (`authentication_timeout`).
-    pub authentication_timeout: Duration,
 }
 
 /// The service.

@@ -17,7 +17,7 @@ use crate::auth::authenticate;
 use crate::backup::options::incremental;
 use crate::backup::{self, Backup};
 use crate::downstream::Downstream;
-use crate::link::{Link, LinkError};
+use crate::link::{Link, LinkError, wait_readable};
 use crate::origin::Origin;
 use crate::refusal::{Refusal, Stopped};
 use crate::sender::{Left, Sender, left_at, not_in_history};
@@ -31,6 +31,8 @@ const MAX_OPENINGS: usize = 4;
 /// Before the first report.
 const NOTHING_TOLD: StatusUpdate =
     StatusUpdate { write: Lsn(0), flush: Lsn(0), apply: Lsn(0), time: 0, reply_requested: false };
+/// Until then somebody has to have said who it is (`authentication_timeout`).
+const AUTHENTICATION_TIME: Duration = Duration::from_secs(60);
 /// Characters of a command that are logged.
 const MAX_LOGGED: usize = 1000;
 /// How often DROP_REPLICATION_SLOT … WAIT looks whether the slot is free.
@@ -95,7 +97,7 @@ impl<'a> Session<'a> {
     }
 
     fn serve(&mut self) -> Result<(), Stopped> {
-        let deadline = Instant::now() + self.service.settings.authentication_timeout;
+        let deadline = Instant::now() + AUTHENTICATION_TIME;
         // What counts when it comes counts to the end of its authentication.
         let access = self.service.access();
         let Some(startup) = self.open(&access, deadline)? else { return Ok(()) };
@@ -311,7 +313,7 @@ impl<'a> Session<'a> {
                         return Err(error.into());
                     }
                     self.check_stop()?;
-                    self.link.wait(client.wake.as_fd(), Some(DROP_INTERVAL))?;
+                    wait_readable(client.wake.as_fd(), DROP_INTERVAL)?;
                     client.awake();
                     // It may have gone away.
                     self.link.fill()?;

@@ -105,11 +105,6 @@ impl Acceptor {
         ServerConnection::new(self.config.clone())
     }
 
-    /// What rustls does with connections.
-    pub fn config(&self) -> &Arc<ServerConfig> {
-        &self.config
-    }
-
     /// The hash of the server's certificate for channel binding (`be_tls_get_certificate_hash`, RFC 5929). `None` if none is
     /// defined for its signature, as for Ed25519: then there is no channel binding.
     pub fn certificate_hash(&self) -> Option<&[u8]> {

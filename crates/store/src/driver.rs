@@ -75,6 +75,12 @@ pub trait Driver: Send + Sync {
     }
 }
 
+/// Bytes that are free for others than root where a directory lies; `None` if the system does not say.
+pub fn free_bytes(directory: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(directory).ok()?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
 /// A place that files are fetched from: it is asked for segments ahead of who reads them, from several threads.
 pub trait Remote {
     /// How many requests are worth making at once; at least 1.

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use walrider_datadir::{DataDirError, command};
 use walrider_layout::wal::SegmentSize;
 
-use crate::driver::{Answer, Driver, FetchStats, Opened, Remote, Request};
+use crate::driver::{Answer, Driver, FetchStats, Opened, Remote, Request, free_bytes};
 use crate::error::StoreError;
 
 /// Name of what `restore_command` fetches, below `pg_wal`; files of this name may be removed.
@@ -243,8 +243,7 @@ impl Remote for RestoreCommand {
     }
 
     fn free_bytes(&self) -> Option<u64> {
-        let found = rustix::fs::statvfs(self.data_dir.join("pg_wal")).ok()?;
-        Some(found.f_bavail.saturating_mul(found.f_frsize))
+        free_bytes(&self.data_dir.join("pg_wal"))
     }
 
     fn delivered(&self) -> Option<String> {

@@ -349,11 +349,6 @@ pub fn command_complete(out: &mut Vec<u8>, tag: &str) {
     framed(out, Some(b'C'), |out| cstr(out, tag));
 }
 
-/// There was nothing in the query.
-pub fn empty_query(out: &mut Vec<u8>) {
-    framed(out, Some(b'I'), |_| ());
-}
-
 /// The command failed, or with the severity `FATAL` the session.
 pub fn error_response(out: &mut Vec<u8>, message: &ServerMessage) {
     framed(out, Some(b'E'), |out| fields(out, message));
@@ -591,7 +586,6 @@ mod tests {
         assert_eq!((tag, backend::parameter_status(&body)), (b'S', Ok(pair)));
         assert_eq!(message(|out| backend_key_data(out, 258, b"key!")), (b'K', b"\0\0\x01\x02key!".to_vec()));
         assert_eq!(message(|out| ready_for_query(out, b'I')), (b'Z', b"I".to_vec()));
-        assert_eq!(message(empty_query), (b'I', vec![]));
         assert_eq!(message(copy_both_response), (b'W', vec![0; 3]));
         assert_eq!(message(copy_out_response), (b'H', vec![0; 3]));
         assert_eq!(message(copy_done), (b'c', vec![]));

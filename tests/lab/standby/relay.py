@@ -10,7 +10,7 @@ from tests.lab import install
 from tests.lab.server.cluster import PgCluster, format_lsn, free_port, parse_lsn
 from tests.lab.standby import standby
 from tests.lab.standby.early_client import PROTOCOL, EarlyClient
-from tests.lab.standby.standby import Walrider, clone, conninfo, start_primary
+from tests.lab.standby.standby import LOCALLY, Walrider, clone, conninfo, start_primary
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import binary
 
@@ -164,6 +164,17 @@ def hot_standby(primary, data_dir, relay, name, slot=None, **settings):
     start_primary(server, hot_standby="on", wal_receiver_status_interval="1s", **settings)
     relay.wait_downstream(name)
     return server
+
+
+def rows(server):
+    """The table."""
+    return server.psql("SELECT id, v FROM t ORDER BY id")
+
+
+def write(server, count=2000):
+    """Rows that wait for nobody; where they end."""
+    server.psql(f"INSERT INTO t (v) SELECT repeat('w', 100) FROM generate_series(1, {count})", options=LOCALLY)
+    return server.wal_end()
 
 
 def wait_replayed(server, lsn, timeout=60):
