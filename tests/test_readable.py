@@ -103,8 +103,11 @@ def test_promotion(plain, work):
     """It becomes a primary that takes writes, whatever was decoded; and the setting changes nothing there."""
     server = readable.prepare(plain, work / "early")
     server.start(**{**CATCH_UP, **EARLY})
-    server.psql("SELECT pg_promote()")
+    # Without waiting there: replay would wait for that question's snapshot, and the question for replay.
+    server.psql("SELECT pg_promote(wait => false)")
     wait_for(lambda: server.value("SELECT pg_is_in_recovery()") == "f", server.log_tail)
+    # The startup process says it as it ends, a moment after recovery has.
+    wait_for(lambda: server.log_matches("walrider redid"), server.log_tail)
     assert readable.summary(server)["records"] > 0
     server.psql("CREATE TABLE after AS SELECT g FROM generate_series(1, 1000) g; CREATE EXTENSION walrider")
     assert server.value("SELECT active FROM walrider.stat_redo") == "f" and server.value("SELECT count(*) FROM after") == "1000"
