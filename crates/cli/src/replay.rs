@@ -17,11 +17,11 @@ use walrider_layout::Lsn;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::error::ReplayError;
 use walrider_replay::restartpoint::RestartpointPolicy;
-use walrider_replay::startup::{Options, Promotion, Summary, replay};
+use walrider_replay::startup::{Options, Promotion, SpillOptions, Summary, replay};
 use walrider_replay::stats::Stats;
 
 use crate::failure::{self, Exit, Failure, SCHEMA_VERSION};
-use crate::values::{DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, parse_memory, parse_timeline};
+use crate::values::{DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, parse_memory, parse_size, parse_timeline};
 use crate::wal;
 
 /// Roll a data directory forward through WAL, and hand it to PostgreSQL
@@ -88,6 +88,16 @@ pub struct ReplayArgs {
     /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
+    /// Most disk space for a batch that is larger than memory, so that each page is read and written once; 0: visit pages
+    /// again and again instead [default: half of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    spill_size: Option<u64>,
+    /// Where that space is [default: base/pgsql_tmp in the data directory]
+    #[arg(long, value_name = "DIR")]
+    spill_dir: Option<PathBuf>,
+    /// Make each batch one that is larger than memory, whether that is worth it or not: for tests
+    #[arg(long, hide = true)]
+    spill_always: bool,
     /// Compare each page with the images that wal_consistency_checking leaves in the WAL; exit code 5 if one differs
     #[arg(long)]
     verify_images: bool,
@@ -162,6 +172,7 @@ fn options(args: ReplayArgs) -> Result<Options, ArchiveError> {
         target,
         timeline: args.target_timeline,
         memory_bytes: args.memory.unwrap_or_else(default_memory),
+        spill: SpillOptions { bytes: args.spill_size, directory: args.spill_dir, always: args.spill_always },
         verify_images: args.verify_images,
         follow: args.follow,
         promotion: match (args.promote, args.no_promote) {
@@ -302,6 +313,9 @@ fn to_json(summary: &Summary) -> Value {
         "pages_read": stats.pages_read,
         "pages_written": stats.pages_written,
         "pages_evicted": stats.pages_evicted,
+        "sweeps": stats.sweeps,
+        "spilled_bytes": stats.spilled_bytes,
+        "request_bytes": stats.request_bytes,
         "restartpoints": stats.restartpoints,
         "images_verified": stats.images_verified,
         "image_differences": stats.image_difference_count,

@@ -6,6 +6,7 @@ use walrider_layout::{Lsn, RelFileLocator};
 
 use crate::engine::Stop;
 use crate::globals::Action;
+use crate::partition::Part;
 use crate::plan::Planned;
 
 /// The records of one batch.
@@ -19,6 +20,8 @@ pub struct Batch {
     pub actions: Vec<Action>,
     /// The last plain commit of the stretch that is being sequenced.
     pub last_commit: Option<u32>,
+    /// It ends here whatever follows: pages must not be exchanged with those of later records.
+    pub ends: bool,
     /// Replay stops after it.
     pub stop: Option<Stop>,
 }
@@ -30,6 +33,11 @@ impl Batch {
         self.actions.retain(|action| !matches!(action, Action::CreateFork { rel, .. } if gone.contains(rel)));
         self.drops.extend(gone);
         self.actions.push(Action::DropRelations(rels));
+    }
+
+    /// Its records.
+    pub fn parts<'q>(&self, queue: &'q VecDeque<Planned>) -> Vec<Part<'q>> {
+        queue.iter().zip(&self.upto).map(|(planned, &upto)| Part::new(planned, planned.done, upto)).collect()
     }
 
     /// Where its last record ends.

@@ -22,10 +22,11 @@ use crate::feed::Feed;
 use crate::globals::Globals;
 use crate::load::Loader;
 use crate::pages::{MemoryShares, Pages, is_small};
-use crate::partition::{PageSettings, Part};
+use crate::partition::PageSettings;
 use crate::plan::{PARTITIONS, Planned};
 use crate::restartpoint::Recovery;
 use crate::sequence::Sequencer;
+use crate::spill::{Spill, SpillSettings};
 use crate::spread::{Spread, Step};
 use crate::stages::Stage;
 use crate::stats::Stats;
@@ -46,8 +47,20 @@ pub struct Settings {
     pub window_bytes: u64,
     /// Where to stop.
     pub stop: RecoveryStop,
+    /// Where batches go that are larger than memory.
+    pub spill: SpillSettings,
     /// `allow_in_place_tablespaces`: tablespaces may be directories in `pg_tblspc`.
     pub allow_in_place_tablespaces: bool,
+}
+
+/// A batch that is larger than memory, while its records are put apart.
+struct Spilling {
+    spill: Spill,
+    /// What is to be done after its pages.
+    batch: Batch,
+    /// The last of its records: where it begins, ends, and ends before what an `XLOG_SWITCH` leaves unused.
+    last: Option<(Lsn, Lsn, Lsn)>,
+    records: u64,
 }
 
 /// What whoever watches the progress wants.
@@ -109,6 +122,10 @@ pub struct Engine<'a> {
     in_place_tablespaces: bool,
     /// A restartpoint that is being made.
     spread: Option<Spread>,
+    /// Where batches go that are larger than memory.
+    spill: SpillSettings,
+    /// One that is on its way there.
+    spilling: Option<Spilling>,
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
     /// The same, but before what an `XLOG_SWITCH` leaves unused.
@@ -137,6 +154,8 @@ impl<'a> Engine<'a> {
             pages: Pages::new(settings.pages, files, settings.ample, settings.short),
             in_place_tablespaces: settings.allow_in_place_tablespaces,
             spread: None,
+            spill: settings.spill,
+            spilling: None,
             replayed,
             used: replayed,
             last_record: Lsn::INVALID,
@@ -203,6 +222,10 @@ impl<'a> Engine<'a> {
         loop {
             let stretches = self.feed.stretches;
             if !self.feed.fill(self.pages.rels(), &mut self.stats) {
+                if let Some(spilling) = self.spilling.take() {
+                    self.sweep(spilling)?;
+                    progress(&self.stats, self.replayed);
+                }
                 self.work_on_restartpoint(Duration::ZERO)?;
                 if !self.last_record.is_valid() {
                     // Nobody was told yet where the directory stands.
@@ -212,45 +235,127 @@ impl<'a> Engine<'a> {
                 return self.feed.ending(self.recovery().is_archive_recovery());
             }
             let batch_started = Instant::now();
-            let mut batch = self.sequencer.sequence(&self.feed.queue, self.replayed, &mut self.stats)?;
+            let begun = self.spilling.as_mut().map(|spilling| std::mem::take(&mut spilling.batch)).unwrap_or_default();
+            let mut batch = self.sequencer.sequence(&self.feed.queue, begun, self.replayed, &mut self.stats)?;
             assert!(
                 !batch.upto.is_empty() && batch.upto.len() <= self.feed.queue.len(),
                 "a batch is of what is loaded"
             );
-            // Where memory is short, it is the records of one batch that need it most.
-            let ahead = if self.pages.is_short() { 0 } else { stretches };
-            let missing = ahead.saturating_sub(self.feed.queue.len() - batch.upto.len());
-            let was_short = self.pages.is_short();
-            let loaded = self.apply(&batch, missing)?;
-            if self.pages.is_short() && !was_short {
-                self.stats.pages_evicted += self.pages.empty()?;
-            }
-            self.feed.queue.extend(loaded);
-            self.finish(&mut batch)?;
-            if batch.upto.len() == stretches {
-                let visited_bytes = (self.pages.visited() * BLCKSZ) as u64;
-                self.feed.size_batches(visited_bytes, self.pages.shares().batch_bytes);
-            }
-            self.retire(&batch.upto);
-            self.sequencer.globals.passed(self.replayed);
-            self.check_invalid()?;
-            self.tell_where();
-            let flow = progress(&self.stats, self.replayed);
-            if let Some(stop) = batch.stop {
+            let stop = if self.spilling.is_some() || self.is_worth_spilling(&batch) {
+                self.spill(batch, progress)?
+            } else {
+                self.apply_batch(&mut batch, stretches)?;
+                let flow = progress(&self.stats, self.replayed);
+                batch.stop.or_else(|| (flow == Flow::Stop).then_some(Stop::Interrupted))
+            };
+            if let Some(stop) = stop {
                 return Ok(stop);
             }
-            if flow == Flow::Stop {
-                return Ok(Stop::Interrupted);
+            if self.spilling.is_none() {
+                self.work_on_restartpoint(batch_started.elapsed())?;
             }
-            self.work_on_restartpoint(batch_started.elapsed())?;
         }
+    }
+
+    /// Replays a batch that fits into memory; `stretches` make one of the size that is aimed at.
+    fn apply_batch(&mut self, batch: &mut Batch, stretches: usize) -> Result<(), ReplayError> {
+        // Where memory is short, it is the records of one batch that need it most.
+        let ahead = if self.pages.is_short() { 0 } else { stretches };
+        let missing = ahead.saturating_sub(self.feed.queue.len() - batch.upto.len());
+        let was_short = self.pages.is_short();
+        let loaded = self.apply(batch, missing)?;
+        if self.pages.is_short() && !was_short {
+            self.stats.pages_evicted += self.pages.empty()?;
+        }
+        self.feed.queue.extend(loaded);
+        self.finish(batch)?;
+        if batch.upto.len() == stretches {
+            let visited_bytes = (self.pages.visited() * BLCKSZ) as u64;
+            self.feed.size_batches(visited_bytes, self.pages.shares().batch_bytes);
+        }
+        self.retire(&batch.upto);
+        self.batch_done()
+    }
+
+    /// The directory stands at the end of a batch.
+    fn batch_done(&mut self) -> Result<(), ReplayError> {
+        self.sequencer.globals.passed(self.replayed);
+        self.check_invalid()?;
+        self.tell_where();
+        Ok(())
+    }
+
+    /// Whether pages are visited less often if the batch becomes larger than memory.
+    fn is_worth_spilling(&self, batch: &Batch) -> bool {
+        if self.spill.file_bytes == 0 || batch.ends || self.sequencer.commits_until.is_some() {
+            return false;
+        }
+        if self.spill.always {
+            return true;
+        }
+        let parts = batch.parts(&self.feed.queue);
+        let wal = (batch.upto.len() as u64) * self.feed.window_bytes();
+        self.pages.is_worth_spilling(&parts, wal)
+    }
+
+    /// Puts the batch apart, to go on with it; does what has come together if it ends here, or there is no room for more.
+    /// Returns why replay stops.
+    fn spill(
+        &mut self,
+        batch: Batch,
+        progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
+    ) -> Result<Option<Stop>, ReplayError> {
+        let mut spilling = match self.spilling.take() {
+            Some(spilling) => spilling,
+            None => {
+                // Its memory is for the batch now.
+                self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
+                self.stats.pages_evicted += self.pages.empty()?;
+                let spill = Spill::new(&self.spill)?;
+                Spilling { spill, batch: Batch::default(), last: None, records: 0 }
+            }
+        };
+        spilling.batch = batch;
+        let spill_stage = self.stats.stages.enter(Stage::Spill);
+        let parts = spilling.batch.parts(&self.feed.queue);
+        spilling.spill.take(&parts, self.pages.rels())?;
+        drop((parts, spill_stage));
+        self.feed.retire(&spilling.batch.upto, |stretch, last, records| {
+            let Span { lsn, end } = stretch.span(last);
+            spilling.last = Some((lsn, end, stretch.used(last).end));
+            spilling.records += u64::from(records);
+        });
+        self.stats.spilled_to = spilling.last.map(|(_, end, _)| end);
+        self.stats.spilled_bytes = self.stats.spilled_bytes.max(spilling.spill.file_len());
+        let flow = progress(&self.stats, self.replayed);
+        if spilling.batch.ends || spilling.spill.is_full() || flow == Flow::Stop {
+            let stop = spilling.batch.stop.take();
+            self.sweep(spilling)?;
+            let flow = if flow == Flow::Stop { flow } else { progress(&self.stats, self.replayed) };
+            return Ok(stop.or_else(|| (flow == Flow::Stop).then_some(Stop::Interrupted)));
+        }
+        self.spilling = Some(spilling);
+        Ok(None)
+    }
+
+    /// Does what a spilled batch has come to: its pages, each once, then its file actions. Then its end is where the directory stands.
+    fn sweep(&mut self, spilling: Spilling) -> Result<(), ReplayError> {
+        let Spilling { spill, mut batch, last, records } = spilling;
+        let (lsn, end, used) = last.unwrap_or((self.last_record, self.replayed, self.used));
+        self.pages.sweep(spill, &batch.drops, end, &mut self.sequencer.recovery, &mut self.stats)?;
+        batch.upto.clear();
+        self.do_actions(&mut batch, end)?;
+        (self.last_record, self.replayed, self.used) = (lsn, end, used);
+        self.stats.records += records;
+        self.stats.spilled_to = None;
+        self.stats.sweeps += 1;
+        self.batch_done()
     }
 
     /// Does the batch's page operations, and loads `missing` more stretches meanwhile.
     fn apply(&mut self, batch: &Batch, missing: usize) -> Result<Vec<Planned>, ReplayError> {
         let Feed { source, loader, queue, .. } = &mut self.feed;
-        let parts: Vec<Part<'_>> =
-            queue.iter().zip(&batch.upto).map(|(planned, &upto)| Part::new(planned, planned.done, upto)).collect();
+        let parts = batch.parts(queue);
         let end = batch.end(queue).unwrap_or(self.replayed);
         let rels = self.pages.rels().clone();
         let small = is_small(&parts);
@@ -265,11 +370,16 @@ impl<'a> Engine<'a> {
 
     /// Does the batch's file actions. They cannot be taken back, so `minRecoveryPoint` covers them first.
     fn finish(&mut self, batch: &mut Batch) -> Result<(), ReplayError> {
+        let end = batch.end(&self.feed.queue).unwrap_or(self.replayed);
+        self.do_actions(batch, end)
+    }
+
+    /// Does the file actions of a batch that ends at `end`.
+    fn do_actions(&mut self, batch: &mut Batch, end: Lsn) -> Result<(), ReplayError> {
         if batch.actions.is_empty() {
             return Ok(());
         }
         let _actions = self.stats.stages.enter(Stage::Actions);
-        let end = batch.end(&self.feed.queue).unwrap_or(self.replayed);
         let ahead = self.sequencer.certain_until().and_then(|limit| loaded_end(&self.feed.queue, limit)).unwrap_or(end);
         self.sequencer.recovery.move_min_recovery_point(end, ahead)?;
         // A directory that is not there must come into being later in the WAL, and can only while the directory is not

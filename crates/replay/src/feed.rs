@@ -42,6 +42,11 @@ impl<'a> Feed<'a> {
         Feed { source, loader, queue: VecDeque::new(), stretches, window_bytes, needed, looks_past: true }
     }
 
+    /// Bytes of WAL in one stretch.
+    pub fn window_bytes(&self) -> u64 {
+        self.window_bytes
+    }
+
     /// Loads a batch if there is nothing left; false: there is no more.
     pub fn fill(&mut self, rels: &RelTable, stats: &mut Stats) -> bool {
         if self.queue.is_empty() {

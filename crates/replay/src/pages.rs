@@ -11,10 +11,13 @@ use walrider_layout::{BLCKSZ, ForkNumber, Lsn, RelFileLocator};
 use walrider_redo::Change;
 
 use crate::error::{ReplayError, page_name};
+use crate::gaps::Gaps;
+use crate::partition::sweep::Sweep;
 use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
 use crate::plan::{PARTITIONS, partition_of};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
+use crate::spill::Spill;
 use crate::stages::Stage;
 use crate::stats::Stats;
 
@@ -23,6 +26,13 @@ const MIN_PAGES: usize = 512;
 
 /// Most records in a batch that is applied by one thread: to wake others takes longer.
 const SMALL_BATCH: u32 = 64;
+
+/// What may come of a batch's pages is worth a look if it could fill this part of memory.
+const WORTH_A_LOOK: u64 = 4;
+
+/// Bytes of pages visited for a byte of WAL, from which on to visit pages less often is worth writing and reading the WAL
+/// once more: pages are read and written, too.
+const LEAST_VISITED: u64 = 8;
 
 /// Whether it is not worth while to share the work on a batch.
 pub fn is_small(parts: &[Part<'_>]) -> bool {
@@ -61,6 +71,8 @@ pub struct Pages<'a> {
     ample: MemoryShares,
     short: MemoryShares,
     is_short: bool,
+    /// How large requests should be.
+    gaps: Gaps,
 }
 
 impl<'a> Pages<'a> {
@@ -75,7 +87,7 @@ impl<'a> Pages<'a> {
         let slab_pages = (ample.page_bytes as usize / BLCKSZ / PARTITIONS / 32).clamp(8, 512);
         let partitions = (0..PARTITIONS).map(|_| Partition::new(slab_pages)).collect();
         let (rels, invalid) = (Arc::default(), BTreeSet::new());
-        Pages { settings, files, rels, partitions, invalid, batch: 0, ample, short, is_short: false }
+        Pages { settings, files, rels, partitions, invalid, batch: 0, ample, short, is_short: false, gaps: Gaps::default() }
     }
 
     /// The numbers of forks.
@@ -203,6 +215,67 @@ impl<'a> Pages<'a> {
             report
         });
         self.take_reports(reports, &mut fsm_ops, stats)
+    }
+
+    /// Whether a batch that has `parts`, of `wal` bytes, is worth being made larger than memory: its pages do not fit, or those
+    /// that come up again and again will not; and visiting them costs much more than putting the WAL apart, which is to write
+    /// and read it once.
+    pub fn is_worth_spilling(&self, parts: &[Part<'_>], wal: u64) -> bool {
+        let budget = self.shares().page_bytes / BLCKSZ as u64;
+        let operations = |number: usize| parts.iter().map(|part| part.cut(&part.planned.plan.ops[number]).len()).sum::<usize>();
+        let upper: usize = self.partitions.iter().map(Partition::resident).sum::<usize>() + (0..PARTITIONS).map(operations).sum::<usize>();
+        if !self.is_short && (upper as u64) < budget / WORTH_A_LOOK {
+            return false;
+        }
+        // Pages are spread over the partitions so well that one tells of all.
+        let sampled = self.partitions[0].sample(parts, 0);
+        let all = |count: usize| (count * PARTITIONS) as u64;
+        let does_not_fit = self.is_short
+            || all(self.partitions[0].resident() + sampled.missing) > budget
+            || sampled.working_set() * PARTITIONS as f64 > budget as f64;
+        does_not_fit && all(sampled.pages) * BLCKSZ as u64 > LEAST_VISITED * wal
+    }
+
+    /// Does the page operations of a spilled batch that ends at `end`. No page is in memory, before and after. `drops`: relations
+    /// dropped in it.
+    ///
+    /// # Errors
+    /// What [`ReplayError`] lists.
+    pub fn sweep(
+        &mut self,
+        spill: Spill,
+        drops: &HashSet<RelFileLocator>,
+        end: Lsn,
+        recovery: &mut Recovery,
+        stats: &mut Stats,
+    ) -> Result<(), ReplayError> {
+        recovery.ensure_min_recovery_point(end)?;
+        let dropped = self.forks_of(drops);
+        let applying = stats.stages.enter_on(Stage::Apply, rayon::current_num_threads());
+        let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
+        let reports = spill.each(|mut partition| {
+            let (started, mut report) =
+                (Instant::now(), Report { stages: Some(stats.stages.clone()), ..Report::default() });
+            let (mut sweep, mut bytes) = (Sweep::new(&shared, &dropped, &self.gaps), Vec::new());
+            loop {
+                match partition.read(&mut bytes) {
+                    Ok(true) => sweep.pass(&bytes, &mut report),
+                    Ok(false) => break,
+                    Err(error) => {
+                        report.fail(Lsn::INVALID, error);
+                        break;
+                    }
+                }
+                if report.failure.is_some() {
+                    break;
+                }
+            }
+            report.took = started.elapsed();
+            report
+        });
+        applying.end(reports.iter().map(|report| report.took).sum());
+        stats.request_bytes = self.gaps.best();
+        self.take_reports(reports, &mut [], stats)
     }
 
     fn take_reports(

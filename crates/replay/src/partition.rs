@@ -5,6 +5,7 @@
 //! [`Partition::apply`] redoes each page's operations in LSN order while the page is in the processor's cache.
 
 mod cache;
+pub mod sweep;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -142,7 +143,8 @@ pub struct Report {
 }
 
 impl Report {
-    fn fail(&mut self, lsn: Lsn, error: ReplayError) {
+    /// Notes an error at a record.
+    pub fn fail(&mut self, lsn: Lsn, error: ReplayError) {
         if self.failure.as_ref().is_none_or(|(first, _)| lsn < *first) {
             self.failure = Some((lsn, error));
         }
@@ -167,6 +169,37 @@ impl LastFreeSpace {
     fn say(&mut self, lsn: Lsn, free: FreeSpace) -> Option<(Lsn, FreeSpace)> {
         let before = self.0.replace((lsn, free));
         before.filter(|(_, before)| fsm::category(free.free_bytes) == 0 && fsm::category(before.free_bytes) != 0)
+    }
+}
+
+/// Operations on a page with less WAL between them, in bytes, are one visit: they come of one transaction, or of few that fill
+/// the page.
+const BURST: u64 = 64 << 10;
+
+/// What some operations tell of those to come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Pages.
+    pub pages: usize,
+    /// Of these, those that are not in memory.
+    pub missing: usize,
+    /// How often one of them was visited, after a pause.
+    pub visits: usize,
+}
+
+impl Sample {
+    /// How many pages there are, if each visit goes to any of them: of n pages, k visits meet n (1 - exp(-k / n)).
+    pub fn working_set(&self) -> f64 {
+        let (pages, visits) = (self.pages as f64, self.visits as f64);
+        if self.visits <= self.pages {
+            return if self.pages == 0 { 0.0 } else { f64::INFINITY };
+        }
+        let (mut low, mut high) = (pages, 1e3 * visits * visits);
+        for _ in 0..60 {
+            let middle = (low * high).sqrt();
+            if middle * (1.0 - (-visits / middle).exp()) < pages { low = middle } else { high = middle }
+        }
+        low
     }
 }
 
@@ -319,6 +352,28 @@ impl Partition {
             }
         }
         self.touched.iter().filter(|&&(_, slot)| self.slots[slot as usize].frame.is_none()).count()
+    }
+
+    /// What the operations of `parts` on this partition's pages, it being the one of this number, tell of what is to come.
+    pub fn sample(&self, parts: &[Part<'_>], number: usize) -> Sample {
+        let mut last: FxHashMap<PageKey, u64> = FxHashMap::default();
+        let mut sample = Sample::default();
+        for (nth, part) in (0u64..).zip(parts) {
+            for op in part.cut(&part.planned.plan.ops[number]) {
+                let at = nth << 32 | u64::from(op.place);
+                match last.insert(op.key, at) {
+                    Some(before) if at - before < BURST => {}
+                    Some(_) => sample.visits += 1,
+                    None => {
+                        sample.visits += 1;
+                        sample.pages += 1;
+                        let slot = self.index.get(&op.key);
+                        sample.missing += usize::from(slot.is_none_or(|&slot| self.slots[slot as usize].frame.is_none()));
+                    }
+                }
+            }
+        }
+        sample
     }
 
     /// Redoes the batch's operations, page by page. At most `quota` pages are in memory at a time, if there is one.

@@ -27,6 +27,16 @@ impl PageKey {
         self.0 as u32
     }
 
+    /// Both in one number, which sorts the same way.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// What [`PageKey::bits`] gave.
+    pub fn from_bits(bits: u64) -> PageKey {
+        PageKey(bits)
+    }
+
     /// Well spread bits. The lowest three bits of the block do not count, so that neighbours stay together and are
     /// read and written in one go.
     pub fn spread(self) -> u64 {

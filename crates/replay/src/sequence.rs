@@ -55,18 +55,21 @@ impl<'a> Sequencer<'a> {
         self.recovery.is_consistent(self.globals.backup(), replayed)
     }
 
-    /// Takes the records that are replayed in order, up to the end of the next batch. The directory stands at `replayed`.
+    /// Takes the records that are replayed in order, up to the end of the next batch, or more for one that has begun. The directory
+    /// stands at `replayed`.
     ///
     /// # Errors
     /// What [`ReplayError`] lists.
     pub fn sequence(
         &mut self,
         queue: &VecDeque<Planned>,
+        begun: Batch,
         replayed: Lsn,
         stats: &mut Stats,
     ) -> Result<Batch, ReplayError> {
         let _sequence = stats.stages.enter(Stage::Sequence);
-        let mut batch = Batch::default();
+        let mut batch = begun;
+        batch.upto.clear();
         for planned in queue {
             self.pass_over(&planned.stretch);
             let (upto, ends) = self.sequence_stretch(planned, &mut batch, replayed, stats)?;
@@ -75,6 +78,7 @@ impl<'a> Sequencer<'a> {
             }
             batch.upto.push(upto);
             if ends {
+                batch.ends = true;
                 break;
             }
         }

@@ -19,6 +19,8 @@ pub enum Stage {
     Apply,
     /// Of applying, the share in which its threads read pages.
     Read,
+    /// Putting a batch apart that is larger than memory.
+    Spill,
     /// Free space maps.
     Fsm,
     /// File actions: drops, truncations, databases.
@@ -37,13 +39,14 @@ pub enum Stage {
 
 impl Stage {
     /// In the order in which WAL passes them; those of waiting are last.
-    pub const ALL: [Stage; 13] = [
+    pub const ALL: [Stage; 14] = [
         Stage::Load,
         Stage::Fetch,
         Stage::Sequence,
         Stage::Gather,
         Stage::Apply,
         Stage::Read,
+        Stage::Spill,
         Stage::Fsm,
         Stage::Actions,
         Stage::Write,
@@ -62,6 +65,7 @@ impl Stage {
             Stage::Gather => "gather",
             Stage::Apply => "apply",
             Stage::Read => "read",
+            Stage::Spill => "spill",
             Stage::Fsm => "fsm",
             Stage::Actions => "actions",
             Stage::Write => "write",

@@ -30,7 +30,7 @@ use walrider_store::source::{End, Source};
 use walrider_wal::decode::WalFormat;
 
 use self::beginning::Beginning;
-pub use self::options::{NamedArchive, Options, Promotion, Summary};
+pub use self::options::{NamedArchive, Options, Promotion, SpillOptions, Summary};
 use self::overrides::{override_settings, places, write_settings};
 use crate::end_of_recovery::{Promoted, end_again, end_of_recovery};
 use crate::engine::{Engine, Flow, Settings, Stop};
@@ -41,6 +41,7 @@ use crate::load::Loader;
 use crate::pages::MemoryShares;
 use crate::partition::PageSettings;
 use crate::restartpoint::Recovery;
+use crate::spill::{SPILL_PARTITIONS, SpillSettings};
 use crate::stages::Stage;
 use crate::stats::Stats;
 use crate::target::RecoveryStop;
@@ -270,6 +271,27 @@ impl Entered<'_> {
         })
     }
 
+    /// Memory of a batch that is larger than it: an eighth gathers what becomes chunks, three hold them, and two are for the
+    /// passes; the rest is for the next WAL, and what it is put apart into.
+    fn spill_settings(&self) -> SpillSettings {
+        let memory = self.options.memory_bytes;
+        let partitions = SPILL_PARTITIONS as u64;
+        let data_dir = self.recovery.data_dir().path();
+        let options = &self.options.spill;
+        let directory = options.directory.clone().unwrap_or(data_dir.join(TEMPORARY_FILES));
+        let on = if options.directory.is_some() { &directory } else { data_dir };
+        // Who cannot say how much is free has none to give.
+        let free = || rustix::fs::statvfs(on).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+        SpillSettings {
+            file_bytes: options.bytes.unwrap_or_else(|| free() / 2),
+            always: options.always,
+            directory,
+            memory_bytes: memory / 8 * 3,
+            chunk_bytes: (memory / 8 / partitions).clamp(*CHUNK_BYTES.start(), *CHUNK_BYTES.end()) as usize,
+            pass_bytes: (memory / 4 / rayon::current_num_threads() as u64).max(1 << 20) as usize,
+        }
+    }
+
     fn engine_settings(&self) -> Settings {
         let control = self.recovery.control();
         let (window_bytes, ample, short) = share_memory(self.options.memory_bytes);
@@ -283,11 +305,18 @@ impl Entered<'_> {
             ample,
             short,
             window_bytes,
+            spill: self.spill_settings(),
             stop: RecoveryStop { target: self.settings.target.clone(), inclusive: self.settings.target_inclusive },
             allow_in_place_tablespaces: self.settings.allow_in_place_tablespaces,
         }
     }
 }
+
+/// Where temporary files of servers are, which every base backup leaves out, and a server empties at its start
+/// (`RemovePgTempFiles`, `storage/file/fd.c`).
+const TEMPORARY_FILES: &str = "base/pgsql_tmp";
+/// What is written of a spilled batch at a time, at least and at most.
+const CHUNK_BYTES: std::ops::RangeInclusive<u64> = (64 << 10)..=(1 << 20);
 
 /// Replays to where there is a reason to stop. The end of the WAL is one if the archive is there, and has no more. `counts`:
 /// so much depends on that end that it must be proven.

@@ -34,6 +34,14 @@ pub struct Stats {
     pub pages_written: u64,
     /// Pages taken out of memory to make room.
     pub pages_evicted: u64,
+    /// While a batch that is larger than memory is put apart: how far that has got.
+    pub spilled_to: Option<Lsn>,
+    /// Most bytes of such a batch in its temporary file.
+    pub spilled_bytes: u64,
+    /// How many such batches there were.
+    pub sweeps: u64,
+    /// Bytes of requests, on average, that were best for their pages; 0 before the first.
+    pub request_bytes: usize,
     /// Images that redo was compared with.
     pub images_verified: u64,
     /// How many of them differed.

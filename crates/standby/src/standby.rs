@@ -18,7 +18,7 @@ use walrider_replay::end_of_recovery::Promoted;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::restartpoint::RestartpointPolicy;
 use walrider_replay::stages::Stages;
-use walrider_replay::startup::{Options, Promotion, Summary, replay};
+use walrider_replay::startup::{Options, Promotion, SpillOptions, Summary, replay};
 use walrider_replay::stats::Stats;
 use walrider_replay::upstream::{Upstream, Wanted};
 use walrider_spool::{FSYNC_BUCKETS_MICROS, SpoolStats};
@@ -128,6 +128,8 @@ impl Standby {
             inclusive: None,
             timeline: Some(settings.timeline).filter(|&timeline| timeline != configured.target_timeline),
             memory_bytes: settings.memory_bytes,
+            // Whoever waits for a transaction to be applied would wait for all of a batch.
+            spill: SpillOptions { bytes: Some(0), ..SpillOptions::default() },
             verify_images: false,
             follow: true,
             promotion: Promotion::AsConfigured,

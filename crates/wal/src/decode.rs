@@ -155,6 +155,13 @@ pub struct Span {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place(u32);
 
+impl From<Place> for u64 {
+    /// In bytes of what lies between page headers, from the beginning of the stretch.
+    fn from(place: Place) -> u64 {
+        place.0.into()
+    }
+}
+
 impl Place {
     /// Past all records of a stretch.
     pub const END: Place = Place(u32::MAX);

@@ -12,5 +12,6 @@ pub mod record;
 pub mod records;
 pub mod rmgr;
 pub mod stats;
+pub mod strip;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -19,10 +19,15 @@ pub const XLR_SPECIAL_REL_UPDATE: u8 = 0x01;
 /// `xl_info`: images are there to check redo's result against (`wal_consistency_checking`).
 pub const XLR_CHECK_CONSISTENCY: u8 = 0x02;
 
-const BLOCK_ID_DATA_SHORT: u8 = 255;
-const BLOCK_ID_DATA_LONG: u8 = 254;
-const BLOCK_ID_ORIGIN: u8 = 253;
-const BLOCK_ID_TOPLEVEL_XID: u8 = 252;
+pub(crate) const BLOCK_ID_DATA_SHORT: u8 = 255;
+pub(crate) const BLOCK_ID_DATA_LONG: u8 = 254;
+pub(crate) const BLOCK_ID_ORIGIN: u8 = 253;
+pub(crate) const BLOCK_ID_TOPLEVEL_XID: u8 = 252;
+
+/// `fork_flags`: a full-page image follows.
+pub(crate) const BKPBLOCK_HAS_IMAGE: u8 = 0x10;
+/// `fork_flags`: the relation is that of the reference before.
+pub(crate) const BKPBLOCK_SAME_REL: u8 = 0x80;
 
 /// `bimg_info`: the image has a hole.
 pub const BKPIMAGE_HAS_HOLE: u8 = 0x01;
@@ -381,10 +386,8 @@ fn parse_block_header<'a>(
     previous_rel: Option<RelFileLocator>,
 ) -> Result<(BlockRef<'a>, Pending), InvalidRecord> {
     const FORK_MASK: u8 = 0x0F;
-    const HAS_IMAGE: u8 = 0x10;
     const HAS_DATA: u8 = 0x20;
     const WILL_INIT: u8 = 0x40;
-    const SAME_REL: u8 = 0x80;
 
     let short = InvalidRecord::TooShort;
     let fork_flags = reader.u8().ok_or(short)?;
@@ -396,12 +399,12 @@ fn parse_block_header<'a>(
     let fork = ForkNumber::from_number(fork_number).ok_or(InvalidRecord::UndefinedFork(id, fork_number))?;
     let mut image_len = 0;
     let mut image = None;
-    if fork_flags & HAS_IMAGE != 0 {
+    if fork_flags & BKPBLOCK_HAS_IMAGE != 0 {
         let (stored, len) = parse_image_header(reader, id)?;
         image = Some(stored);
         image_len = len;
     }
-    let rel = if fork_flags & SAME_REL != 0 {
+    let rel = if fork_flags & BKPBLOCK_SAME_REL != 0 {
         previous_rel.ok_or(InvalidRecord::NoPreviousRelation(id))?
     } else {
         RelFileLocator {

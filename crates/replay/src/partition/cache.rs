@@ -337,7 +337,7 @@ pub fn known_blocks(fork: &RelFork, files: &RelationFiles) -> Result<u32, Replay
 }
 
 /// Checks a page that was read (`PageIsVerified`, `storage/page/bufpage.c`).
-fn verify_page(page: &PageBytes, block: u32, checksums: bool) -> Result<(), String> {
+pub(super) fn verify_page(page: &PageBytes, block: u32, checksums: bool) -> Result<(), String> {
     let header = Page(page);
     if header.is_new() {
         return if page[..PAGE_HEADER_SIZE].iter().chain(&page[PAGE_HEADER_SIZE..]).all(|&byte| byte == 0) {

@@ -35,6 +35,8 @@ pub struct Options {
     pub timeline: Option<TargetTimeline>,
     /// Memory for pages and WAL.
     pub memory_bytes: u64,
+    /// Where batches go that are larger than memory.
+    pub spill: SpillOptions,
     /// Compare pages with `wal_consistency_checking` images.
     pub verify_images: bool,
     /// Wait for more WAL at its end.
@@ -50,6 +52,17 @@ pub struct Options {
     pub restartpoints: RestartpointPolicy,
     /// Who brings the WAL: the directory is a standby's. With `follow`.
     pub upstream: Option<Arc<dyn Upstream>>,
+}
+
+/// The temporary file of batches that are larger than memory.
+#[derive(Clone, Debug, Default)]
+pub struct SpillOptions {
+    /// Most bytes of it; 0: no batch is larger than memory. Without, half of what is free.
+    pub bytes: Option<u64>,
+    /// Its directory; without, the one for temporary files in the data directory.
+    pub directory: Option<PathBuf>,
+    /// Every batch goes there, whether that is worth it or not.
+    pub always: bool,
 }
 
 /// An archive that somebody else knows how to read.

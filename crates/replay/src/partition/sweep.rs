@@ -1,0 +1,359 @@
+//! One pass over the pages of a spilled partition, in file order: each is read once, gets all its changes, and is written.
+//!
+//! Pages that lie close together are read in one request, and written in one, with what lies between them: a device that allows
+//! so many requests a second gives them for nothing. How close is close, [`Gaps`] finds out.
+
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustc_hash::FxHashSet;
+use walrider_layout::checksum::page_checksum;
+use walrider_layout::page::{Page, PageMut};
+use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
+use walrider_redo::{Change, Target, fsm};
+use walrider_wal::record::Record;
+
+use super::cache::{known_blocks, verify_page};
+use super::{FsmChange, LastFreeSpace, PageWork, Report, Shared};
+use crate::error::{RedoFailure, ReplayError};
+use crate::gaps::Gaps;
+use crate::rels::{PageKey, RelFork};
+use crate::spill::entry::{self, EntryPlace, Operation};
+
+/// Most pages in a request.
+const MOST_PAGES: usize = 128;
+
+/// Requests that the system is asked to begin before they are needed.
+const AHEAD: usize = 32;
+
+/// An operation on a page.
+struct Op {
+    key: PageKey,
+    /// Operations on one page are done in this order.
+    order: u64,
+    what: What,
+}
+
+enum What {
+    Redo(EntryPlace, Change),
+    FreeSpace { slot: u16, category: u8 },
+}
+
+/// A page, and where its operations are.
+struct Visit {
+    key: PageKey,
+    ops: Range<usize>,
+    /// Whether anything has to do with what the page holds, and whether that matters.
+    used: bool,
+    wanted: bool,
+}
+
+/// Pages that are read and written together.
+struct Run {
+    fork: Arc<RelFork>,
+    visits: Range<usize>,
+    /// Length of the fork's files.
+    file_blocks: BlockNumber,
+    first: BlockNumber,
+    pages: usize,
+    /// Which of its pages are read.
+    read: Range<usize>,
+}
+
+/// The passes over a partition.
+pub struct Sweep<'a> {
+    shared: &'a Shared<'a>,
+    /// By number, which forks are dropped in this batch.
+    dropped: &'a [bool],
+    gaps: &'a Gaps,
+    /// Pages that came into being behind the end of their files: the next pass finds them there.
+    made: FxHashSet<PageKey>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Sweep<'a> {
+    /// Ready for a partition. `dropped[fork]`: the fork is dropped in this batch, so that nothing needs to be done to it.
+    pub fn new(shared: &'a Shared<'a>, dropped: &'a [bool], gaps: &'a Gaps) -> Sweep<'a> {
+        Sweep { shared, dropped, gaps, made: FxHashSet::default(), buffer: Vec::new() }
+    }
+
+    /// Does all operations in `bytes`, entries of a spilled partition: first those on pages, then what these tell the free
+    /// space maps, with what records themselves do to those.
+    pub fn pass(&mut self, bytes: &[u8], report: &mut Report) {
+        let (mut ops, mut maps) = (Vec::new(), Vec::new());
+        entry::each(bytes, |place, end, Operation { key, change }| {
+            if self.is_dropped(key) {
+                return;
+            }
+            let what = What::Redo(place, change);
+            match self.shared.rels.fork(key.fork()).fork {
+                ForkNumber::FreeSpaceMap => maps.push(Op { key, order: end.0, what }),
+                _ => ops.push(Op { key, order: ops.len() as u64, what }),
+            }
+        });
+        self.sweep(ops, bytes, report);
+        for told in std::mem::take(&mut report.fsm) {
+            let FsmChange::Set { slot, category } = told.change else { unreachable!("only redo of heap pages tells") };
+            if !self.is_dropped(told.key) {
+                maps.push(Op { key: told.key, order: told.lsn.0, what: What::FreeSpace { slot, category } });
+            }
+        }
+        self.sweep(maps, bytes, report);
+    }
+
+    fn is_dropped(&self, key: PageKey) -> bool {
+        self.dropped.get(key.fork() as usize).copied().unwrap_or(false)
+    }
+
+    fn sweep(&mut self, mut ops: Vec<Op>, bytes: &[u8], report: &mut Report) {
+        ops.sort_unstable_by_key(|op| (op.key, op.order));
+        let visits = visits(&ops);
+        let started = Instant::now();
+        let target = self.gaps.target();
+        let runs = match self.runs(&visits, target.bytes) {
+            Ok(runs) => runs,
+            Err(error) => return report.fail(first_lsn(&ops, bytes), error),
+        };
+        let mut asked = 0;
+        for (nth, run) in runs.iter().enumerate() {
+            if report.failure.is_some() {
+                return;
+            }
+            while asked < runs.len().min(nth + AHEAD) {
+                self.read_ahead(&runs[asked]);
+                asked += 1;
+            }
+            self.work(run, &visits, &ops, bytes, report);
+        }
+        self.gaps.note(target, visits.len(), started.elapsed());
+    }
+
+    /// Puts pages together into requests of about `target` bytes.
+    fn runs(&self, visits: &[Visit], target: usize) -> Result<Vec<Run>, ReplayError> {
+        let gap = gap_for(visits, target);
+        // What lies between pages of a map may be another partition's.
+        let gap = |fork: &RelFork| if fork.fork == ForkNumber::FreeSpaceMap { 0 } else { gap };
+        let mut runs: Vec<Run> = Vec::new();
+        for (nth, visit) in visits.iter().enumerate() {
+            let block = visit.key.block();
+            if let Some(run) = runs.last_mut()
+                && let before = visits[nth - 1].key
+                && before.fork() == visit.key.fork()
+                && block - before.block() - 1 <= gap(&run.fork)
+                && ((block - run.first) as usize) < MOST_PAGES
+                && block / RELSEG_SIZE == run.first / RELSEG_SIZE
+            {
+                run.visits.end = nth + 1;
+                run.pages = (block - run.first) as usize + 1;
+                continue;
+            }
+            let (fork, file_blocks) = match runs.last() {
+                Some(run) if visits[nth - 1].key.fork() == visit.key.fork() => (run.fork.clone(), run.file_blocks),
+                _ => {
+                    let fork = self.shared.rels.fork(visit.key.fork());
+                    let file_blocks = known_blocks(&fork, self.shared.files)?;
+                    (fork, file_blocks)
+                }
+            };
+            runs.push(Run { fork, visits: nth..nth + 1, file_blocks, first: block, pages: 1, read: 0..0 });
+        }
+        for run in &mut runs {
+            let mut wanted = visits[run.visits.clone()]
+                .iter()
+                .filter(|visit| visit.wanted && self.exists(visit.key, run))
+                .map(|visit| (visit.key.block() - run.first) as usize);
+            if let Some(first) = wanted.next() {
+                run.read = first..wanted.next_back().unwrap_or(first) + 1;
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Whether there is such a page in the files.
+    fn exists(&self, key: PageKey, run: &Run) -> bool {
+        key.block() < run.file_blocks || self.made.contains(&key)
+    }
+
+    fn read_ahead(&self, run: &Run) {
+        if !run.read.is_empty() {
+            let first = run.first + run.read.start as u32;
+            self.shared.files.read_ahead(run.fork.rel, run.fork.fork, first, run.read.len() as u32);
+        }
+    }
+
+    /// Reads a run's pages, redoes their operations, writes what has changed.
+    fn work(&mut self, run: &Run, visits: &[Visit], ops: &[Op], bytes: &[u8], report: &mut Report) {
+        self.buffer.resize(MOST_PAGES * BLCKSZ, 0);
+        let (rel, fork) = (run.fork.rel, run.fork.fork);
+        if !run.read.is_empty() {
+            let began = Instant::now();
+            let into = &mut self.buffer[run.read.start * BLCKSZ..run.read.end * BLCKSZ];
+            if let Err(error) = self.shared.files.read(rel, fork, run.first + run.read.start as u32, into) {
+                return report.fail(first_lsn(&ops[visits[run.visits.start].ops.clone()], bytes), error.into());
+            }
+            if let Some(stages) = &report.stages {
+                stages.note_read(began.elapsed());
+            }
+            report.pages_read += run.read.len() as u64;
+        }
+        let (pages, _) = self.buffer.as_chunks_mut::<BLCKSZ>();
+        // What is in the buffer of this page, and whether it is newer than what is in the file.
+        let mut is_there = [false; MOST_PAGES];
+        is_there[run.read.clone()].fill(true);
+        let mut is_dirty = [false; MOST_PAGES];
+        for visit in &visits[run.visits.clone()] {
+            let at = (visit.key.block() - run.first) as usize;
+            let mut page = PageAtWork {
+                shared: self.shared,
+                fork: &run.fork,
+                visit,
+                exists: visit.key.block() < run.file_blocks || self.made.contains(&visit.key),
+                bytes: &mut pages[at],
+            };
+            if !visit.used {
+                if !page.exists {
+                    report.invalid.push(visit.key);
+                }
+                continue;
+            }
+            match page.redo(&ops[visit.ops.clone()], bytes, report) {
+                Some(dirty) => is_dirty[at] = dirty,
+                None => return,
+            }
+            is_there[at] |= is_dirty[at];
+            if is_dirty[at] && visit.key.block() >= run.file_blocks {
+                self.made.insert(visit.key);
+            }
+        }
+        if let Err(error) = self.write(run, &is_there[..run.pages], &is_dirty[..run.pages], report) {
+            report.fail(first_lsn(&ops[visits[run.visits.start].ops.clone()], bytes), error);
+        }
+    }
+
+    /// Writes pages that have changed, and those between them.
+    fn write(
+        &self,
+        run: &Run,
+        is_there: &[bool],
+        is_dirty: &[bool],
+        report: &mut Report,
+    ) -> Result<(), ReplayError> {
+        let (pages, _) = self.buffer.as_chunks::<BLCKSZ>();
+        let mut at = 0;
+        while let Some(first) = is_dirty[at..].iter().position(|&dirty| dirty).map(|first| at + first) {
+            let end = is_there[first..].iter().position(|&there| !there).map_or(is_there.len(), |end| first + end);
+            let last = is_dirty[first..end].iter().rposition(|&dirty| dirty).map_or(first, |last| first + last);
+            let mut buffers = [IoSlice::new(pages[first..=last].as_flattened())];
+            self.shared.files.write(run.fork.rel, run.fork.fork, run.first + first as u32, &mut buffers)?;
+            report.pages_evicted += is_dirty[first..=last].iter().filter(|&&dirty| dirty).count() as u64;
+            at = end;
+        }
+        Ok(())
+    }
+}
+
+/// A page while its operations are redone.
+struct PageAtWork<'w, 'a> {
+    shared: &'w Shared<'a>,
+    fork: &'w RelFork,
+    visit: &'w Visit,
+    exists: bool,
+    bytes: &'w mut PageBytes,
+}
+
+impl PageAtWork<'_, '_> {
+    /// Redoes operations. Whether the page has changed; `None` after a failure.
+    fn redo(&mut self, ops: &[Op], entries: &[u8], report: &mut Report) -> Option<bool> {
+        let (key, fork, settings) = (self.visit.key, self.fork, &self.shared.settings);
+        if self.visit.wanted && !self.exists {
+            self.bytes.fill(0);
+        } else if self.visit.wanted && let Err(problem) = verify_page(self.bytes, key.block(), settings.checksums) {
+            // The maps can be made anew; all else cannot (RBM_ZERO_ON_ERROR).
+            if !matches!(fork.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap) {
+                report.fail(first_lsn(ops, entries), ReplayError::bad_page(fork, key.block(), problem));
+                return None;
+            }
+            self.bytes.fill(0);
+        }
+        let mut target = Target { bytes: self.bytes, exists: self.exists, dirty: false };
+        let mut free_space = LastFreeSpace::default();
+        let mut record = Record::empty(settings.env.major);
+        for op in ops {
+            let (place, change) = match op.what {
+                What::Redo(place, change) => (place, change),
+                What::FreeSpace { slot, category } => {
+                    fsm::record_free_space(&mut target, slot, category);
+                    continue;
+                }
+            };
+            entry::read(entries, place, &mut record);
+            let free_space = &mut free_space;
+            let mut work = PageWork { record: &record, fork, key, shared: self.shared, report, free_space };
+            if let Err(error) = work.change(change, &mut target) {
+                let failure = RedoFailure::new(&record, fork, key.block(), error);
+                report.fail(record.lsn, ReplayError::Redo(failure));
+                return None;
+            }
+        }
+        let Target { exists, dirty, .. } = target;
+        if exists && !self.exists {
+            fork.grow_to(key.block() + 1);
+            report.grown.push(key.fork());
+        }
+        if let Some((lsn, free)) = free_space.0 {
+            report.note_free_space(fork.free_space_map(self.shared.rels), lsn, free);
+        }
+        if dirty && settings.checksums && !Page(self.bytes).is_new() {
+            let checksum = page_checksum(self.bytes, key.block());
+            PageMut(self.bytes).set_checksum(checksum);
+        }
+        Some(dirty)
+    }
+}
+
+/// The pages of operations, which are sorted.
+fn visits(ops: &[Op]) -> Vec<Visit> {
+    let mut visits = Vec::new();
+    let mut at = 0;
+    for ops in ops.chunk_by(|a, b| a.key == b.key) {
+        let first_use = ops.iter().find(|op| !matches!(op.what, What::Redo(_, Change::Lock)));
+        visits.push(Visit {
+            key: ops[0].key,
+            ops: at..at + ops.len(),
+            used: first_use.is_some(),
+            wanted: first_use.is_some_and(|op| !matches!(op.what, What::Redo(_, Change::Overwrite(_)))),
+        });
+        at += ops.len();
+    }
+    visits
+}
+
+/// The least distance at which pages are read together so that requests come to `target` bytes, on average.
+fn gap_for(visits: &[Visit], target: usize) -> BlockNumber {
+    let mut gaps = [0usize; MOST_PAGES];
+    for pair in visits.windows(2) {
+        let [before, next] = [pair[0].key, pair[1].key];
+        let distance = next.block().wrapping_sub(before.block()) as usize;
+        if before.fork() == next.fork() && (1..=MOST_PAGES).contains(&distance) {
+            gaps[distance - 1] += 1;
+        }
+    }
+    let (mut pages, mut requests) = (visits.len(), visits.len() - gaps[0]);
+    let mut gap = 0;
+    while gap + 1 < MOST_PAGES && pages * BLCKSZ < requests * target {
+        gap += 1;
+        requests -= gaps[gap];
+        pages += gaps[gap] * gap;
+    }
+    gap as BlockNumber
+}
+
+fn first_lsn(ops: &[Op], entries: &[u8]) -> Lsn {
+    let places = ops.iter().filter_map(|op| match op.what {
+        What::Redo(place, _) => Some(place),
+        What::FreeSpace { .. } => None,
+    });
+    places.map(|place| entry::lsn(entries, place)).min().unwrap_or(Lsn::INVALID)
+}

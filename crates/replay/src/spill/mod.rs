@@ -1,0 +1,308 @@
+//! A batch that is larger than memory: what its records do to pages is put apart by where the pages are, as a hash join puts
+//! apart what does not fit, so that each page is read and written once however much WAL there is.
+//!
+//! A partition is some ranges of blocks. A range is what one page of the free space map tells of, and that page: so whatever
+//! redo of a heap page tells the map stays within the partition. Partitions are kept in memory, compressed, as long as there is
+//! room; what comes later goes to a file that has no name, and is gone with the process.
+
+pub mod entry;
+
+use std::fs::{DirBuilder, File};
+use std::hash::{Hash, Hasher};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crc_fast::{CrcAlgorithm, checksum};
+use entry::Operation;
+use rayon::prelude::*;
+use rustc_hash::FxHasher;
+use walrider_datadir::DataDirError;
+use walrider_layout::ForkNumber;
+use walrider_redo::fsm;
+
+use crate::error::ReplayError;
+use crate::partition::Part;
+use crate::plan::{PageOp, Planned};
+use crate::rels::{PageKey, RelTable};
+
+/// A spilled batch is in so many partitions.
+pub const SPILL_PARTITIONS: usize = 256;
+
+/// Bits of their numbers.
+const BITS: u32 = SPILL_PARTITIONS.ilog2();
+
+/// Where a spilled batch may go, and how much of it.
+#[derive(Clone, Debug)]
+pub struct SpillSettings {
+    /// The directory of the file.
+    pub directory: PathBuf,
+    /// Most bytes in the file; 0: no batch is larger than memory.
+    pub file_bytes: u64,
+    /// Every batch goes there, whether that is worth it or not.
+    pub always: bool,
+    /// Most bytes in memory, compressed.
+    pub memory_bytes: u64,
+    /// What a partition gathers before it is compressed.
+    pub chunk_bytes: usize,
+    /// Of a partition, uncompressed, what a thread works on at a time.
+    pub pass_bytes: usize,
+}
+
+/// Compressed bytes of a partition.
+struct Chunk {
+    stored: Stored,
+    len: u32,
+    checksum: u32,
+}
+
+enum Stored {
+    Memory(Vec<u8>),
+    File { at: u64, len: u32 },
+}
+
+/// One partition, in the order of the WAL.
+#[derive(Default)]
+pub struct SpillPartition {
+    chunks: Vec<Chunk>,
+    open: Vec<u8>,
+}
+
+/// What tells which partition a page of a fork is in.
+#[derive(Clone, Copy)]
+struct ForkPlace {
+    seed: u64,
+    fork: ForkNumber,
+}
+
+/// The file, and how much there is.
+struct Store {
+    settings: SpillSettings,
+    file: Option<File>,
+    file_len: AtomicU64,
+    in_memory: AtomicU64,
+    full: AtomicBool,
+}
+
+/// A batch on its way.
+pub struct Spill {
+    store: Store,
+    partitions: Vec<SpillPartition>,
+    forks: Vec<ForkPlace>,
+    /// Room for what a stretch does to each partition.
+    spare: Vec<Vec<Vec<u8>>>,
+}
+
+impl Spill {
+    /// Nothing is in it yet.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub fn new(settings: &SpillSettings) -> Result<Spill, ReplayError> {
+        let file = match settings.file_bytes {
+            0 => None,
+            _ => Some(temporary_file(&settings.directory)?),
+        };
+        let store = Store {
+            settings: settings.clone(),
+            file,
+            file_len: AtomicU64::new(0),
+            in_memory: AtomicU64::new(0),
+            full: AtomicBool::new(false),
+        };
+        let partitions = (0..SPILL_PARTITIONS).map(|_| SpillPartition::default()).collect();
+        Ok(Spill { store, partitions, forks: Vec::new(), spare: Vec::new() })
+    }
+
+    /// Whether there is no room for more.
+    pub fn is_full(&self) -> bool {
+        self.store.full.load(Ordering::Relaxed)
+    }
+
+    /// Bytes in the file.
+    pub fn file_len(&self) -> u64 {
+        self.store.file_len.load(Ordering::Relaxed)
+    }
+
+    /// Takes what these records do to pages.
+    ///
+    /// # Errors
+    /// When the file cannot be written, except for want of room: then all is kept in memory, and no more should come.
+    pub fn take(&mut self, parts: &[Part<'_>], rels: &RelTable) -> Result<(), ReplayError> {
+        for number in self.forks.len()..rels.len() {
+            let fork = rels.fork(number as u32);
+            // The map of a heap goes with the heap.
+            let with = if fork.fork == ForkNumber::FreeSpaceMap { ForkNumber::Main } else { fork.fork };
+            let mut hasher = FxHasher::default();
+            (fork.rel, with as u8).hash(&mut hasher);
+            self.forks.push(ForkPlace { seed: hasher.finish(), fork: fork.fork });
+        }
+        let empty = || vec![Vec::new(); SPILL_PARTITIONS];
+        let mut pieces: Vec<Vec<Vec<u8>>> = parts.iter().map(|_| self.spare.pop().unwrap_or_else(empty)).collect();
+        let forks = &self.forks;
+        pieces.par_iter_mut().zip(parts).with_max_len(1).try_for_each(|(pieces, part)| part_out(part, forks, pieces))?;
+        let (store, pieces_of) = (&self.store, &pieces);
+        self.partitions.par_iter_mut().enumerate().with_max_len(16).try_for_each(|(number, partition)| {
+            for piece in pieces_of.iter().map(|pieces| &pieces[number]) {
+                partition.open.extend_from_slice(piece);
+                if partition.open.len() >= store.settings.chunk_bytes {
+                    partition.close_chunk(store)?;
+                }
+            }
+            Ok::<(), ReplayError>(())
+        })?;
+        for mut pieces in pieces {
+            pieces.iter_mut().for_each(Vec::clear);
+            self.spare.push(pieces);
+        }
+        Ok(())
+    }
+
+    /// Hands each partition to `work`, side by side, with how to read it.
+    pub fn each<T: Send>(self, work: impl Fn(SpilledPartition<'_>) -> T + Sync) -> Vec<T> {
+        let Spill { store, partitions, forks: _, spare: _ } = self;
+        let one = |partition| work(SpilledPartition { partition, store: &store, next: 0 });
+        partitions.into_par_iter().with_max_len(1).map(one).collect()
+    }
+}
+
+/// Puts a stretch's operations apart.
+fn part_out(part: &Part<'_>, forks: &[ForkPlace], pieces: &mut [Vec<u8>]) -> Result<(), ReplayError> {
+    let Planned { stretch, plan, .. } = part.planned;
+    let mut operations: Vec<Operation> = Vec::new();
+    for ops in plan.ops.iter().chain([&plan.fsm_ops]) {
+        let place_of = |op: &PageOp| (op.place, partition_of(op.key, forks[op.key.fork() as usize]));
+        for same in part.cut(ops).chunk_by(|a, b| place_of(a) == place_of(b)) {
+            let (place, number) = place_of(&same[0]);
+            operations.clear();
+            operations.extend(same.iter().map(|op| Operation { key: op.key, change: op.change }));
+            let span = stretch.span(place);
+            entry::put(&mut pieces[number], span, stretch.bytes(place), &operations)
+                .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
+        }
+    }
+    Ok(())
+}
+
+/// The partition of a page.
+fn partition_of(key: PageKey, place: ForkPlace) -> usize {
+    let range = match place.fork {
+        ForkNumber::Main => fsm::location(key.block()).0,
+        ForkNumber::FreeSpaceMap => key.block(),
+        ForkNumber::VisibilityMap | ForkNumber::Init => key.block() / fsm::SLOTS_PER_PAGE as u32,
+    };
+    let mixed = (place.seed ^ u64::from(range)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> (64 - BITS)) as usize
+}
+
+impl SpillPartition {
+    /// Compresses what has come together.
+    fn close_chunk(&mut self, store: &Store) -> Result<(), ReplayError> {
+        let bytes = lz4_flex::block::compress(&self.open);
+        let chunk = Chunk {
+            len: self.open.len() as u32,
+            checksum: checksum(CrcAlgorithm::Crc32Iscsi, &bytes) as u32,
+            stored: store.keep(bytes)?,
+        };
+        self.chunks.push(chunk);
+        self.open.clear();
+        Ok(())
+    }
+}
+
+impl Store {
+    /// Keeps a chunk in memory or in the file.
+    fn keep(&self, bytes: Vec<u8>) -> Result<Stored, ReplayError> {
+        let len = bytes.len() as u64;
+        if self.in_memory.fetch_add(len, Ordering::Relaxed) + len <= self.settings.memory_bytes {
+            return Ok(Stored::Memory(bytes));
+        }
+        let Some(file) = self.file.as_ref().filter(|_| !self.full.load(Ordering::Relaxed)) else {
+            self.full.store(true, Ordering::Relaxed);
+            return Ok(Stored::Memory(bytes));
+        };
+        let at = self.file_len.fetch_add(len, Ordering::Relaxed);
+        if at + len > self.settings.file_bytes {
+            self.full.store(true, Ordering::Relaxed);
+            return Ok(Stored::Memory(bytes));
+        }
+        match file.write_all_at(&bytes, at) {
+            Ok(()) => {
+                self.in_memory.fetch_sub(len, Ordering::Relaxed);
+                Ok(Stored::File { at, len: len as u32 })
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                self.full.store(true, Ordering::Relaxed);
+                Ok(Stored::Memory(bytes))
+            }
+            Err(error) => Err(self.error("write", error)),
+        }
+    }
+
+    fn error(&self, operation: &'static str, error: std::io::Error) -> ReplayError {
+        DataDirError::io(operation, self.settings.directory.join("(temporary file)"), error).into()
+    }
+}
+
+/// A partition that is read, a pass at a time.
+pub struct SpilledPartition<'s> {
+    partition: SpillPartition,
+    store: &'s Store,
+    next: usize,
+}
+
+impl SpilledPartition<'_> {
+    /// Reads what comes next in WAL order, as much as a thread works on at a time, into `bytes`. False: there is no more.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not what was written.
+    pub fn read(&mut self, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
+        bytes.clear();
+        let most = self.store.settings.pass_bytes.min(entry::MOST_BYTES / 2);
+        while self.next < self.partition.chunks.len() && bytes.len() < most {
+            let chunk = &mut self.partition.chunks[self.next];
+            let compressed = match &mut chunk.stored {
+                Stored::Memory(bytes) => std::mem::take(bytes),
+                Stored::File { at, len } => {
+                    let mut compressed = vec![0; *len as usize];
+                    let file = self.store.file.as_ref().expect("it was written");
+                    file.read_exact_at(&mut compressed, *at).map_err(|error| self.store.error("read", error))?;
+                    compressed
+                }
+            };
+            let damaged = || {
+                ReplayError::Refused(format!(
+                    "a temporary file in \"{}\" does not hold what was written to it: look at that disk, and run the same command again",
+                    self.store.settings.directory.display()
+                ))
+            };
+            if checksum(CrcAlgorithm::Crc32Iscsi, &compressed) as u32 != chunk.checksum {
+                return Err(damaged());
+            }
+            let begin = bytes.len();
+            bytes.resize(begin + chunk.len as usize, 0);
+            let put = lz4_flex::block::decompress_into(&compressed, &mut bytes[begin..]).map_err(|_| damaged())?;
+            if put != chunk.len as usize {
+                return Err(damaged());
+            }
+            self.next += 1;
+        }
+        if self.next == self.partition.chunks.len() && bytes.len() < most {
+            bytes.extend_from_slice(&std::mem::take(&mut self.partition.open));
+        }
+        Ok(!bytes.is_empty())
+    }
+}
+
+/// A file without a name in `directory`, which is made if need be.
+fn temporary_file(directory: &Path) -> Result<File, ReplayError> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            return Err(DataDirError::io("make directory", directory, error).into());
+        }
+        _ => {}
+    }
+    tempfile::tempfile_in(directory)
+        .map_err(|error| DataDirError::io("make a temporary file in", directory, error).into())
+}
