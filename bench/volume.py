@@ -158,7 +158,7 @@ class Bench:
             measure.drop_cache(self.fixture / "archive")
             measure.drop_cache(server.data_dir)
             self.volume.limit(*VOLUMES[name])
-            with self.group.entered(found), server:
+            with self.group.entered(found), measure.usage(found), server:
                 self.recover(side, server, amount, found)
                 self.volume.limit()
                 if found["finished"]:
@@ -181,8 +181,8 @@ class Bench:
         except Stopped as stopped:
             share = max(0, stopped.replayed - self.info["start"]) / self.info["wal_bytes"][point]
             found.update(finished=False, share=share)
-        found["seconds"] = time.monotonic() - begun
-        found.update({key: value - before[key] for key, value in self.volume.counts().items()}, **watch.found())
+        found.update(seconds=time.monotonic() - begun, load_average=os.getloadavg()[0])
+        found.update({f"device_{key}": value - before[key] for key, value in self.volume.counts().items()}, **watch.found())
 
     def run(self, runs, save):
         """All rounds: the sides take turns, right after one another."""

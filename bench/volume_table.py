@@ -47,21 +47,23 @@ def volume_lines(result):
 # Heading, width, and of all runs the median (or the most) of a figure in a unit.
 COLUMNS = [
     ("unpack s", 9, "unpack_seconds", 1, "median"),
-    ("reads k", 8, "read_requests", 1e3, "median"),
-    ("MB", 7, "read_bytes", 1e6, "median"),
-    ("writes k", 9, "write_requests", 1e3, "median"),
-    ("MB", 7, "write_bytes", 1e6, "median"),
+    ("reads k", 8, "device_read_requests", 1e3, "median"),
+    ("MB", 7, "device_read_bytes", 1e6, "median"),
+    ("writes k", 9, "device_write_requests", 1e3, "median"),
+    ("MB", 7, "device_write_bytes", 1e6, "median"),
     ("| most reads/s", 15, "most_read_requests_per_second", 1, "most"),
     ("MB/s", 6, "most_read_bytes_per_second", 1e6, "most"),
     ("writes/s", 9, "most_write_requests_per_second", 1, "most"),
     ("MB/s", 6, "most_write_bytes_per_second", 1e6, "most"),
+    ("cpu s", 6, "cpu_seconds", 1, "median"),
     ("memory MB", 10, "watched_memory_bytes", 1e6, "most"),
 ]
 
 
 def figure(runs, name, unit, which):
     """One of the columns; runs without such a figure have none."""
-    values = [run[name] / unit for run in runs if name in run]
+    known = [dict(run, cpu_seconds=run["user_seconds"] + run["system_seconds"]) for run in runs]
+    values = [run[name] / unit for run in known if name in run]
     if not values:
         return "-"
     value = statistics.median(values) if which == "median" else max(values)
