@@ -19,7 +19,7 @@ QUICK = tests/test_lab.py tests/test_documents.py "tests/test_replay.py::test_re
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo bench bench-recover bench-smoke bench-follow bench-sync bench-early bench-logical \
-        bench-logical-long bench-logical-apply bench-readable bench-readable-live bench-top bench-relay \
+        bench-logical-long bench-logical-apply bench-readable bench-readable-live bench-top bench-relay bench-volume \
         test test-quick test-rust test-datadir test-e2e test-17 test-suites \
         test-subscription test-tools test-majors fetch-majors \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
@@ -84,6 +84,13 @@ bench-readable-live: build fetch-18 extension
 # What it costs to send WAL on, beside a stock cascading standby; about 15 minutes, less with RELAY_ARGS="--parts backlog latency".
 bench-relay: build fetch-18
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.relay --save bench/runs $(RELAY_ARGS)
+
+# Recovery on volumes that limit requests, in little memory; hours, and 30 GB below BENCH_FIXTURES. Half an hour with
+# VOLUME_ARGS="--wal 0.1 --images off"; 8 GB of memory, or VOLUME_IMAGE=/a/directory/on/a/fast/disk.
+VOLUME_IMAGE ?= /dev/shm
+bench-volume: build fetch-18
+	$(PYTHON) -m bench.cgroup -- $(PYTHON) -m bench.device --image $(VOLUME_IMAGE) -- $(UNPRIVILEGED) --writable bench/runs -- \
+	    python3 -m bench.volume --fixtures $(BENCH_FIXTURES) --save bench/runs $(VOLUME_ARGS)
 
 # What walrider top costs the servers that it asks; four minutes.
 bench-top: build fetch-18

@@ -65,8 +65,22 @@ def usage(into):
                 user_seconds=cpu_after.ru_utime - cpu.ru_utime, system_seconds=cpu_after.ru_stime - cpu.ru_stime)
 
 
+def memory_of(pids):
+    """What processes have alone, and the shared memory that was touched."""
+    alone = shared = 0
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        rss = {name: int(size) << 10 for name, size in re.findall(r"(Rss\w+):\s+(\d+) kB", status)}
+        alone += rss.get("RssAnon", 0)
+        shared = max(shared, rss.get("RssShmem", 0))
+    return alone + shared
+
+
 class PeakMemory:
-    """The most memory that a server's processes had: what each has alone, and the shared memory that was touched."""
+    """The most memory that a server's processes had."""
 
     def __init__(self, server):
         self.server, self.peak, self.next = server, 0, 0.0
@@ -76,21 +90,7 @@ class PeakMemory:
         if time.monotonic() < self.next:
             return
         self.next = time.monotonic() + 0.1
-        alone = shared = 0
-        postmaster = self.server.process.pid
-        try:
-            children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-        except OSError:
-            return
-        for pid in [postmaster, *children]:
-            try:
-                status = Path(f"/proc/{pid}/status").read_text()
-            except OSError:
-                continue
-            rss = {name: int(size) << 10 for name, size in re.findall(r"(Rss\w+):\s+(\d+) kB", status)}
-            alone += rss.get("RssAnon", 0)
-            shared = max(shared, rss.get("RssShmem", 0))
-        self.peak = max(self.peak, alone + shared)
+        self.peak = max(self.peak, memory_of([self.server.process.pid, *self.server.children()]))
 
 
 class Stock:

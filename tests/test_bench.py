@@ -2,7 +2,7 @@
 
 import json
 
-from bench import early, logical, relay, replay, sync
+from bench import early, logical, relay, replay, sync, volume
 from tests.lab.loads.bank import LEVELS, PROMISING
 
 
@@ -83,3 +83,15 @@ def test_relay_smoke(tmp_path, capsys):
         elif run["part"] != "stalled" or run["downstreams"] > 1:
             assert run["own_mb"] > 0 and run["senders_s_per_gb"] > 0, run
     assert "relay/stock" in capsys.readouterr().out and "downstreams  relay" in next(tmp_path.glob("*.txt")).read_text()
+
+
+def test_volume_smoke(tmp_path, capsys):
+    """Without a device nothing is limited, but both sides recover to the same pages; what is stopped tells how far it came."""
+    given = ["--smoke", "--images", "off", "--fixtures", str(tmp_path / "fixtures"), "--save", str(tmp_path)]
+    result = volume.main(given)
+    assert json.loads(next(tmp_path.glob("*.json")).read_text())["runs"] == result["runs"]
+    assert [(run["side"], run["finished"]) for run in result["runs"]] == [(side, True) for side in volume.SIDES]
+    assert all(run["compared_pages"] > 0 and run["records"] > 0 for run in result["runs"] if run["side"] == "replay")
+    assert "replay" in next(tmp_path.glob("*.txt")).read_text() and "pages of replay are those of PostgreSQL" in capsys.readouterr().out
+    stopped = volume.main([*given, "--limit", "0"])["runs"]
+    assert all(not run["finished"] and 0 <= run["share"] < 1 for run in stopped), stopped
