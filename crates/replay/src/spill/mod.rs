@@ -58,7 +58,7 @@ struct Chunk {
 }
 
 enum Stored {
-    Memory(Vec<u8>),
+    Memory(Box<[u8]>),
     File { at: u64, len: u32 },
 }
 
@@ -143,11 +143,11 @@ impl Spill {
         let forks = &self.forks;
         pieces.par_iter_mut().zip(parts).with_max_len(1).try_for_each(|(pieces, part)| part_out(part, forks, pieces))?;
         let (store, pieces_of) = (&self.store, &pieces);
-        self.partitions.par_iter_mut().enumerate().with_max_len(16).try_for_each(|(number, partition)| {
+        self.partitions.par_iter_mut().enumerate().with_min_len(16).try_for_each_init(Vec::new, |scratch, (number, partition)| {
             for piece in pieces_of.iter().map(|pieces| &pieces[number]) {
                 partition.open.extend_from_slice(piece);
                 if partition.open.len() >= store.settings.chunk_bytes {
-                    partition.close_chunk(store)?;
+                    partition.close_chunk(store, scratch)?;
                 }
             }
             Ok::<(), ReplayError>(())
@@ -198,11 +198,13 @@ fn partition_of(key: PageKey, place: ForkPlace) -> usize {
 
 impl SpillPartition {
     /// Compresses what has come together.
-    fn close_chunk(&mut self, store: &Store) -> Result<(), ReplayError> {
-        let bytes = lz4_flex::block::compress(&self.open);
+    fn close_chunk(&mut self, store: &Store, scratch: &mut Vec<u8>) -> Result<(), ReplayError> {
+        scratch.resize(lz4_flex::block::get_maximum_output_size(self.open.len()), 0);
+        let len = lz4_flex::block::compress_into(&self.open, scratch).expect("there is room for the worst");
+        let bytes = &scratch[..len];
         let chunk = Chunk {
             len: self.open.len() as u32,
-            checksum: checksum(CrcAlgorithm::Crc32Iscsi, &bytes) as u32,
+            checksum: checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32,
             stored: store.keep(bytes)?,
         };
         self.chunks.push(chunk);
@@ -213,28 +215,30 @@ impl SpillPartition {
 
 impl Store {
     /// Keeps a chunk in memory or in the file.
-    fn keep(&self, bytes: Vec<u8>) -> Result<Stored, ReplayError> {
+    fn keep(&self, bytes: &[u8]) -> Result<Stored, ReplayError> {
         let len = bytes.len() as u64;
+        // As much as it takes, and no more.
+        let in_memory = || Ok(Stored::Memory(bytes.into()));
         if self.in_memory.fetch_add(len, Ordering::Relaxed) + len <= self.settings.memory_bytes {
-            return Ok(Stored::Memory(bytes));
+            return in_memory();
         }
         let Some(file) = self.file.as_ref().filter(|_| !self.full.load(Ordering::Relaxed)) else {
             self.full.store(true, Ordering::Relaxed);
-            return Ok(Stored::Memory(bytes));
+            return in_memory();
         };
         let at = self.file_len.fetch_add(len, Ordering::Relaxed);
         if at + len > self.settings.file_bytes {
             self.full.store(true, Ordering::Relaxed);
-            return Ok(Stored::Memory(bytes));
+            return in_memory();
         }
-        match file.write_all_at(&bytes, at) {
+        match file.write_all_at(bytes, at) {
             Ok(()) => {
                 self.in_memory.fetch_sub(len, Ordering::Relaxed);
                 Ok(Stored::File { at, len: len as u32 })
             }
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
                 self.full.store(true, Ordering::Relaxed);
-                Ok(Stored::Memory(bytes))
+                in_memory()
             }
             Err(error) => Err(self.error("write", error)),
         }
@@ -263,7 +267,7 @@ impl SpilledPartition<'_> {
         while self.next < self.partition.chunks.len() && bytes.len() < most {
             let chunk = &mut self.partition.chunks[self.next];
             let compressed = match &mut chunk.stored {
-                Stored::Memory(bytes) => std::mem::take(bytes),
+                Stored::Memory(bytes) => std::mem::take(bytes).into_vec(),
                 Stored::File { at, len } => {
                     let mut compressed = vec![0; *len as usize];
                     let file = self.store.file.as_ref().expect("it was written");
