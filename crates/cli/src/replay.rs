@@ -21,7 +21,9 @@ use walrider_replay::startup::{Options, Promotion, SpillOptions, Summary, replay
 use walrider_replay::stats::Stats;
 
 use crate::failure::{self, Exit, Failure, SCHEMA_VERSION};
-use crate::values::{DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, parse_memory, parse_size, parse_timeline};
+use crate::values::{
+    DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, parse_memory, parse_size, parse_timeline,
+};
 use crate::wal;
 
 /// Roll a data directory forward through WAL, and hand it to PostgreSQL
@@ -173,6 +175,7 @@ fn options(args: ReplayArgs) -> Result<Options, ArchiveError> {
         timeline: args.target_timeline,
         memory_bytes: args.memory.unwrap_or_else(default_memory),
         spill: SpillOptions { bytes: args.spill_size, directory: args.spill_dir, always: args.spill_always },
+        base: None,
         verify_images: args.verify_images,
         follow: args.follow,
         promotion: match (args.promote, args.no_promote) {

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use walrider_datadir::config;
 use walrider_datadir::directories::{Directories, Missing};
 use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::timestamp::TimestampTz;
@@ -16,6 +17,7 @@ use walrider_store::read::ReadWal;
 use walrider_wal::decode::Span;
 
 use crate::actions;
+use crate::base::{Base, Unchanged};
 use crate::batch::{Batch, loaded_end};
 use crate::error::ReplayError;
 use crate::feed::Feed;
@@ -49,6 +51,8 @@ pub struct Settings {
     pub stop: RecoveryStop,
     /// Where batches go that are larger than memory.
     pub spill: SpillSettings,
+    /// Relation files that are not in the directory yet.
+    pub base: Option<Arc<dyn Base>>,
     /// `allow_in_place_tablespaces`: tablespaces may be directories in `pg_tblspc`.
     pub allow_in_place_tablespaces: bool,
 }
@@ -126,6 +130,8 @@ pub struct Engine<'a> {
     spill: SpillSettings,
     /// One that is on its way there.
     spilling: Option<Spilling>,
+    /// Relation files that are not in the directory yet: before anything is done to them, they come there.
+    base: Option<Arc<dyn Base>>,
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
     /// The same, but before what an `XLOG_SWITCH` leaves unused.
@@ -156,6 +162,7 @@ impl<'a> Engine<'a> {
             spread: None,
             spill: settings.spill,
             spilling: None,
+            base: settings.base,
             replayed,
             used: replayed,
             last_record: Lsn::INVALID,
@@ -226,6 +233,7 @@ impl<'a> Engine<'a> {
                     self.sweep(spilling)?;
                     progress(&self.stats, self.replayed);
                 }
+                self.unpack()?;
                 self.work_on_restartpoint(Duration::ZERO)?;
                 if !self.last_record.is_valid() {
                     // Nobody was told yet where the directory stands.
@@ -254,6 +262,17 @@ impl<'a> Engine<'a> {
             if self.spilling.is_none() {
                 self.work_on_restartpoint(batch_started.elapsed())?;
             }
+        }
+    }
+
+    /// Has the relation files come into the directory as they are, if they are not there yet.
+    fn unpack(&mut self) -> Result<(), ReplayError> {
+        match self.base.take() {
+            Some(base) => {
+                base.unpack(&Unchanged)?;
+                Ok(config::let_servers_in(self.recovery().data_dir().path())?)
+            }
+            None => Ok(()),
         }
     }
 
@@ -287,6 +306,9 @@ impl<'a> Engine<'a> {
 
     /// Whether pages are visited less often if the batch becomes larger than memory.
     fn is_worth_spilling(&self, batch: &Batch) -> bool {
+        if self.base.is_some() {
+            return true;
+        }
         if self.spill.file_bytes == 0 || batch.ends || self.sequencer.commits_until.is_some() {
             return false;
         }
@@ -342,7 +364,14 @@ impl<'a> Engine<'a> {
     fn sweep(&mut self, spilling: Spilling) -> Result<(), ReplayError> {
         let Spilling { spill, mut batch, last, records } = spilling;
         let (lsn, end, used) = last.unwrap_or((self.last_record, self.replayed, self.used));
-        self.pages.sweep(spill, &batch.drops, end, &mut self.sequencer.recovery, &mut self.stats)?;
+        let (recovery, stats) = (&mut self.sequencer.recovery, &mut self.stats);
+        match self.base.take() {
+            Some(base) => {
+                self.pages.unpack(&*base, spill, &batch.drops, end, recovery, stats)?;
+                config::let_servers_in(recovery.data_dir().path())?;
+            }
+            None => self.pages.sweep(spill, &batch.drops, end, recovery, stats)?,
+        }
         batch.upto.clear();
         self.do_actions(&mut batch, end)?;
         (self.last_record, self.replayed, self.used) = (lsn, end, used);

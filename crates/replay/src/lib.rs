@@ -4,6 +4,7 @@
 //! This crate never talks to a server, and knows nothing of command lines.
 
 mod actions;
+pub mod base;
 mod batch;
 pub mod end_of_recovery;
 pub mod engine;

@@ -10,8 +10,10 @@ use walrider_datadir::relation::RelationFiles;
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, RelFileLocator};
 use walrider_redo::Change;
 
+use crate::base::Base;
 use crate::error::{ReplayError, page_name};
 use crate::gaps::Gaps;
+use crate::partition::passing::Passing;
 use crate::partition::sweep::Sweep;
 use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
 use crate::plan::{PARTITIONS, partition_of};
@@ -87,7 +89,18 @@ impl<'a> Pages<'a> {
         let slab_pages = (ample.page_bytes as usize / BLCKSZ / PARTITIONS / 32).clamp(8, 512);
         let partitions = (0..PARTITIONS).map(|_| Partition::new(slab_pages)).collect();
         let (rels, invalid) = (Arc::default(), BTreeSet::new());
-        Pages { settings, files, rels, partitions, invalid, batch: 0, ample, short, is_short: false, gaps: Gaps::default() }
+        Pages {
+            settings,
+            files,
+            rels,
+            partitions,
+            invalid,
+            batch: 0,
+            ample,
+            short,
+            is_short: false,
+            gaps: Gaps::default(),
+        }
     }
 
     /// The numbers of forks.
@@ -222,8 +235,10 @@ impl<'a> Pages<'a> {
     /// and read it once.
     pub fn is_worth_spilling(&self, parts: &[Part<'_>], wal: u64) -> bool {
         let budget = self.shares().page_bytes / BLCKSZ as u64;
-        let operations = |number: usize| parts.iter().map(|part| part.cut(&part.planned.plan.ops[number]).len()).sum::<usize>();
-        let upper: usize = self.partitions.iter().map(Partition::resident).sum::<usize>() + (0..PARTITIONS).map(operations).sum::<usize>();
+        let operations =
+            |number: usize| parts.iter().map(|part| part.cut(&part.planned.plan.ops[number]).len()).sum::<usize>();
+        let upper: usize = self.partitions.iter().map(Partition::resident).sum::<usize>()
+            + (0..PARTITIONS).map(operations).sum::<usize>();
         if !self.is_short && (upper as u64) < budget / WORTH_A_LOOK {
             return false;
         }
@@ -234,6 +249,34 @@ impl<'a> Pages<'a> {
             || all(self.partitions[0].resident() + sampled.missing) > budget
             || sampled.working_set() * PARTITIONS as f64 > budget as f64;
         does_not_fit && all(sampled.pages) * BLCKSZ as u64 > LEAST_VISITED * wal
+    }
+
+    /// Has the relation files of a base backup come into the directory, and on their way does the page operations of a spilled batch
+    /// that ends at `end`. `drops`: relations dropped in it.
+    ///
+    /// # Errors
+    /// What [`ReplayError`] lists.
+    pub fn unpack(
+        &mut self,
+        base: &dyn Base,
+        spill: Spill,
+        drops: &HashSet<RelFileLocator>,
+        end: Lsn,
+        recovery: &mut Recovery,
+        stats: &mut Stats,
+    ) -> Result<(), ReplayError> {
+        recovery.ensure_min_recovery_point(end)?;
+        let dropped = self.forks_of(drops);
+        let sorting = stats.stages.enter(Stage::Spill);
+        let sorted = spill.sorted()?;
+        drop(sorting);
+        let applying = stats.stages.enter(Stage::Apply);
+        let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
+        let passing = Passing::new(&shared, &dropped, sorted, &self.gaps);
+        base.unpack(&passing)?;
+        let report = passing.finish();
+        drop(applying);
+        self.take_reports(vec![report], &mut [], stats)
     }
 
     /// Does the page operations of a spilled batch that ends at `end`. No page is in memory, before and after. `drops`: relations
@@ -272,7 +315,7 @@ impl<'a> Pages<'a> {
             }
             report.took = started.elapsed();
             report
-        });
+        })?;
         applying.end(reports.iter().map(|report| report.took).sum());
         stats.request_bytes = self.gaps.best();
         self.take_reports(reports, &mut [], stats)

@@ -5,6 +5,7 @@
 //! [`Partition::apply`] redoes each page's operations in LSN order while the page is in the processor's cache.
 
 mod cache;
+pub mod passing;
 pub mod sweep;
 
 use std::ops::Range;
@@ -147,6 +148,21 @@ impl Report {
     pub fn fail(&mut self, lsn: Lsn, error: ReplayError) {
         if self.failure.as_ref().is_none_or(|(first, _)| lsn < *first) {
             self.failure = Some((lsn, error));
+        }
+    }
+
+    /// Adds what another one tells.
+    pub fn add(&mut self, other: Report) {
+        self.fsm.extend(other.fsm);
+        self.grown.extend(other.grown);
+        self.invalid.extend(other.invalid);
+        self.images_verified += other.images_verified;
+        self.image_differences.extend(other.image_differences);
+        self.image_difference_count += other.image_difference_count;
+        self.pages_read += other.pages_read;
+        self.pages_evicted += other.pages_evicted;
+        if let Some((lsn, error)) = other.failure {
+            self.fail(lsn, error);
         }
     }
 
@@ -368,7 +384,8 @@ impl Partition {
                         sample.visits += 1;
                         sample.pages += 1;
                         let slot = self.index.get(&op.key);
-                        sample.missing += usize::from(slot.is_none_or(|&slot| self.slots[slot as usize].frame.is_none()));
+                        sample.missing +=
+                            usize::from(slot.is_none_or(|&slot| self.slots[slot as usize].frame.is_none()));
                     }
                 }
             }

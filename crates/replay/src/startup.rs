@@ -176,7 +176,9 @@ impl<'o> Planned<'o> {
         let mut globals = Globals::open(data_dir.path(), data_dir.control(), archive_recovery)
             .map_err(|error| ReplayError::Refused(format!("could not begin at {}: {error}", begin.start)))?;
         globals.remove_stale_files()?;
-        config::let_servers_in(data_dir.path())?;
+        if options.base.is_none() {
+            config::let_servers_in(data_dir.path())?;
+        }
         let files = Arc::new(data_dir.relation_files());
         let recovery = Recovery::new(data_dir, history, begin.checkpoint.timeline, in_archive_recovery)
             .with_restartpoints(options.restartpoints)
@@ -271,8 +273,8 @@ impl Entered<'_> {
         })
     }
 
-    /// Memory of a batch that is larger than it: an eighth gathers what becomes chunks, three hold them, and two are for the
-    /// passes; the rest is for the next WAL, and what it is put apart into.
+    /// Memory of a batch that is larger than it: an eighth gathers what becomes chunks, a quarter holds them, and another is for
+    /// the passes; the rest is for the next WAL, and what it is put apart into.
     fn spill_settings(&self) -> SpillSettings {
         let memory = self.options.memory_bytes;
         let partitions = SPILL_PARTITIONS as u64;
@@ -286,9 +288,9 @@ impl Entered<'_> {
             file_bytes: options.bytes.unwrap_or_else(|| free() / 2),
             always: options.always,
             directory,
-            memory_bytes: memory / 8 * 3,
+            memory_bytes: memory / 4,
             chunk_bytes: (memory / 8 / partitions).clamp(*CHUNK_BYTES.start(), *CHUNK_BYTES.end()) as usize,
-            pass_bytes: (memory / 4 / rayon::current_num_threads() as u64).max(1 << 20) as usize,
+            pass_bytes: (memory / 6 / rayon::current_num_threads() as u64).max(1 << 20) as usize,
         }
     }
 
@@ -306,6 +308,7 @@ impl Entered<'_> {
             short,
             window_bytes,
             spill: self.spill_settings(),
+            base: self.options.base.clone(),
             stop: RecoveryStop { target: self.settings.target.clone(), inclusive: self.settings.target_inclusive },
             allow_in_place_tablespaces: self.settings.allow_in_place_tablespaces,
         }

@@ -130,6 +130,7 @@ impl Standby {
             memory_bytes: settings.memory_bytes,
             // Whoever waits for a transaction to be applied would wait for all of a batch.
             spill: SpillOptions { bytes: Some(0), ..SpillOptions::default() },
+            base: None,
             verify_images: false,
             follow: true,
             promotion: Promotion::AsConfigured,

@@ -16,7 +16,7 @@ use walrider_redo::{Change, Target, fsm};
 use walrider_wal::record::Record;
 
 use super::cache::{known_blocks, verify_page};
-use super::{FsmChange, LastFreeSpace, PageWork, Report, Shared};
+use super::{FsmChange, FsmOp, LastFreeSpace, PageWork, Report, Shared};
 use crate::error::{RedoFailure, ReplayError};
 use crate::gaps::Gaps;
 use crate::rels::{PageKey, RelFork};
@@ -29,24 +29,24 @@ const MOST_PAGES: usize = 128;
 const AHEAD: usize = 32;
 
 /// An operation on a page.
-struct Op {
-    key: PageKey,
+pub(super) struct Op {
+    pub key: PageKey,
     /// Operations on one page are done in this order.
-    order: u64,
-    what: What,
+    pub order: u64,
+    pub what: What,
 }
 
-enum What {
+pub(super) enum What {
     Redo(EntryPlace, Change),
     FreeSpace { slot: u16, category: u8 },
 }
 
 /// A page, and where its operations are.
-struct Visit {
-    key: PageKey,
-    ops: Range<usize>,
+pub(super) struct Visit {
+    pub key: PageKey,
+    pub ops: Range<usize>,
     /// Whether anything has to do with what the page holds, and whether that matters.
-    used: bool,
+    pub used: bool,
     wanted: bool,
 }
 
@@ -83,6 +83,14 @@ impl<'a> Sweep<'a> {
     /// space maps, with what records themselves do to those.
     pub fn pass(&mut self, bytes: &[u8], report: &mut Report) {
         let (mut ops, mut maps) = (Vec::new(), Vec::new());
+        self.operations(bytes, &mut ops, &mut maps);
+        self.sweep(ops, bytes, report);
+        self.told(std::mem::take(&mut report.fsm), &mut maps);
+        self.sweep(maps, bytes, report);
+    }
+
+    /// The operations in `bytes`: those on pages of free space maps apart from the others.
+    pub(super) fn operations(&self, bytes: &[u8], ops: &mut Vec<Op>, maps: &mut Vec<Op>) {
         entry::each(bytes, |place, end, Operation { key, change }| {
             if self.is_dropped(key) {
                 return;
@@ -93,23 +101,23 @@ impl<'a> Sweep<'a> {
                 _ => ops.push(Op { key, order: ops.len() as u64, what }),
             }
         });
-        self.sweep(ops, bytes, report);
-        for told in std::mem::take(&mut report.fsm) {
+    }
+
+    /// What redo of heap pages has told, as operations on pages of free space maps.
+    pub(super) fn told(&self, told: Vec<FsmOp>, maps: &mut Vec<Op>) {
+        for told in told.into_iter().filter(|told| !self.is_dropped(told.key)) {
             let FsmChange::Set { slot, category } = told.change else { unreachable!("only redo of heap pages tells") };
-            if !self.is_dropped(told.key) {
-                maps.push(Op { key: told.key, order: told.lsn.0, what: What::FreeSpace { slot, category } });
-            }
+            maps.push(Op { key: told.key, order: told.lsn.0, what: What::FreeSpace { slot, category } });
         }
-        self.sweep(maps, bytes, report);
     }
 
     fn is_dropped(&self, key: PageKey) -> bool {
         self.dropped.get(key.fork() as usize).copied().unwrap_or(false)
     }
 
-    fn sweep(&mut self, mut ops: Vec<Op>, bytes: &[u8], report: &mut Report) {
-        ops.sort_unstable_by_key(|op| (op.key, op.order));
-        let visits = visits(&ops);
+    /// Does operations, whose records are in `bytes`, page by page in file order.
+    pub(super) fn sweep(&mut self, mut ops: Vec<Op>, bytes: &[u8], report: &mut Report) {
+        let visits = visits(&mut ops);
         let started = Instant::now();
         let target = self.gaps.target();
         let runs = match self.runs(&visits, target.bytes) {
@@ -233,13 +241,7 @@ impl<'a> Sweep<'a> {
     }
 
     /// Writes pages that have changed, and those between them.
-    fn write(
-        &self,
-        run: &Run,
-        is_there: &[bool],
-        is_dirty: &[bool],
-        report: &mut Report,
-    ) -> Result<(), ReplayError> {
+    fn write(&self, run: &Run, is_there: &[bool], is_dirty: &[bool], report: &mut Report) -> Result<(), ReplayError> {
         let (pages, _) = self.buffer.as_chunks::<BLCKSZ>();
         let mut at = 0;
         while let Some(first) = is_dirty[at..].iter().position(|&dirty| dirty).map(|first| at + first) {
@@ -255,21 +257,23 @@ impl<'a> Sweep<'a> {
 }
 
 /// A page while its operations are redone.
-struct PageAtWork<'w, 'a> {
-    shared: &'w Shared<'a>,
-    fork: &'w RelFork,
-    visit: &'w Visit,
-    exists: bool,
-    bytes: &'w mut PageBytes,
+pub(super) struct PageAtWork<'w, 'a> {
+    pub shared: &'w Shared<'a>,
+    pub fork: &'w RelFork,
+    pub visit: &'w Visit,
+    pub exists: bool,
+    pub bytes: &'w mut PageBytes,
 }
 
 impl PageAtWork<'_, '_> {
     /// Redoes operations. Whether the page has changed; `None` after a failure.
-    fn redo(&mut self, ops: &[Op], entries: &[u8], report: &mut Report) -> Option<bool> {
+    pub fn redo(&mut self, ops: &[Op], entries: &[u8], report: &mut Report) -> Option<bool> {
         let (key, fork, settings) = (self.visit.key, self.fork, &self.shared.settings);
         if self.visit.wanted && !self.exists {
             self.bytes.fill(0);
-        } else if self.visit.wanted && let Err(problem) = verify_page(self.bytes, key.block(), settings.checksums) {
+        } else if self.visit.wanted
+            && let Err(problem) = verify_page(self.bytes, key.block(), settings.checksums)
+        {
             // The maps can be made anew; all else cannot (RBM_ZERO_ON_ERROR).
             if !matches!(fork.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap) {
                 report.fail(first_lsn(ops, entries), ReplayError::bad_page(fork, key.block(), problem));
@@ -313,8 +317,9 @@ impl PageAtWork<'_, '_> {
     }
 }
 
-/// The pages of operations, which are sorted.
-fn visits(ops: &[Op]) -> Vec<Visit> {
+/// Sorts operations, and tells their pages.
+pub(super) fn visits(ops: &mut [Op]) -> Vec<Visit> {
+    ops.sort_unstable_by_key(|op| (op.key, op.order));
     let mut visits = Vec::new();
     let mut at = 0;
     for ops in ops.chunk_by(|a, b| a.key == b.key) {
@@ -355,5 +360,5 @@ fn first_lsn(ops: &[Op], entries: &[u8]) -> Lsn {
         What::Redo(place, _) => Some(place),
         What::FreeSpace { .. } => None,
     });
-    places.map(|place| entry::lsn(entries, place)).min().unwrap_or(Lsn::INVALID)
+    places.map(|place| entry::record(entries, place).0.lsn).min().unwrap_or(Lsn::INVALID)
 }

@@ -86,17 +86,18 @@ pub fn each(bytes: &[u8], mut each: impl FnMut(EntryPlace, Lsn, Operation)) {
     }
 }
 
+/// Where the record of an entry is in the WAL, and its bytes.
+pub fn record(bytes: &[u8], place: EntryPlace) -> (Span, &[u8]) {
+    let at = (place.0 as usize) << 3;
+    let (lsn, end, len) = (u64_at(bytes, at), u64_at(bytes, at + 8), u32_at(bytes, at + 16) as usize);
+    (Span { lsn: Lsn(lsn), end: Lsn(end) }, &bytes[at + HEADER..][..len])
+}
+
 /// Reads the record of an entry.
 #[inline]
 pub fn read<'a>(bytes: &'a [u8], place: EntryPlace, record: &mut Record<'a>) {
-    let at = (place.0 as usize) << 3;
-    let (lsn, end, len) = (u64_at(bytes, at), u64_at(bytes, at + 8), u32_at(bytes, at + 16) as usize);
-    record.read(&bytes[at + HEADER..][..len], Lsn(lsn), Lsn(end)).expect("parsed when it was planned");
-}
-
-/// Where the record of an entry begins in the WAL.
-pub fn lsn(bytes: &[u8], place: EntryPlace) -> Lsn {
-    Lsn(u64_at(bytes, (place.0 as usize) << 3))
+    let (span, bytes) = self::record(bytes, place);
+    record.read(bytes, span.lsn, span.end).expect("parsed when it was planned");
 }
 
 #[cfg(test)]
@@ -119,7 +120,8 @@ mod tests {
             .image(BKPIMAGE_APPLY, 0, 0, page)
             .build();
         let op = |block, change| Operation { key: PageKey::new(5, block), change };
-        let all = [op(3, Change::Block(0)), op(3, Change::VmClear(1)), op(9, Change::Lock), op(4, Change::Overwrite(1))];
+        let all =
+            [op(3, Change::Block(0)), op(3, Change::VmClear(1)), op(9, Change::Lock), op(4, Change::Overwrite(1))];
         let span = |lsn| Span { lsn: Lsn(lsn), end: Lsn(lsn + 8) };
         let mut bytes = Vec::new();
         put(&mut bytes, span(40), &short, &all[..3]).unwrap();
@@ -134,6 +136,6 @@ mod tests {
         assert_eq!((record.lsn, record.blocks[0].data), (Lsn(40), &b"abcde"[..]));
         read(&bytes, found[3].0, &mut record);
         assert!(record.block(0).unwrap().image.is_none() && record.block(1).unwrap().image_applies());
-        assert_eq!(lsn(&bytes, found[3].0), Lsn(80));
+        assert_eq!(super::record(&bytes, found[3].0).0, span(80));
     }
 }

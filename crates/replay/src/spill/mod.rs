@@ -6,6 +6,7 @@
 //! room; what comes later goes to a file that has no name, and is gone with the process.
 
 pub mod entry;
+pub mod sorted;
 
 use std::fs::{DirBuilder, File};
 use std::hash::{Hash, Hasher};
@@ -18,6 +19,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 use entry::Operation;
 use rayon::prelude::*;
 use rustc_hash::FxHasher;
+use rustix::fs::{FallocateFlags, fallocate};
 use walrider_datadir::DataDirError;
 use walrider_layout::ForkNumber;
 use walrider_redo::fsm;
@@ -80,7 +82,9 @@ struct ForkPlace {
 struct Store {
     settings: SpillSettings,
     file: Option<File>,
+    /// Its length, and how much of it is in use.
     file_len: AtomicU64,
+    file_used: AtomicU64,
     in_memory: AtomicU64,
     full: AtomicBool,
 }
@@ -108,6 +112,7 @@ impl Spill {
             settings: settings.clone(),
             file,
             file_len: AtomicU64::new(0),
+            file_used: AtomicU64::new(0),
             in_memory: AtomicU64::new(0),
             full: AtomicBool::new(false),
         };
@@ -141,17 +146,26 @@ impl Spill {
         let empty = || vec![Vec::new(); SPILL_PARTITIONS];
         let mut pieces: Vec<Vec<Vec<u8>>> = parts.iter().map(|_| self.spare.pop().unwrap_or_else(empty)).collect();
         let forks = &self.forks;
-        pieces.par_iter_mut().zip(parts).with_max_len(1).try_for_each(|(pieces, part)| part_out(part, forks, pieces))?;
+        pieces
+            .par_iter_mut()
+            .zip(parts)
+            .with_max_len(1)
+            .try_for_each(|(pieces, part)| part_out(part, forks, pieces))?;
         let (store, pieces_of) = (&self.store, &pieces);
-        self.partitions.par_iter_mut().enumerate().with_min_len(16).try_for_each_init(Vec::new, |scratch, (number, partition)| {
-            for piece in pieces_of.iter().map(|pieces| &pieces[number]) {
-                partition.open.extend_from_slice(piece);
-                if partition.open.len() >= store.settings.chunk_bytes {
-                    partition.close_chunk(store, scratch)?;
+        self.partitions.par_iter_mut().enumerate().with_min_len(16).try_for_each_init(
+            Vec::new,
+            |scratch, (number, partition)| {
+                for piece in pieces_of.iter().map(|pieces| &pieces[number]) {
+                    if partition.open.len() + piece.len() > store.settings.chunk_bytes {
+                        partition.close_chunk(store, scratch)?;
+                    }
+                    // No more than it may come to.
+                    partition.open.reserve_exact(store.settings.chunk_bytes.max(piece.len()) - partition.open.len());
+                    partition.open.extend_from_slice(piece);
                 }
-            }
-            Ok::<(), ReplayError>(())
-        })?;
+                Ok::<(), ReplayError>(())
+            },
+        )?;
         for mut pieces in pieces {
             pieces.iter_mut().for_each(Vec::clear);
             self.spare.push(pieces);
@@ -159,11 +173,26 @@ impl Spill {
         Ok(())
     }
 
+    /// Compresses what has come together, and gives the memory of the rest back.
+    fn close(&mut self) -> Result<(), ReplayError> {
+        (self.spare, self.forks) = (Vec::new(), Vec::new());
+        let store = &self.store;
+        self.partitions.par_iter_mut().with_min_len(16).try_for_each_init(Vec::new, |scratch, partition| {
+            partition.close_chunk(store, scratch)?;
+            partition.open = Vec::new();
+            Ok(())
+        })
+    }
+
     /// Hands each partition to `work`, side by side, with how to read it.
-    pub fn each<T: Send>(self, work: impl Fn(SpilledPartition<'_>) -> T + Sync) -> Vec<T> {
-        let Spill { store, partitions, forks: _, spare: _ } = self;
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn each<T: Send>(mut self, work: impl Fn(SpilledPartition<'_>) -> T + Sync) -> Result<Vec<T>, ReplayError> {
+        self.close()?;
+        let Spill { store, partitions, .. } = self;
         let one = |partition| work(SpilledPartition { partition, store: &store, next: 0 });
-        partitions.into_par_iter().with_max_len(1).map(one).collect()
+        Ok(partitions.into_par_iter().with_max_len(1).map(one).collect())
     }
 }
 
@@ -185,12 +214,20 @@ fn part_out(part: &Part<'_>, forks: &[ForkPlace], pieces: &mut [Vec<u8>]) -> Res
     Ok(())
 }
 
+/// Blocks of a range.
+const RANGE_BLOCKS: u32 = fsm::SLOTS_PER_PAGE as u32;
+
+/// The range of a page within its fork.
+fn range_of(key: PageKey) -> u32 {
+    key.block() / RANGE_BLOCKS
+}
+
 /// The partition of a page.
 fn partition_of(key: PageKey, place: ForkPlace) -> usize {
     let range = match place.fork {
         ForkNumber::Main => fsm::location(key.block()).0,
         ForkNumber::FreeSpaceMap => key.block(),
-        ForkNumber::VisibilityMap | ForkNumber::Init => key.block() / fsm::SLOTS_PER_PAGE as u32,
+        ForkNumber::VisibilityMap | ForkNumber::Init => range_of(key),
     };
     let mixed = (place.seed ^ u64::from(range)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> (64 - BITS)) as usize
@@ -199,21 +236,27 @@ fn partition_of(key: PageKey, place: ForkPlace) -> usize {
 impl SpillPartition {
     /// Compresses what has come together.
     fn close_chunk(&mut self, store: &Store, scratch: &mut Vec<u8>) -> Result<(), ReplayError> {
-        scratch.resize(lz4_flex::block::get_maximum_output_size(self.open.len()), 0);
-        let len = lz4_flex::block::compress_into(&self.open, scratch).expect("there is room for the worst");
-        let bytes = &scratch[..len];
-        let chunk = Chunk {
-            len: self.open.len() as u32,
-            checksum: checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32,
-            stored: store.keep(bytes)?,
-        };
-        self.chunks.push(chunk);
-        self.open.clear();
+        if !self.open.is_empty() {
+            self.chunks.push(store.chunk(&self.open, scratch)?);
+            self.open.clear();
+        }
         Ok(())
     }
 }
 
 impl Store {
+    /// Compresses some bytes and keeps them.
+    fn chunk(&self, bytes: &[u8], scratch: &mut Vec<u8>) -> Result<Chunk, ReplayError> {
+        scratch.resize(lz4_flex::block::get_maximum_output_size(bytes.len()), 0);
+        let len = lz4_flex::block::compress_into(bytes, scratch).expect("there is room for the worst");
+        let compressed = &scratch[..len];
+        Ok(Chunk {
+            len: bytes.len() as u32,
+            checksum: checksum(CrcAlgorithm::Crc32Iscsi, compressed) as u32,
+            stored: self.keep(compressed)?,
+        })
+    }
+
     /// Keeps a chunk in memory or in the file.
     fn keep(&self, bytes: &[u8]) -> Result<Stored, ReplayError> {
         let len = bytes.len() as u64;
@@ -226,11 +269,11 @@ impl Store {
             self.full.store(true, Ordering::Relaxed);
             return in_memory();
         };
-        let at = self.file_len.fetch_add(len, Ordering::Relaxed);
-        if at + len > self.settings.file_bytes {
+        if self.file_used.fetch_add(len, Ordering::Relaxed) + len > self.settings.file_bytes {
             self.full.store(true, Ordering::Relaxed);
             return in_memory();
         }
+        let at = self.file_len.fetch_add(len, Ordering::Relaxed);
         match file.write_all_at(bytes, at) {
             Ok(()) => {
                 self.in_memory.fetch_sub(len, Ordering::Relaxed);
@@ -241,6 +284,54 @@ impl Store {
                 in_memory()
             }
             Err(error) => Err(self.error("write", error)),
+        }
+    }
+
+    /// Reads a chunk to the end of `into`.
+    fn read(&self, chunk: &Chunk, into: &mut Vec<u8>) -> Result<(), ReplayError> {
+        let mut read = Vec::new();
+        let compressed: &[u8] = match &chunk.stored {
+            Stored::Memory(bytes) => bytes,
+            Stored::File { at, len } => {
+                read.resize(*len as usize, 0);
+                let file = self.file.as_ref().expect("it was written");
+                file.read_exact_at(&mut read, *at).map_err(|error| self.error("read", error))?;
+                &read
+            }
+        };
+        let damaged = || {
+            ReplayError::Refused(format!(
+                "a temporary file in \"{}\" does not hold what was written to it: look at that disk, and run the same \
+                 command again",
+                self.settings.directory.display()
+            ))
+        };
+        if checksum(CrcAlgorithm::Crc32Iscsi, compressed) as u32 != chunk.checksum {
+            return Err(damaged());
+        }
+        let (begin, len) = (into.len(), chunk.len as usize);
+        into.resize(begin + len, 0);
+        match lz4_flex::block::decompress_into(compressed, &mut into[begin..]) {
+            Ok(put) if put == len => Ok(()),
+            _ => Err(damaged()),
+        }
+    }
+
+    /// Gives back the room of a chunk.
+    fn release(&self, chunk: &mut Chunk) {
+        match &mut chunk.stored {
+            Stored::Memory(bytes) => {
+                self.in_memory.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
+                *bytes = Box::default();
+            }
+            Stored::File { at, len } => {
+                let file = self.file.as_ref().expect("it was written");
+                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                // Where a file cannot have holes, the room comes back with its end.
+                if fallocate(file, hole, *at, u64::from(*len)).is_ok() {
+                    self.file_used.fetch_sub(u64::from(*len), Ordering::Relaxed);
+                }
+            }
         }
     }
 
@@ -264,36 +355,22 @@ impl SpilledPartition<'_> {
     pub fn read(&mut self, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
         bytes.clear();
         let most = self.store.settings.pass_bytes.min(entry::MOST_BYTES / 2);
+        let lengths = self.partition.chunks[self.next..].iter().map(|chunk| chunk.len as usize);
+        let total = lengths
+            .scan(0, |sum, len| {
+                (*sum < most).then(|| {
+                    *sum += len;
+                    *sum
+                })
+            })
+            .last()
+            .unwrap_or(0);
+        bytes.reserve_exact(total);
         while self.next < self.partition.chunks.len() && bytes.len() < most {
             let chunk = &mut self.partition.chunks[self.next];
-            let compressed = match &mut chunk.stored {
-                Stored::Memory(bytes) => std::mem::take(bytes).into_vec(),
-                Stored::File { at, len } => {
-                    let mut compressed = vec![0; *len as usize];
-                    let file = self.store.file.as_ref().expect("it was written");
-                    file.read_exact_at(&mut compressed, *at).map_err(|error| self.store.error("read", error))?;
-                    compressed
-                }
-            };
-            let damaged = || {
-                ReplayError::Refused(format!(
-                    "a temporary file in \"{}\" does not hold what was written to it: look at that disk, and run the same command again",
-                    self.store.settings.directory.display()
-                ))
-            };
-            if checksum(CrcAlgorithm::Crc32Iscsi, &compressed) as u32 != chunk.checksum {
-                return Err(damaged());
-            }
-            let begin = bytes.len();
-            bytes.resize(begin + chunk.len as usize, 0);
-            let put = lz4_flex::block::decompress_into(&compressed, &mut bytes[begin..]).map_err(|_| damaged())?;
-            if put != chunk.len as usize {
-                return Err(damaged());
-            }
+            self.store.read(chunk, bytes)?;
+            self.store.release(chunk);
             self.next += 1;
-        }
-        if self.next == self.partition.chunks.len() && bytes.len() < most {
-            bytes.extend_from_slice(&std::mem::take(&mut self.partition.open));
         }
         Ok(!bytes.is_empty())
     }

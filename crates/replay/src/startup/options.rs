@@ -10,6 +10,7 @@ use walrider_layout::{Lsn, TimelineId};
 use walrider_store::driver::{Driver, FetchStats};
 use walrider_store::restore::Refusal;
 
+use crate::base::Base;
 use crate::end_of_recovery::Promoted;
 use crate::engine::Stop;
 use crate::restartpoint::RestartpointPolicy;
@@ -37,6 +38,9 @@ pub struct Options {
     pub memory_bytes: u64,
     /// Where batches go that are larger than memory.
     pub spill: SpillOptions,
+    /// The relation files of a base backup, where they are not in the directory yet; whoever put the rest of it there keeps servers
+    /// out until they are ([`walrider_datadir::config::keep_servers_out`]).
+    pub base: Option<Arc<dyn Base>>,
     /// Compare pages with `wal_consistency_checking` images.
     pub verify_images: bool,
     /// Wait for more WAL at its end.

@@ -1,0 +1,96 @@
+//! A spilled batch that can be asked for the ranges of blocks in any order: of what a partition holds, each range has its own
+//! chunks. For whoever brings pages in an order of his own.
+
+use rayon::prelude::*;
+use rustc_hash::FxHashMap;
+
+use super::entry::{self, EntryPlace, Operation};
+use super::{Chunk, RANGE_BLOCKS, Spill, SpilledPartition, Store, range_of};
+use crate::error::ReplayError;
+
+/// A range of blocks: the number of the fork, and which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockRange {
+    /// Number of the fork.
+    pub fork: u32,
+    /// Number of the range in it.
+    pub number: u32,
+}
+
+impl BlockRange {
+    /// The one with this block.
+    pub fn of(fork: u32, block: u32) -> BlockRange {
+        BlockRange { fork, number: block / RANGE_BLOCKS }
+    }
+
+    /// The first block behind it.
+    pub fn end(self) -> u32 {
+        (self.number + 1).saturating_mul(RANGE_BLOCKS)
+    }
+}
+
+/// All of a batch.
+pub struct Sorted {
+    store: Store,
+    /// In WAL order.
+    ranges: FxHashMap<BlockRange, Vec<Chunk>>,
+}
+
+impl Spill {
+    /// Puts the ranges of each partition apart.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn sorted(mut self) -> Result<Sorted, ReplayError> {
+        self.close()?;
+        let Spill { store, partitions, .. } = self;
+        let one = |partition| sort(SpilledPartition { partition, store: &store, next: 0 });
+        let found: Vec<_> = partitions.into_par_iter().with_max_len(1).map(one).collect::<Result<_, _>>()?;
+        let mut ranges: FxHashMap<BlockRange, Vec<Chunk>> = FxHashMap::default();
+        for (range, chunk) in found.into_iter().flatten() {
+            ranges.entry(range).or_default().push(chunk);
+        }
+        Ok(Sorted { store, ranges })
+    }
+}
+
+/// A partition's ranges, in WAL order.
+fn sort(mut partition: SpilledPartition<'_>) -> Result<Vec<(BlockRange, Chunk)>, ReplayError> {
+    let (mut bytes, mut sorted, mut scratch, mut chunks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    while partition.read(&mut bytes)? {
+        let mut operations: Vec<(BlockRange, EntryPlace, Operation)> = Vec::new();
+        entry::each(&bytes, |place, _, operation| {
+            let range = BlockRange { fork: operation.key.fork(), number: range_of(operation.key) };
+            operations.push((range, place, operation));
+        });
+        // Stable: operations on one page stay in their order.
+        operations.sort_by_key(|&(range, place, _)| (range, place));
+        for of_range in operations.chunk_by(|a, b| a.0 == b.0) {
+            sorted.clear();
+            for same in of_range.chunk_by(|a, b| a.1 == b.1) {
+                let (span, record) = entry::record(&bytes, same[0].1);
+                let operations: Vec<Operation> = same.iter().map(|&(_, _, operation)| operation).collect();
+                entry::put(&mut sorted, span, record, &operations)
+                    .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
+            }
+            chunks.push((of_range[0].0, partition.store.chunk(&sorted, &mut scratch)?));
+        }
+    }
+    Ok(chunks)
+}
+
+impl Sorted {
+    /// The ranges that there are.
+    pub fn ranges(&self) -> impl Iterator<Item = BlockRange> {
+        self.ranges.keys().copied()
+    }
+
+    /// Reads the entries of a range into `bytes`; none, if there are none. It can be read again.
+    ///
+    /// # Errors
+    /// When they cannot be read, or are not what was written.
+    pub fn read(&self, range: BlockRange, bytes: &mut Vec<u8>) -> Result<(), ReplayError> {
+        bytes.clear();
+        self.ranges.get(&range).into_iter().flatten().try_for_each(|chunk| self.store.read(chunk, bytes))
+    }
+}
