@@ -348,7 +348,7 @@ impl<'a> Engine<'a> {
             spilling.records += u64::from(records);
         });
         self.stats.spilled_to = spilling.last.map(|(_, end, _)| end);
-        self.stats.spilled_bytes = self.stats.spilled_bytes.max(spilling.spill.file_len());
+        self.stats.spilled_bytes = self.stats.spilled_bytes.max(spilling.spill.file_used());
         let flow = progress(&self.stats, self.replayed);
         if spilling.batch.ends || spilling.spill.is_full() || flow == Flow::Stop {
             let stop = spilling.batch.stop.take();

@@ -11,13 +11,13 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Instant;
 
-use walrider_datadir::DataDir;
 use walrider_datadir::config::{self, Config};
 use walrider_datadir::durable::list_dir;
 use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetAction, TargetTimeline};
 use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::wal_dir::EARLY_PREFIX;
+use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::DbState;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
@@ -219,7 +219,7 @@ struct Entered<'o> {
 impl Entered<'_> {
     /// Replays, and hands the directory over.
     fn run(self, started: Instant, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Summary, ReplayError> {
-        let engine_settings = self.engine_settings();
+        let engine_settings = self.engine_settings()?;
         let Entered { options, settings, archive_recovery, promotes, source, .. } = self;
         let loader = Loader::new(self.format, engine_settings.window_bytes, self.start);
         let mut engine = Engine::new(engine_settings, &source, &self.files, self.globals, self.recovery, loader);
@@ -275,30 +275,31 @@ impl Entered<'_> {
 
     /// Memory of a batch that is larger than it: an eighth gathers what becomes chunks, a quarter holds them, and another is for
     /// the passes; the rest is for the next WAL, and what it is put apart into.
-    fn spill_settings(&self) -> SpillSettings {
+    fn spill_settings(&self) -> Result<SpillSettings, ReplayError> {
         let memory = self.options.memory_bytes;
         let partitions = SPILL_PARTITIONS as u64;
         let data_dir = self.recovery.data_dir().path();
         let options = &self.options.spill;
         let directory = options.directory.clone().unwrap_or(data_dir.join(TEMPORARY_FILES));
         let on = if options.directory.is_some() { &directory } else { data_dir };
-        // Who cannot say how much is free has none to give.
-        let free = || rustix::fs::statvfs(on).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
-        SpillSettings {
-            file_bytes: options.bytes.unwrap_or_else(|| free() / 2),
+        let stat = rustix::fs::statvfs(on)
+            .map_err(|error| DataDirError::io("look for room in", on.to_owned(), error.into()))?;
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        Ok(SpillSettings {
+            file_bytes: options.bytes.unwrap_or(free / 2),
             always: options.always,
             directory,
             memory_bytes: memory / 4,
             chunk_bytes: (memory / 8 / partitions).clamp(*CHUNK_BYTES.start(), *CHUNK_BYTES.end()) as usize,
             pass_bytes: (memory / 6 / rayon::current_num_threads() as u64).max(1 << 20) as usize,
-        }
+        })
     }
 
-    fn engine_settings(&self) -> Settings {
+    fn engine_settings(&self) -> Result<Settings, ReplayError> {
         let control = self.recovery.control();
         let (window_bytes, ample, short) = share_memory(self.options.memory_bytes);
         let hint_bits_are_logged = control.data_checksums() || self.settings.wal_log_hints;
-        Settings {
+        Ok(Settings {
             pages: PageSettings {
                 env: Env { major: control.major, hint_bits_are_logged },
                 checksums: control.data_checksums(),
@@ -307,11 +308,11 @@ impl Entered<'_> {
             ample,
             short,
             window_bytes,
-            spill: self.spill_settings(),
+            spill: self.spill_settings()?,
             base: self.options.base.clone(),
             stop: RecoveryStop { target: self.settings.target.clone(), inclusive: self.settings.target_inclusive },
             allow_in_place_tablespaces: self.settings.allow_in_place_tablespaces,
-        }
+        })
     }
 }
 

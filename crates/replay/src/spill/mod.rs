@@ -126,8 +126,8 @@ impl Spill {
     }
 
     /// Bytes in the file.
-    pub fn file_len(&self) -> u64 {
-        self.store.file_len.load(Ordering::Relaxed)
+    pub fn file_used(&self) -> u64 {
+        self.store.file_used.load(Ordering::Relaxed)
     }
 
     /// Takes what these records do to pages.
@@ -180,8 +180,11 @@ impl Spill {
         self.partitions.par_iter_mut().with_min_len(16).try_for_each_init(Vec::new, |scratch, partition| {
             partition.close_chunk(store, scratch)?;
             partition.open = Vec::new();
-            Ok(())
-        })
+            Ok::<(), ReplayError>(())
+        })?;
+        // What is read gives its room back.
+        self.store.full.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Hands each partition to `work`, side by side, with how to read it.
@@ -265,26 +268,23 @@ impl Store {
         if self.in_memory.fetch_add(len, Ordering::Relaxed) + len <= self.settings.memory_bytes {
             return in_memory();
         }
-        let Some(file) = self.file.as_ref().filter(|_| !self.full.load(Ordering::Relaxed)) else {
-            self.full.store(true, Ordering::Relaxed);
-            return in_memory();
-        };
-        if self.file_used.fetch_add(len, Ordering::Relaxed) + len > self.settings.file_bytes {
-            self.full.store(true, Ordering::Relaxed);
-            return in_memory();
-        }
-        let at = self.file_len.fetch_add(len, Ordering::Relaxed);
-        match file.write_all_at(bytes, at) {
-            Ok(()) => {
-                self.in_memory.fetch_sub(len, Ordering::Relaxed);
-                Ok(Stored::File { at, len: len as u32 })
+        let used = self.file_used.fetch_add(len, Ordering::Relaxed) + len;
+        if let Some(file) =
+            self.file.as_ref().filter(|_| !self.full.load(Ordering::Relaxed) && used <= self.settings.file_bytes)
+        {
+            let at = self.file_len.fetch_add(len, Ordering::Relaxed);
+            match file.write_all_at(bytes, at) {
+                Ok(()) => {
+                    self.in_memory.fetch_sub(len, Ordering::Relaxed);
+                    return Ok(Stored::File { at, len: len as u32 });
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {}
+                Err(error) => return Err(self.error("write", error)),
             }
-            Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                self.full.store(true, Ordering::Relaxed);
-                in_memory()
-            }
-            Err(error) => Err(self.error("write", error)),
         }
+        self.file_used.fetch_sub(len, Ordering::Relaxed);
+        self.full.store(true, Ordering::Relaxed);
+        in_memory()
     }
 
     /// Reads a chunk to the end of `into`.
