@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE = 1
         bench-logical-long bench-logical-apply bench-readable bench-readable-live bench-top bench-relay bench-volume \
         test test-quick test-rust test-datadir test-e2e test-17 test-suites \
         test-subscription test-tools test-majors fetch-majors \
-        build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-stress \
+        build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-spill soak-stress \
         soak-standby soak-early soak-relay soak-logical soak-logical-boundaries soak-power soak-plugin soak-readable soak-sim planted \
         planted-readable suites-readable packages clean
 
@@ -191,6 +191,10 @@ test-tools: build fetch fetch-tools
 
 soak-crash: build fetch
 	$(SOAK) WALRIDER_CRASH_ROUNDS=$${WALRIDER_CRASH_ROUNDS:-200} $(E2E) tests/test_crash.py -s $(PYTEST_ARGS)
+
+# Kills of replays whose batches are larger than memory: half an hour.
+soak-spill: build fetch
+	$(SOAK) WALRIDER_SPILL_ROUNDS=$${WALRIDER_SPILL_ROUNDS:-200} $(E2E) tests/test_spill.py -k killed -s $(PYTEST_ARGS)
 
 # Random work on every kind of index, for an hour unless WALRIDER_STRESS_SECONDS says otherwise.
 soak-stress: build fetch
