@@ -103,7 +103,7 @@ impl Manifest {
         begin: (TimelineId, Lsn),
         end: (TimelineId, Lsn),
         history: &TimelineHistory,
-    ) -> Result<(impl Read, u64), ManifestError> {
+    ) -> Result<(impl Read + use<>, u64), ManifestError> {
         let ranges = ranges(begin, end, history)?;
         let range = |(timeline, begin, end): &(TimelineId, Lsn, Lsn)| {
             format!("{{ \"Timeline\": {timeline}, \"Start-LSN\": \"{begin}\", \"End-LSN\": \"{end}\" }}")
