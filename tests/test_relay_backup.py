@@ -15,6 +15,7 @@ import pytest
 
 from tests.lab import install
 from tests.lab.loads.commit import TABLE
+from tests.lab.server.backups import extract, verify
 from tests.lab.server.cluster import PgCluster, controldata, free_port, parse_lsn, run
 from tests.lab.standby import standby
 from tests.lab.standby.relay import LOOPBACK, ask, wait_replayed
@@ -103,21 +104,6 @@ def take(serving, target, *options, wal="stream", check=True, timeout=120):
         assert done.returncode == 0, f"{done.stderr}\n{serving.log_tail()}"
         assert "warning" not in done.stderr.lower(), done.stderr
     return done
-
-
-def verify(backup, *options):
-    """pg_verifybackup."""
-    done = subprocess.run([str(part) for part in (install.program("pg_verifybackup"), *options, backup)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
-def extract(archive, target):
-    """Unpack an archive into a directory."""
-    target.mkdir(exist_ok=True)
-    run(["tar", "-xf", archive, "-C", target])
-    target.chmod(0o700)
-    return target
 
 
 def unpacked(work):

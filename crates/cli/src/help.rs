@@ -12,6 +12,7 @@ use crate::failure::{Exit, Failure};
 
 /// Headings of the options of [`GROUPED`]; one that is not named here stands under "Options".
 const GROUPS: &[(&str, &[&str])] = &[
+    ("The backup", &["backup", "tablespace_mapping", "no_manifest", "start_over"]),
     ("Where WAL comes from", &["wal", "restore_command", "fetch_jobs", "timeline"]),
     (
         "Where to stop",
@@ -71,7 +72,7 @@ const GROUPS: &[(&str, &[&str])] = &[
 ];
 
 /// The commands that have them.
-const GROUPED: [&str; 5] = ["replay", "standby", "receive", "top", "bench"];
+const GROUPED: [&str; 6] = ["replay", "restore", "standby", "receive", "top", "bench"];
 
 /// What is said at the end: of `--help`, of the man page.
 const AFTER: &[(&str, &str)] = &[
@@ -86,6 +87,19 @@ Examples:
   walrider replay -D \"$PGDATA\" --wal /archive --target-time '2026-11-20 14:30:00+00'
   walrider replay -D \"$PGDATA\" --promote
       to the end of the WAL, and a primary on a new timeline then",
+    ),
+    (
+        "restore",
+        "Examples:
+  walrider restore --backup /backups/sunday --wal /archive -D \"$PGDATA\"
+      to the end of the WAL; then start PostgreSQL
+  walrider restore --backup /backups/sunday --wal s3://bucket/main -D \"$PGDATA\" --target-time '2026-11-20 14:30:00+00' --promote
+  walrider restore --backup /backups/sunday --wal /archive -D \"$PGDATA\" --tablespace-mapping /mnt/old=/mnt/new",
+    ),
+    (
+        "backup",
+        "Examples:
+  walrider backup roll --backup /backups/sunday --wal /archive --out /backups/monday --format tar --compress zstd",
     ),
     (
         "standby",

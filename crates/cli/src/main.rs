@@ -9,6 +9,7 @@ macro_rules! eprintln {
     ($($text:tt)*) => { crate::out::complain(format_args!("{}\n", format_args!($($text)*))) };
 }
 
+mod backup;
 mod bench;
 mod compare;
 mod control;
@@ -22,6 +23,7 @@ mod promote;
 mod receive;
 mod relay;
 mod replay;
+mod restore;
 mod running;
 mod service;
 mod serving;
@@ -54,6 +56,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Replay(replay::ReplayArgs),
+    Restore(Box<restore::RestoreArgs>),
+    Backup(backup::BackupArgs),
     Standby(Box<standby::StandbyArgs>),
     Promote(promote::PromoteArgs),
     /// Pause replay of a running standby; it goes on receiving
@@ -94,6 +98,8 @@ fn main() -> ExitCode {
 fn run(command: Command) -> ExitCode {
     match command {
         Command::Replay(args) => replay::run(args),
+        Command::Restore(args) => restore::run(*args),
+        Command::Backup(args) => backup::run(args),
         Command::Standby(args) => standby::run(*args),
         Command::Promote(args) => promote::run(&args),
         Command::Pause(args) => promote::pause(&args),

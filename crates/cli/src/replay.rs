@@ -43,6 +43,16 @@ pub struct ReplayArgs {
     /// The data directory
     #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
     data_dir: PathBuf,
+    #[command(flatten)]
+    recovery: RecoveryArgs,
+    /// Wait for more WAL at its end, until SIGINT or SIGTERM
+    #[arg(long, conflicts_with = "promote")]
+    follow: bool,
+}
+
+/// How a directory is recovered, whatever it was made of.
+#[derive(Args)]
+pub struct RecoveryArgs {
     /// postgresql.conf, where it is not in the data directory (config_file)
     #[arg(long, value_name = "FILE")]
     config_file: Option<PathBuf>,
@@ -50,6 +60,31 @@ pub struct ReplayArgs {
     /// gs:// or az:// [default: restore_command, then DIR/pg_wal]
     #[arg(long, value_name = "SOURCE")]
     wal: Option<PathBuf>,
+    #[command(flatten)]
+    target: TargetArgs,
+    /// After replay, end recovery: the directory becomes a primary on a new timeline (recovery_target_action = promote)
+    #[arg(long)]
+    promote: bool,
+    /// Leave it to PostgreSQL to end recovery, even with recovery_target_action = promote; it replays again what is behind
+    /// the last checkpoint
+    #[arg(long, conflicts_with = "promote")]
+    no_promote: bool,
+    #[command(flatten)]
+    resources: ResourceArgs,
+    /// Compare each page with the images that wal_consistency_checking leaves in the WAL; exit code 5 if one differs
+    #[arg(long)]
+    verify_images: bool,
+    /// Print the end of the last record replayed, and the time in seconds since 1970, whenever a batch is done
+    #[arg(long)]
+    positions: bool,
+    /// Print one JSON object; with --positions, one more on each line before it
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where replay stops.
+#[derive(Args)]
+pub struct TargetArgs {
     /// Stop at this LSN (recovery_target_lsn)
     #[arg(long, value_name = "LSN", group = "target")]
     target_lsn: Option<Lsn>,
@@ -71,16 +106,11 @@ pub struct ReplayArgs {
     /// Follow this timeline: latest, current, or a number (recovery_target_timeline)
     #[arg(long, value_name = "TIMELINE", value_parser = parse_timeline)]
     target_timeline: Option<TargetTimeline>,
-    /// Wait for more WAL at its end, until SIGINT or SIGTERM
-    #[arg(long)]
-    follow: bool,
-    /// After replay, end recovery: the directory becomes a primary on a new timeline (recovery_target_action = promote)
-    #[arg(long, conflicts_with = "follow")]
-    promote: bool,
-    /// Leave it to PostgreSQL to end recovery, even with recovery_target_action = promote; it replays again what is behind
-    /// the last checkpoint
-    #[arg(long, conflicts_with = "promote")]
-    no_promote: bool,
+}
+
+/// What it may use.
+#[derive(Args)]
+pub struct ResourceArgs {
     /// Threads [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
@@ -100,15 +130,6 @@ pub struct ReplayArgs {
     /// Make each batch one that is larger than memory, whether that is worth it or not: for tests
     #[arg(long, hide = true)]
     spill_always: bool,
-    /// Compare each page with the images that wal_consistency_checking leaves in the WAL; exit code 5 if one differs
-    #[arg(long)]
-    verify_images: bool,
-    /// Print the end of the last record replayed, and the time in seconds since 1970, whenever a batch is done
-    #[arg(long)]
-    positions: bool,
-    /// Print one JSON object; with --positions, one more on each line before it
-    #[arg(long)]
-    json: bool,
 }
 
 /// A time; without a time zone it is in that of PGTZ or TZ, else GMT.
@@ -119,84 +140,139 @@ fn parse_time(text: &str) -> Result<TimestampTz, String> {
 
 /// Runs the command.
 pub fn run(args: ReplayArgs) -> ExitCode {
-    let json = args.json;
-    let jobs = args.jobs.map_or_else(default_jobs, usize::from);
-    if let Err(error) = descriptors::share_out(jobs) {
-        return Failure::new(Exit::Refused, error).tell(json);
+    let json = args.recovery.json;
+    match args.recovery.resources.start().and_then(|_| args.recovery.replay(args.data_dir, args.follow)) {
+        Ok(summary) => tell(&summary, args.recovery.verify_images, json.then(|| to_json(&summary))),
+        Err(failure) => failure.tell(json),
     }
-    if let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(jobs).build_global() {
-        return Failure::new(Exit::Refused, format!("could not start threads: {error}")).tell(json);
+}
+
+/// Prints how a replay went, as text or as this object, and gives the exit code.
+pub fn tell(summary: &Summary, verify: bool, object: Option<Value>) -> ExitCode {
+    match object {
+        Some(object) => println!("{object}"),
+        None => print(summary, verify),
     }
-    let (verify, named) = (args.verify_images, args.wal.clone());
-    let positions = args.positions.then_some(if json { Form::Json } else { Form::Text });
-    let options = match options(args) {
-        Ok(options) => options,
-        Err(error) => return Failure::new(Exit::Refused, error).tell(json),
-    };
-    failure::note(banner(&options, named.as_deref(), jobs));
-    let result = Progress::new(&options, positions).and_then(|mut progress| {
-        let summary = replay(&options, &mut |stats, lsn| progress.update(stats, lsn));
-        progress.bar.finish_and_clear();
-        summary
-    });
-    match result {
-        Ok(summary) => {
-            if json {
-                println!("{}", to_json(&summary));
-            } else {
-                print(&summary, verify);
-            }
-            complain(&summary)
-        }
-        Err(error) => {
-            let exit = if error.is_corruption() { Exit::Damaged } else { Exit::Refused };
-            Failure::new(exit, &error).at(error.lsn()).tell(json)
+    complain(summary)
+}
+
+impl ResourceArgs {
+    /// Starts the threads, and says how many.
+    pub fn start(&self) -> Result<usize, Failure> {
+        let jobs = self.jobs.map_or_else(default_jobs, usize::from);
+        descriptors::share_out(jobs).map_err(|error| Failure::new(Exit::Refused, error))?;
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(jobs)
+            .build_global()
+            .map_err(|error| Failure::new(Exit::Refused, format!("could not start threads: {error}")))?;
+        Ok(jobs)
+    }
+}
+
+impl TargetArgs {
+    fn target(&self) -> Option<RecoveryTarget> {
+        match (self.target_lsn, self.target_time, self.target_xid, &self.target_name) {
+            (Some(lsn), ..) => Some(RecoveryTarget::Lsn(lsn)),
+            (_, Some(time), ..) => Some(RecoveryTarget::Time(time)),
+            (_, _, Some(xid), _) => Some(RecoveryTarget::Xid(xid)),
+            (_, _, _, Some(name)) => Some(RecoveryTarget::Name(name.clone())),
+            _ => self.target_immediate.then_some(RecoveryTarget::Immediate),
         }
     }
 }
 
-fn options(args: ReplayArgs) -> Result<Options, ArchiveError> {
-    let archive = args.wal.as_deref().map(|wal| wal::named_archive(wal, &args.data_dir, args.fetch_jobs.into()));
-    let archive = archive.transpose()?.flatten();
-    let target = match (args.target_lsn, args.target_time, args.target_xid, args.target_name) {
-        (Some(lsn), ..) => Some(RecoveryTarget::Lsn(lsn)),
-        (_, Some(time), ..) => Some(RecoveryTarget::Time(time)),
-        (_, _, Some(xid), _) => Some(RecoveryTarget::Xid(xid)),
-        (_, _, _, Some(name)) => Some(RecoveryTarget::Name(name)),
-        _ => args.target_immediate.then_some(RecoveryTarget::Immediate),
-    };
+/// What replay is asked for: of this directory, to there, and nothing else.
+pub fn plain_options(
+    data_dir: PathBuf,
+    wal: Option<&Path>,
+    target: &TargetArgs,
+    resources: &ResourceArgs,
+) -> Result<Options, ArchiveError> {
+    let fetch_jobs = resources.fetch_jobs.into();
+    let archive = wal.map(|wal| wal::named_archive(wal, &data_dir, fetch_jobs)).transpose()?.flatten();
     Ok(Options {
-        data_dir: args.data_dir,
-        config_file: args.config_file,
-        wal: args.wal.filter(|_| archive.is_none()),
+        data_dir,
+        config_file: None,
+        wal: wal.filter(|_| archive.is_none()).map(Path::to_owned),
         archive,
-        inclusive: args.target_exclusive.then_some(false),
-        target,
-        timeline: args.target_timeline,
-        memory_bytes: args.memory.unwrap_or_else(default_memory),
-        spill: SpillOptions { bytes: args.spill_size, directory: args.spill_dir, always: args.spill_always },
-        base: None,
-        verify_images: args.verify_images,
-        follow: args.follow,
-        promotion: match (args.promote, args.no_promote) {
-            (true, _) => Promotion::Always,
-            (_, true) => Promotion::Never,
-            _ => Promotion::AsConfigured,
+        inclusive: target.target_exclusive.then_some(false),
+        target: target.target(),
+        timeline: target.target_timeline,
+        memory_bytes: resources.memory.unwrap_or_else(default_memory),
+        spill: SpillOptions {
+            bytes: resources.spill_size,
+            directory: resources.spill_dir.clone(),
+            always: resources.spill_always,
         },
+        base: None,
+        verify_images: false,
+        follow: false,
+        promotion: Promotion::AsConfigured,
         restore_command: None,
-        fetch_jobs: args.fetch_jobs.into(),
+        fetch_jobs,
         restartpoints: RestartpointPolicy::default(),
         upstream: None,
     })
 }
 
+/// Replays, and shows how far it is.
+pub fn run_to_end(options: &Options, named: Option<&Path>, positions: Option<Form>) -> Result<Summary, Failure> {
+    failure::note(banner(options, named));
+    let result = Progress::new(options, positions).and_then(|mut progress| {
+        let summary = replay(options, &mut |stats, lsn| progress.update(stats, lsn));
+        progress.bar.finish_and_clear();
+        summary
+    });
+    result.map_err(|error| {
+        let exit = if error.is_corruption() { Exit::Damaged } else { Exit::Refused };
+        Failure::new(exit, &error).at(error.lsn())
+    })
+}
+
+impl RecoveryArgs {
+    /// Where WAL is looked for.
+    pub fn wal(&self) -> Option<&Path> {
+        self.wal.as_deref()
+    }
+
+    /// What the threads are.
+    pub fn resources(&self) -> &ResourceArgs {
+        &self.resources
+    }
+
+    /// Whether pages are compared.
+    pub fn verify_images(&self) -> bool {
+        self.verify_images
+    }
+
+    /// Replays onto a directory.
+    pub fn replay(&self, data_dir: PathBuf, follow: bool) -> Result<Summary, Failure> {
+        let options = plain_options(data_dir, self.wal(), &self.target, &self.resources)
+            .map_err(|error| Failure::new(Exit::Refused, error))?;
+        let options = Options {
+            config_file: self.config_file.clone(),
+            verify_images: self.verify_images,
+            follow,
+            promotion: match (self.promote, self.no_promote) {
+                (true, _) => Promotion::Always,
+                (_, true) => Promotion::Never,
+                _ => Promotion::AsConfigured,
+            },
+            ..options
+        };
+        let positions = self.positions.then_some(if self.json { Form::Json } else { Form::Text });
+        run_to_end(&options, self.wal(), positions)
+    }
+}
+
 /// What begins, in a line.
-fn banner(options: &Options, named: Option<&Path>, jobs: usize) -> String {
+fn banner(options: &Options, named: Option<&Path>) -> String {
     let wal = named.map_or("as configured".to_owned(), |wal| format!("from \"{}\"", wal.display()));
     format!(
-        "replay {}: data directory \"{}\", WAL {wal}, {jobs} threads, {} MB of memory",
+        "replay {}: data directory \"{}\", WAL {wal}, {} threads, {} MB of memory",
         env!("CARGO_PKG_VERSION"),
         options.data_dir.display(),
+        rayon::current_num_threads(),
         options.memory_bytes >> 20
     )
 }
@@ -209,8 +285,10 @@ fn peak_memory() -> u64 {
 }
 
 /// How positions are printed.
-enum Form {
+pub enum Form {
+    /// Position and time.
     Text,
+    /// An object.
     Json,
 }
 
@@ -280,7 +358,8 @@ fn end_reason(stop: Option<&Stop>) -> &'static str {
     }
 }
 
-fn to_json(summary: &Summary) -> Value {
+/// How a replay went, as an object.
+pub fn to_json(summary: &Summary) -> Value {
     let stats = &summary.stats;
     let stages: serde_json::Map<String, Value> =
         stats.stages.times().map(|(stage, time)| (stage.name().to_owned(), json!(time.as_secs_f64()))).collect();
@@ -417,7 +496,7 @@ fn print_fetching(summary: &Summary) {
 }
 
 /// What kept replay from going on, although all is well up to there.
-fn why_incomplete(summary: &Summary) -> Option<Failure> {
+pub fn why_incomplete(summary: &Summary) -> Option<Failure> {
     match summary.stop.as_ref()? {
         Stop::Unsupported { lsn, record, relation } => {
             let relation = relation.map(|rel| format!(" (relation {rel})")).unwrap_or_default();

@@ -39,13 +39,7 @@ pub fn check_ownership(data_dir: &Path) -> Result<()> {
     if !found.is_dir() {
         return Err(DataDirError::Refused(format!("\"{shown}\" is not a directory: name a PostgreSQL data directory")));
     }
-    if geteuid().is_root() {
-        return Err(DataDirError::Refused(
-            "cannot be run as root: run as the user that owns the data directory (for instance with \"sudo -u \
-             postgres\")"
-                .to_owned(),
-        ));
-    }
+    refuse_root()?;
     if found.uid() != geteuid().as_raw() {
         return Err(DataDirError::Refused(format!(
             "data directory \"{shown}\" belongs to user id {}, but this process runs as {}: run as the owner",
@@ -62,6 +56,18 @@ pub fn check_ownership(data_dir: &Path) -> Result<()> {
     let group_may_read = found.mode() & 0o050 == 0o050;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(if group_may_read { 0o027 } else { 0o077 }));
     Ok(())
+}
+
+/// Refuses to go on as root, as PostgreSQL does.
+pub fn refuse_root() -> Result<()> {
+    match geteuid().is_root() {
+        true => Err(DataDirError::Refused(
+            "cannot be run as root: run as the user that owns the data directory (for instance with \"sudo -u \
+             postgres\")"
+                .to_owned(),
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Our `postmaster.pid`; removed when dropped.

@@ -62,7 +62,7 @@ pub(crate) fn unlink_side_by_side(files: &[PathBuf]) -> Result<()> {
 }
 
 /// Lets the system begin to write a file's contents, and does not wait: nothing is durable yet.
-pub(crate) fn start_writeback(file: &File) {
+pub fn start_writeback(file: &File) {
     #[cfg(target_os = "linux")]
     #[allow(unsafe_code)]
     // Only a hint, whose result means nothing: what goes wrong, fsync tells.

@@ -1,5 +1,10 @@
 //! What a client is told that does not get what it wants.
 
+use std::io;
+
+use walrider_backup::header::TooLong;
+use walrider_backup::manifest::ManifestError;
+use walrider_datadir::DataDirError;
 use walrider_wire::backend::ServerMessage;
 
 use crate::link::LinkError;
@@ -67,6 +72,36 @@ impl From<SlotError> for Refusal {
     }
 }
 
+impl From<DataDirError> for Refusal {
+    fn from(error: DataDirError) -> Refusal {
+        let code = match &error {
+            DataDirError::Io { source, .. } => match source.kind() {
+                io::ErrorKind::NotFound => "58P01",
+                io::ErrorKind::PermissionDenied => "42501",
+                _ => "58030",
+            },
+            _ => "58030",
+        };
+        Refusal::new(code, error.to_string())
+    }
+}
+
+impl From<ManifestError> for Refusal {
+    fn from(error: ManifestError) -> Refusal {
+        let code = match error {
+            ManifestError::Io(_) => "58030",
+            ManifestError::History(..) => "XX000",
+        };
+        Refusal::new(code, error.to_string())
+    }
+}
+
+impl From<TooLong> for Refusal {
+    fn from(error: TooLong) -> Refusal {
+        Refusal::new("XX000", error.to_string())
+    }
+}
+
 /// Why a session, or a command of it, ends.
 #[derive(Debug)]
 pub enum Stopped {
@@ -79,6 +114,24 @@ pub enum Stopped {
 impl From<Refusal> for Stopped {
     fn from(refusal: Refusal) -> Stopped {
         Stopped::Refused(refusal)
+    }
+}
+
+impl From<DataDirError> for Stopped {
+    fn from(error: DataDirError) -> Stopped {
+        Stopped::Refused(error.into())
+    }
+}
+
+impl From<ManifestError> for Stopped {
+    fn from(error: ManifestError) -> Stopped {
+        Stopped::Refused(error.into())
+    }
+}
+
+impl From<TooLong> for Stopped {
+    fn from(error: TooLong) -> Stopped {
+        Stopped::Refused(error.into())
     }
 }
 

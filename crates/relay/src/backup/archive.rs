@@ -2,18 +2,19 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use walrider_backup::checksum::Sum;
+use walrider_backup::header::{self, Attributes, Member};
+use walrider_backup::manifest::{Manifest, ManifestError};
+use walrider_datadir::DataDirError;
 use walrider_layout::checksum::page_checksum;
 use walrider_layout::page::Page;
 use walrider_layout::{BLCKSZ, BlockNumber, Lsn, PageBytes, RELSEG_SIZE};
 
-use super::manifest::{Manifest, Sum, kept_in_file};
 use super::sink::Sink;
-use super::tar::{self, Attributes, Member};
-use super::tree::failed;
 use crate::refusal::{Refusal, Stopped};
 
 /// Bytes that are read at once: whole pages.
@@ -63,11 +64,11 @@ impl<'a> Archive<'a> {
 
     /// A directory or a link.
     pub fn member(&mut self, name: &[u8], member: Member<'_>, attributes: Attributes) -> Result<(), Stopped> {
-        self.sink.data(&tar::header(name, member, attributes)?)
+        self.sink.data(&header::header(name, member, attributes)?)
     }
 
     fn padding(&mut self, len: u64) -> Result<(), Stopped> {
-        self.sink.zeros(tar::padding(len) as u64)
+        self.sink.zeros(header::padding(len) as u64)
     }
 
     fn sum(&self) -> Sum {
@@ -76,7 +77,7 @@ impl<'a> Archive<'a> {
 
     fn note(&mut self, name: Name<'_>, len: u64, mtime: i64, sum: Sum) -> Result<(), Stopped> {
         if let Some(manifest) = &mut self.manifest {
-            manifest.add(&name.whole(), len, mtime, sum).map_err(|error| kept_in_file(&error))?;
+            manifest.add(&name.whole(), len, mtime, sum).map_err(ManifestError::Io)?;
         }
         Ok(())
     }
@@ -97,7 +98,7 @@ impl<'a> Archive<'a> {
     /// What is added while it is sent is left out, and what is cut off is sent as zeros: replay of the WAL does both again.
     pub fn file(&mut self, path: &Path, name: Name<'_>, relation: Option<u32>) -> Result<bool, Stopped> {
         let Some((file, metadata)) = open(path)? else { return Ok(false) };
-        let (len, attributes) = (metadata.len(), attributes(&metadata));
+        let (len, attributes) = (metadata.len(), Attributes::of(&metadata));
         self.member(name.archive, Member::File(len), attributes)?;
         let mut sum = self.sum();
         let mut verify = relation.is_some() && self.verify_before.is_some();
@@ -111,8 +112,7 @@ impl<'a> Archive<'a> {
         let mut at = 0;
         while at < len {
             let wanted = READ.min(usize::try_from(len - at).unwrap_or(READ));
-            let read =
-                read_full(&file, &mut buffer[..wanted], at).map_err(|error| failed("read file", path, &error))?;
+            let read = read_full(&file, &mut buffer[..wanted], at).map_err(|error| failed("read file", path, error))?;
             if read == 0 {
                 break;
             }
@@ -153,18 +153,17 @@ impl<'a> Archive<'a> {
     /// A WAL segment, which is not in the manifest: `len` bytes of it, or it is refused.
     pub fn segment(&mut self, path: &Path, name: &[u8], len: u64) -> Result<(), Stopped> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let (file, metadata) = open(path)?.ok_or_else(|| failed("open file", path, &gone()))?;
+        let (file, metadata) = open(path)?.ok_or_else(|| failed("open file", path, gone()))?;
         let short = || Refusal::new("58030", format!("unexpected WAL file size \"{}\"", String::from_utf8_lossy(name)));
         if metadata.len() != len {
             return Err(short().into());
         }
-        self.member(name, Member::File(len), attributes(&metadata))?;
+        self.member(name, Member::File(len), Attributes::of(&metadata))?;
         let mut buffer = std::mem::take(&mut self.buffer);
         let mut at = 0;
         while at < len {
             let wanted = READ.min(usize::try_from(len - at).unwrap_or(READ));
-            let read =
-                read_full(&file, &mut buffer[..wanted], at).map_err(|error| failed("read file", path, &error))?;
+            let read = read_full(&file, &mut buffer[..wanted], at).map_err(|error| failed("read file", path, error))?;
             if read == 0 {
                 return Err(short().into());
             }
@@ -181,13 +180,12 @@ fn open(path: &Path) -> Result<Option<(File, Metadata)>, Refusal> {
     let opened = File::open(path).and_then(|file| file.metadata().map(|metadata| (file, metadata)));
     match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        other => other.map(Some).map_err(|error| failed("open file", path, &error)),
+        other => other.map(Some).map_err(|error| failed("open file", path, error)),
     }
 }
 
-/// What a header tells of a file.
-pub(super) fn attributes(metadata: &Metadata) -> Attributes {
-    Attributes { mode: metadata.mode(), uid: metadata.uid(), gid: metadata.gid(), mtime: metadata.mtime() }
+fn failed(operation: &'static str, path: &Path, error: io::Error) -> Refusal {
+    DataDirError::io(operation, path, error).into()
 }
 
 /// Reads until the buffer is full, or the file ends.

@@ -1,8 +1,8 @@
 //! BASE_BACKUP of a data directory that is replayed into: what `pg_basebackup` gets from a standby (`perform_base_backup`,
 //! `backup/basebackup.c`; `do_pg_backup_start`, `do_pg_backup_stop`, `access/transam/xlog.c`; PostgreSQL 18).
 //!
-//! [`options`] are what the client asks for, [`tree`] is what of the directory belongs into a backup, `archive` sends files, with
-//! [`tar`] headers and checksums, by way of `sink`, and notes them in the [`manifest`].
+//! [`options`] are what the client asks for. `archive` sends files, with tar headers and checksums, by way of `sink`, and notes them in the
+//! manifest. What of the directory belongs into a backup, and the form of all this, crate `backup` knows.
 //!
 //! # Why it is a backup
 //!
@@ -20,17 +20,19 @@
 //!   Therefore E is also past where replay stood when the directory was known to be consistent, at the beginning.
 
 mod archive;
-pub mod manifest;
 pub mod options;
 mod sink;
-pub mod tar;
-pub mod tree;
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use walrider_backup::header::{self, Attributes, Member};
+use walrider_backup::label::{backup_label, tablespace_map};
+use walrider_backup::manifest::{Manifest, ManifestError};
+use walrider_backup::tree::{self, Found, Kind, Tree};
+use walrider_datadir::DataDirError;
 use walrider_datadir::config::letting_servers_in;
 use walrider_datadir::directories::version_dir;
 use walrider_datadir::durable::read_file;
@@ -44,12 +46,9 @@ use crate::link::Link;
 use crate::origin::Origin;
 use crate::refusal::{Refusal, Stopped};
 use crate::service::Service;
-use archive::{Archive, Name, attributes};
-use manifest::Manifest;
+use archive::{Archive, Name};
 use options::Wishes;
 use sink::Sink;
-use tar::{Attributes, Member};
-use tree::{Found, Kind, Tablespace, Tree};
 
 /// The longest `postgresql.auto.conf`, in bytes.
 const MAX_AUTO_CONF: u64 = 64 << 20;
@@ -130,7 +129,7 @@ impl Backup<'_> {
             next_xid: begin.control.checkpoint_copy.next_xid,
         };
         let manifest = wishes.manifest.map(|wished| Manifest::new(wished, begin.control.system_identifier, root));
-        let manifest = manifest.transpose().map_err(|error| manifest::kept_in_file(&error))?;
+        let manifest = manifest.transpose().map_err(ManifestError::Io)?;
         let verify = wishes.verify && begin.control.data_checksums();
         let sink = Sink::new(self.service, self.link, self.wake, wishes.rate);
         let mut archive = Archive::new(sink, manifest, verify.then(|| begin.start()));
@@ -140,22 +139,28 @@ impl Backup<'_> {
             archive.sink.begin_archive(&format!("{}.tar", tablespace.oid), &tablespace.location)?;
             let above = format!("pg_tblspc/{}/", tablespace.oid);
             tree.visit_tablespace(tablespace, &mut |found| send(&mut archive, &found, &above))?;
-            archive.sink.zeros(tar::END as u64)?;
+            archive.sink.zeros(header::END as u64)?;
             archive.sink.end_archive()?;
         }
         archive.sink.begin_archive("base.tar", b"")?;
-        let label = backup_label(&begin, &wishes.label);
-        let ours = attributes_of_ours(root)?;
+        let label = backup_label(&begin.control, &wishes.label);
+        let ours = Attributes::of_new_files(root)?;
         archive.contents(Name::of(b"backup_label"), label.as_bytes(), ours)?;
         if wishes.tablespace_map {
-            archive.contents(Name::of(b"tablespace_map"), &tablespace_map(&tablespaces), ours)?;
+            archive.contents(
+                Name::of(b"tablespace_map"),
+                &tablespace_map(
+                    tablespaces.iter().filter(|one| one.is_link).map(|one| (one.oid, one.location.as_slice())),
+                ),
+                ours,
+            )?;
         }
         tree.visit(&mut |found| send(&mut archive, &found, ""))?;
         let end = self::end(&mut archive, replica, &begin)?;
         if wishes.wal {
             send_wal(&mut archive, origin, &begin, end, ours)?;
         }
-        archive.sink.zeros(tar::END as u64)?;
+        archive.sink.zeros(header::END as u64)?;
         archive.sink.end_archive()?;
         if let Some(manifest) = archive.manifest.take() {
             let history = origin.history(end.0)?;
@@ -163,7 +168,7 @@ impl Backup<'_> {
             archive.sink.begin_manifest()?;
             let mut piece = vec![0; 32 << 10];
             loop {
-                match contents.read(&mut piece).map_err(|error| manifest::kept_in_file(&error))? {
+                match contents.read(&mut piece).map_err(ManifestError::Io)? {
                     0 => break,
                     len => archive.sink.manifest(&piece[..len])?,
                 }
@@ -250,8 +255,8 @@ fn send_beginning(sink: &mut Sink<'_>, begin: &Begin, tree: &Tree<'_>, wishes: &
         let mut size = 0;
         let mut count = |found: Found<'_>| {
             sink.check()?;
-            size += member(&found).map_or(0, tar::size);
-            Ok(())
+            size += member(&found).map_or(0, header::size);
+            Ok::<(), Stopped>(())
         };
         match tablespace.filter(|_| wishes.sizes) {
             Some(tablespace) => tree.visit_tablespace(tablespace, &mut count)?,
@@ -300,17 +305,16 @@ fn send(archive: &mut Archive<'_>, found: &Found<'_>, above: &str) -> Result<(),
     match &found.kind {
         Kind::Directory => {
             // A link that is sent as a directory is as accessible as what it leads to.
-            let attributes = attributes(found.metadata);
-            archive.member(found.name, Member::Directory, attributes)
+            archive.member(found.name, Member::Directory, Attributes::of(found.metadata))
         }
-        Kind::Link(target) => archive.member(found.name, Member::Link(target), attributes(found.metadata)),
+        Kind::Link(target) => archive.member(found.name, Member::Link(target), Attributes::of(found.metadata)),
         Kind::File if above.is_empty() && found.name == b"postgresql.auto.conf" => {
             let read = read_file(found.path, MAX_AUTO_CONF);
             let read = read.map_err(|error| Refusal::new("58030", error.to_string()))?;
             let Some(contents) = read else { return Ok(()) };
             // Servers are kept out of the directory for a moment, but not of a copy that begins at R (docs/crash-safety.md, D).
             let contents = letting_servers_in(&contents).unwrap_or(contents);
-            archive.contents(name, &contents, attributes(found.metadata))
+            archive.contents(name, &contents, Attributes::of(found.metadata))
         }
         Kind::File => archive.file(found.path, name, None).map(|_| ()),
         Kind::Relation(segment) => archive.file(found.path, name, Some(*segment)).map(|_| ()),
@@ -319,46 +323,6 @@ fn send(archive: &mut Archive<'_>, found: &Found<'_>, above: &str) -> Result<(),
             archive.sink.notice("WARNING", "01000", message)
         }
     }
-}
-
-/// What our own files in a backup are like: those that the server makes.
-fn attributes_of_ours(root: &Path) -> Result<Attributes, Refusal> {
-    let of_root = std::fs::metadata(root).map_err(|error| tree::failed("stat directory", root, &error))?;
-    let of_root = attributes(&of_root);
-    let mode = if of_root.mode & 0o050 == 0o050 { 0o640 } else { 0o600 };
-    Ok(Attributes { mode, mtime: now(), ..of_root })
-}
-
-fn now() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
-}
-
-/// The contents of `backup_label` (`build_backup_content`, `access/transam/xlogbackup.c`).
-fn backup_label(begin: &Begin, label: &str) -> String {
-    let (start, timeline, size) = (begin.start(), begin.timeline(), begin.control.segment_size);
-    let segment = size.file_name(timeline, size.segment_of(start));
-    let checkpoint = begin.control.checkpoint;
-    let time = manifest::utc(now());
-    format!(
-        "START WAL LOCATION: {start} (file {segment})\nCHECKPOINT LOCATION: {checkpoint}\nBACKUP METHOD: streamed\n\
-         BACKUP FROM: standby\nSTART TIME: {time} UTC\nLABEL: {label}\nSTART TIMELINE: {timeline}\n"
-    )
-}
-
-/// The contents of `tablespace_map`: the links, with a backslash before what would end a line.
-fn tablespace_map(tablespaces: &[Tablespace]) -> Vec<u8> {
-    let mut map = Vec::new();
-    for tablespace in tablespaces.iter().filter(|tablespace| tablespace.is_link) {
-        map.extend(format!("{} ", tablespace.oid).into_bytes());
-        for &byte in &tablespace.location {
-            if matches!(byte, b'\n' | b'\r' | b'\\') {
-                map.push(b'\\');
-            }
-            map.push(byte);
-        }
-        map.push(b'\n');
-    }
-    map
 }
 
 /// All files were read: sends the control file, which tells where it ends, and returns that (`do_pg_backup_stop`).
@@ -387,8 +351,8 @@ fn end(archive: &mut Archive<'_>, replica: &dyn Replica, begin: &Begin) -> Resul
         return Err(without_images("during online backup"));
     }
     let metadata = std::fs::metadata(root.join(CONTROL_FILE))
-        .map_err(|error| tree::failed("stat file", &root.join(CONTROL_FILE), &error))?;
-    archive.contents(Name::of(CONTROL_FILE.as_bytes()), &bytes, attributes(&metadata))?;
+        .map_err(|error| DataDirError::io("stat file", root.join(CONTROL_FILE), error))?;
+    archive.contents(Name::of(CONTROL_FILE.as_bytes()), &bytes, Attributes::of(&metadata))?;
     Ok((control.min_recovery_point_timeline, end))
 }
 
@@ -404,9 +368,9 @@ fn send_wal(
     let (first, last) = (size.segment_of(begin.start()), size.segment_of(Lsn(end.1.0 - 1)));
     let mut segments = Vec::new();
     let mut histories = Vec::new();
-    let entries = std::fs::read_dir(directory).map_err(|error| tree::failed("open directory", directory, &error))?;
+    let entries = std::fs::read_dir(directory).map_err(|error| DataDirError::io("open directory", directory, error))?;
     for entry in entries {
-        let entry = entry.map_err(|error| tree::failed("read directory", directory, &error))?;
+        let entry = entry.map_err(|error| DataDirError::io("read directory", directory, error))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         match size.parse_file_name(&name) {
             // A segment of a later timeline is one that is ready for use, or the beginning of what does not belong to this.
@@ -445,74 +409,4 @@ fn send_wal(
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use walrider_datadir::backup_label::{BackupLabel, parse_tablespace_map};
-    use walrider_layout::Major;
-    use walrider_layout::control::CheckPoint;
-    use walrider_layout::wal::SegmentSize;
-
-    use super::*;
-
-    fn control() -> ControlFile {
-        let checkpoint = CheckPoint {
-            redo: Lsn(0x2_0500_0028),
-            timeline: TimelineId(3),
-            full_page_writes: true,
-            ..CheckPoint::default()
-        };
-        ControlFile {
-            major: Major::V18,
-            system_identifier: 1,
-            catalog_version: Major::V18.catalog_version(),
-            state: DbState::InArchiveRecovery,
-            time: 0,
-            checkpoint: Lsn(0x2_0500_0100),
-            checkpoint_copy: checkpoint,
-            unlogged_lsn: Lsn(1000),
-            min_recovery_point: Lsn(0x2_0600_0000),
-            min_recovery_point_timeline: TimelineId(3),
-            backup_start_point: Lsn(0),
-            backup_end_point: Lsn(0),
-            backup_end_required: false,
-            wal_level: 1,
-            wal_log_hints: false,
-            max_connections: 100,
-            max_worker_processes: 8,
-            max_wal_senders: 10,
-            max_prepared_xacts: 0,
-            max_locks_per_xact: 64,
-            track_commit_timestamp: false,
-            segment_size: SegmentSize::new(16 << 20).unwrap(),
-            data_checksum_version: 1,
-            default_char_signedness: Some(true),
-            mock_authentication_nonce: [0; 32],
-        }
-    }
-
-    #[test]
-    fn the_label_is_read_as_a_standbys() {
-        let begin = Begin { control: control(), standing: Standing::default() };
-        let text = backup_label(&begin, "two words: LABEL");
-        assert!(text.starts_with("START WAL LOCATION: 2/5000028 (file 000000030000000200000005)\n"), "{text}");
-        let read = BackupLabel::parse(&text).unwrap();
-        assert!(read.streamed && read.from_standby);
-        assert_eq!(
-            (read.start_lsn, read.start_timeline, read.checkpoint),
-            (begin.start(), TimelineId(3), begin.control.checkpoint)
-        );
-        assert_eq!(read.label.as_deref(), Some("two words: LABEL"));
-    }
-
-    #[test]
-    fn the_map_has_the_links() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(dir.path().join("pg_tblspc/20001")).unwrap();
-        let odd = "/some\nwhere\\odd";
-        std::os::unix::fs::symlink(odd, dir.path().join("pg_tblspc/20000")).unwrap();
-        let map = parse_tablespace_map(&tablespace_map(&tree::tablespaces(dir.path()).unwrap())).unwrap();
-        assert_eq!(map.iter().map(|one| (one.oid, one.path.as_path())).collect::<Vec<_>>(), [(20000, Path::new(odd))]);
-    }
 }

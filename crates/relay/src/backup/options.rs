@@ -1,9 +1,10 @@
 //! Options of BASE_BACKUP (`parse_basebackup_options`, `backup/basebackup.c`, PostgreSQL 18).
 
+use walrider_backup::checksum::Checksums;
+use walrider_backup::manifest::ManifestWishes;
 use walrider_wire::replication::Options;
 use walrider_wire::server::boolean;
 
-use super::manifest::Checksums;
 use crate::refusal::Refusal;
 
 /// The longest label, in bytes (`MAXPGPATH`).
@@ -30,15 +31,6 @@ pub struct Wishes {
     pub verify: bool,
     /// MANIFEST and MANIFEST_CHECKSUMS.
     pub manifest: Option<ManifestWishes>,
-}
-
-/// What the manifest is to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ManifestWishes {
-    /// Of files.
-    pub checksums: Checksums,
-    /// Names in hexadecimal digits always.
-    pub force_encode: bool,
 }
 
 impl Wishes {

@@ -4,117 +4,33 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use sha2::{Digest, Sha224, Sha256, Sha384, Sha512};
+use sha2::{Digest, Sha256};
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
 
-use super::options::ManifestWishes;
-use crate::refusal::Refusal;
+use crate::checksum::{Checksums, Sum, hex};
 
 /// Bytes of it that are kept in memory; more are in a file without a name.
 const IN_MEMORY: usize = 1 << 20;
 
-/// How files are checksummed.
+/// What a manifest is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checksums {
-    /// Not at all.
-    None,
-    /// CRC-32C.
-    Crc32c,
-    /// SHA-224.
-    Sha224,
-    /// SHA-256.
-    Sha256,
-    /// SHA-384.
-    Sha384,
-    /// SHA-512.
-    Sha512,
+pub struct ManifestWishes {
+    /// Of files.
+    pub checksums: Checksums,
+    /// Names in hexadecimal digits always.
+    pub force_encode: bool,
 }
 
-impl Checksums {
-    const ALL: [Checksums; 6] = [
-        Checksums::None,
-        Checksums::Crc32c,
-        Checksums::Sha224,
-        Checksums::Sha256,
-        Checksums::Sha384,
-        Checksums::Sha512,
-    ];
-
-    /// By their name, in whatever case.
-    pub fn parse(name: &str) -> Option<Checksums> {
-        Checksums::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(name))
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Checksums::None => "NONE",
-            Checksums::Crc32c => "CRC32C",
-            Checksums::Sha224 => "SHA224",
-            Checksums::Sha256 => "SHA256",
-            Checksums::Sha384 => "SHA384",
-            Checksums::Sha512 => "SHA512",
-        }
-    }
-}
-
-/// The checksum of a file, while it is read.
-pub enum Sum {
-    /// None.
-    None,
-    /// CRC-32C.
-    Crc32c(crc_fast::Digest),
-    /// SHA-224.
-    Sha224(Sha224),
-    /// SHA-256.
-    Sha256(Sha256),
-    /// SHA-384.
-    Sha384(Sha384),
-    /// SHA-512.
-    Sha512(Sha512),
-}
-
-impl Sum {
-    /// Of nothing yet.
-    pub fn new(checksums: Checksums) -> Sum {
-        match checksums {
-            Checksums::None => Sum::None,
-            Checksums::Crc32c => Sum::Crc32c(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi)),
-            Checksums::Sha224 => Sum::Sha224(Sha224::new()),
-            Checksums::Sha256 => Sum::Sha256(Sha256::new()),
-            Checksums::Sha384 => Sum::Sha384(Sha384::new()),
-            Checksums::Sha512 => Sum::Sha512(Sha512::new()),
-        }
-    }
-
-    /// More of the file.
-    pub fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Sum::None => {}
-            Sum::Crc32c(sum) => sum.update(bytes),
-            Sum::Sha224(sum) => sum.update(bytes),
-            Sum::Sha256(sum) => sum.update(bytes),
-            Sum::Sha384(sum) => sum.update(bytes),
-            Sum::Sha512(sum) => sum.update(bytes),
-        }
-    }
-
-    /// Its algorithm's name and the digits.
-    fn finish(self) -> Option<(&'static str, String)> {
-        Some(match self {
-            Sum::None => return None,
-            // As the number lies in memory (`pg_checksum_final`).
-            Sum::Crc32c(sum) => (Checksums::Crc32c.name(), hex(&(sum.finalize() as u32).to_le_bytes())),
-            Sum::Sha224(sum) => (Checksums::Sha224.name(), hex(&sum.finalize())),
-            Sum::Sha256(sum) => (Checksums::Sha256.name(), hex(&sum.finalize())),
-            Sum::Sha384(sum) => (Checksums::Sha384.name(), hex(&sum.finalize())),
-            Sum::Sha512(sum) => (Checksums::Sha512.name(), hex(&sum.finalize())),
-        })
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// Why a manifest cannot be finished.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// The file that it is kept in.
+    #[error("could not write to temporary file: {0}")]
+    Io(#[from] io::Error),
+    /// The history does not lead from where the backup begins to where it ends.
+    #[error("start timeline {0} not found in history of timeline {1}")]
+    History(TimelineId, TimelineId),
 }
 
 /// A manifest that is being written. Nobody knows how many files there will be, so what is long of it is in a file.
@@ -187,7 +103,7 @@ impl Manifest {
         begin: (TimelineId, Lsn),
         end: (TimelineId, Lsn),
         history: &TimelineHistory,
-    ) -> Result<(impl Read, u64), Refusal> {
+    ) -> Result<(impl Read + use<>, u64), ManifestError> {
         let ranges = ranges(begin, end, history)?;
         let range = |(timeline, begin, end): &(TimelineId, Lsn, Lsn)| {
             format!("{{ \"Timeline\": {timeline}, \"Start-LSN\": \"{begin}\", \"End-LSN\": \"{end}\" }}")
@@ -199,14 +115,9 @@ impl Manifest {
             self.write_unsummed(&format!("\"Manifest-Checksum\": \"{sum}\"}}\n"))?;
             self.out.seek(SeekFrom::Start(0)).map(|_| ())
         };
-        written().map_err(|error| kept_in_file(&error))?;
+        written()?;
         Ok((self.out, self.len))
     }
-}
-
-/// Trouble with the file that a manifest is kept in.
-pub fn kept_in_file(error: &io::Error) -> Refusal {
-    Refusal::new("58030", format!("could not write to temporary file: {error}"))
 }
 
 /// Which WAL is needed, of which timelines, newest first (`AddWALInfoToBackupManifest`).
@@ -214,7 +125,7 @@ fn ranges(
     begin: (TimelineId, Lsn),
     end: (TimelineId, Lsn),
     history: &TimelineHistory,
-) -> Result<Vec<(TimelineId, Lsn, Lsn)>, Refusal> {
+) -> Result<Vec<(TimelineId, Lsn, Lsn)>, ManifestError> {
     let mut ranges = Vec::new();
     let mut upto = end.1;
     for entry in history.newest_first() {
@@ -228,8 +139,7 @@ fn ranges(
         ranges.push((entry.timeline, entry.begin, upto));
         upto = entry.begin;
     }
-    let message = format!("start timeline {} not found in history of timeline {}", begin.0, end.0);
-    Err(Refusal::new("XX000", message))
+    Err(ManifestError::History(begin.0, end.0))
 }
 
 /// A time in seconds since 1970, as `2026-11-26 12:00:00` in UTC.
@@ -244,27 +154,6 @@ mod tests {
 
     fn wishes(checksums: Checksums) -> ManifestWishes {
         ManifestWishes { checksums, force_encode: false }
-    }
-
-    /// Of "abc".
-    fn abc(checksums: Checksums) -> Option<(&'static str, String)> {
-        let mut sum = Sum::new(checksums);
-        sum.update(b"a");
-        sum.update(b"bc");
-        sum.finish()
-    }
-
-    #[test]
-    fn checksums_are_those_of_pg_verifybackup() {
-        assert_eq!(abc(Checksums::None), None);
-        // 0x364B3FB7, the last byte first.
-        assert_eq!(abc(Checksums::Crc32c), Some(("CRC32C", "b73f4b36".to_owned())));
-        let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(abc(Checksums::Sha256), Some(("SHA256", sha256.to_owned())));
-        let lengths = [Checksums::Sha224, Checksums::Sha384, Checksums::Sha512].map(|sum| abc(sum).unwrap().1.len());
-        assert_eq!(lengths, [56, 96, 128]);
-        assert_eq!(Checksums::parse("sha512"), Some(Checksums::Sha512));
-        assert_eq!(Checksums::parse("md5"), None);
     }
 
     #[test]

@@ -8,11 +8,10 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use walrider_datadir::DataDirError;
 use walrider_datadir::held::shown;
 use walrider_datadir::relation::parse_file_name;
 use walrider_layout::{ForkNumber, Oid};
-
-use crate::refusal::{Refusal, Stopped};
 
 /// Directories that a server empties when it starts (`excludeDirContents`).
 const EMPTY: [&str; 7] =
@@ -53,7 +52,7 @@ pub struct Tablespace {
 ///
 /// # Errors
 /// `pg_tblspc` cannot be read.
-pub fn tablespaces(root: &Path) -> Result<Vec<Tablespace>, Refusal> {
+pub fn tablespaces(root: &Path) -> Result<Vec<Tablespace>, DataDirError> {
     let links = root.join("pg_tblspc");
     let name_of_root = shown(root);
     let mut tablespaces = Vec::new();
@@ -63,7 +62,7 @@ pub fn tablespaces(root: &Path) -> Result<Vec<Tablespace>, Refusal> {
         let path = links.join(&name);
         let Some(found) = stat(&path)? else { continue };
         if found.is_symlink() {
-            let target = fs::read_link(&path).map_err(|error| failed("read symbolic link", &path, &error))?;
+            let target = fs::read_link(&path).map_err(|error| failed("read symbolic link", &path, error))?;
             let below = target.strip_prefix(&name_of_root).ok().map(|below| below.as_os_str().as_bytes().to_vec());
             let location = target.into_os_string().into_vec();
             tablespaces.push(Tablespace { oid, location, path, below, is_link: true });
@@ -77,35 +76,29 @@ pub fn tablespaces(root: &Path) -> Result<Vec<Tablespace>, Refusal> {
 }
 
 /// The names in a directory, sorted; none if it is gone.
-fn names(directory: &Path) -> Result<Vec<OsString>, Refusal> {
+fn names(directory: &Path) -> Result<Vec<OsString>, DataDirError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.map_err(|error| failed("open directory", directory, &error))?,
+        other => other.map_err(|error| failed("open directory", directory, error))?,
     };
     let mut names: Vec<OsString> = entries
         .map(|entry| entry.map(|entry| entry.file_name()))
         .collect::<io::Result<_>>()
-        .map_err(|error| failed("read directory", directory, &error))?;
+        .map_err(|error| failed("read directory", directory, error))?;
     names.sort();
     Ok(names)
 }
 
 /// What is there, without following a link; `None` if it is gone.
-fn stat(path: &Path) -> Result<Option<Metadata>, Refusal> {
+fn stat(path: &Path) -> Result<Option<Metadata>, DataDirError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        other => other.map(Some).map_err(|error| failed("stat file or directory", path, &error)),
+        other => other.map(Some).map_err(|error| failed("stat file or directory", path, error)),
     }
 }
 
-/// Trouble with a file.
-pub fn failed(operation: &str, path: &Path, error: &io::Error) -> Refusal {
-    let code = match error.kind() {
-        io::ErrorKind::NotFound => "58P01",
-        io::ErrorKind::PermissionDenied => "42501",
-        _ => "58030",
-    };
-    Refusal::new(code, format!("could not {operation} \"{}\": {error}", shown(path).display()))
+fn failed(operation: &'static str, path: &Path, error: io::Error) -> DataDirError {
+    DataDirError::io(operation, path, error)
 }
 
 /// Something that belongs into an archive.
@@ -152,14 +145,14 @@ pub struct Tree<'a> {
 }
 
 /// Is told what there is.
-type Visit<'v> = dyn FnMut(Found<'_>) -> Result<(), Stopped> + 'v;
+type Visit<'v, E> = dyn FnMut(Found<'_>) -> Result<(), E> + 'v;
 
 impl Tree<'_> {
     /// Goes through what belongs into the data directory's archive, but for `global/pg_control`, which comes last.
     ///
     /// # Errors
     /// What cannot be read; those of `visit`.
-    pub fn visit(&self, visit: &mut Visit<'_>) -> Result<(), Stopped> {
+    pub fn visit<E: From<DataDirError>>(&self, visit: &mut Visit<'_, E>) -> Result<(), E> {
         self.visit_directory(self.root, b"", visit)
     }
 
@@ -167,7 +160,11 @@ impl Tree<'_> {
     ///
     /// # Errors
     /// What cannot be read; those of `visit`.
-    pub fn visit_tablespace(&self, tablespace: &Tablespace, visit: &mut Visit<'_>) -> Result<(), Stopped> {
+    pub fn visit_tablespace<E: From<DataDirError>>(
+        &self,
+        tablespace: &Tablespace,
+        visit: &mut Visit<'_, E>,
+    ) -> Result<(), E> {
         let path = tablespace.path.join(self.version_dir);
         let name = self.version_dir.as_bytes();
         // It may be dropped by now.
@@ -176,7 +173,12 @@ impl Tree<'_> {
         self.visit_directory(&path, name, visit)
     }
 
-    fn visit_directory(&self, directory: &Path, below: &[u8], visit: &mut Visit<'_>) -> Result<(), Stopped> {
+    fn visit_directory<E: From<DataDirError>>(
+        &self,
+        directory: &Path,
+        below: &[u8],
+        visit: &mut Visit<'_, E>,
+    ) -> Result<(), E> {
         let names = names(directory)?;
         let place = Place::of(below, self.version_dir);
         let relation = |name: &OsString| name.to_str().and_then(parse_file_name).filter(|_| place.has_relations());
@@ -208,7 +210,7 @@ impl Tree<'_> {
                     visit(Found { name, ..found(&metadata, Kind::Directory) })?;
                 }
             } else if metadata.is_symlink() && place == Place::Tablespaces {
-                let target = fs::read_link(&path).map_err(|error| failed("read symbolic link", &path, &error))?;
+                let target = fs::read_link(&path).map_err(|error| failed("read symbolic link", &path, error))?;
                 visit(found(&metadata, Kind::Link(target.into_os_string().into_vec())))?;
             } else if metadata.is_dir() {
                 visit(found(&metadata, Kind::Directory))?;
@@ -317,7 +319,7 @@ mod tests {
                 Kind::File => name,
                 Kind::Special => format!("{name}?"),
             });
-            Ok(())
+            Ok::<(), DataDirError>(())
         };
         match tablespace {
             None => tree.visit(&mut visit),

@@ -1,7 +1,23 @@
 //! Headers of tar archives as PostgreSQL writes them (`tarCreateHeader`, `port/tar.c`, PostgreSQL 18): ustar, names of at most
 //! 99 bytes, without the prefix field.
 
-use crate::refusal::Refusal;
+/// What fits into no header.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TooLong {
+    /// A name.
+    #[error("file name too long for tar format: \"{0}\"")]
+    Name(String),
+    /// The target of a link of this name.
+    #[error("symbolic link target too long for tar format: file name \"{0}\", target \"{1}\"")]
+    Target(String, String),
+}
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use walrider_datadir::DataDirError;
 
 /// Bytes of a block: a header, and what contents are padded to (`TAR_BLOCK_SIZE`).
 pub const BLOCK: usize = 512;
@@ -34,14 +50,38 @@ pub struct Attributes {
     pub mtime: i64,
 }
 
+impl Attributes {
+    /// Those of a file.
+    pub fn of(metadata: &Metadata) -> Attributes {
+        Attributes { mode: metadata.mode(), uid: metadata.uid(), gid: metadata.gid(), mtime: metadata.mtime() }
+    }
+
+    /// Those of the files that a server makes in a data directory.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn of_new_files(data_dir: &Path) -> Result<Attributes, DataDirError> {
+        let of_root =
+            std::fs::metadata(data_dir).map_err(|error| DataDirError::io("stat directory", data_dir, error))?;
+        let of_root = Attributes::of(&of_root);
+        let mode = if of_root.mode & 0o050 == 0o050 { 0o640 } else { 0o600 };
+        Ok(Attributes { mode, mtime: now(), ..of_root })
+    }
+}
+
+/// Now, in seconds since 1970.
+pub(crate) fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+}
+
 /// A header.
 ///
 /// # Errors
 /// A name or a link's target is too long.
-pub fn header(name: &[u8], member: Member<'_>, attributes: Attributes) -> Result<[u8; BLOCK], Refusal> {
-    let text = String::from_utf8_lossy;
+pub fn header(name: &[u8], member: Member<'_>, attributes: Attributes) -> Result<[u8; BLOCK], TooLong> {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     if name.len() > MAX_NAME {
-        return Err(Refusal::new("XX000", format!("file name too long for tar format: \"{}\"", text(name))));
+        return Err(TooLong::Name(text(name)));
     }
     let mut header = [0; BLOCK];
     header[..name.len()].copy_from_slice(name);
@@ -49,14 +89,7 @@ pub fn header(name: &[u8], member: Member<'_>, attributes: Attributes) -> Result
         Member::File(size) => (b'0', size),
         Member::Directory => (b'5', 0),
         Member::Link(target) if target.len() > MAX_NAME => {
-            return Err(Refusal::new(
-                "XX000",
-                format!(
-                    "symbolic link target too long for tar format: file name \"{}\", target \"{}\"",
-                    text(name),
-                    text(target)
-                ),
-            ));
+            return Err(TooLong::Target(text(name), text(target)));
         }
         Member::Link(target) => {
             header[157..157 + target.len()].copy_from_slice(target);
@@ -167,8 +200,8 @@ mod tests {
     fn what_does_not_fit_is_refused() {
         let long = [b'x'; 100];
         assert!(header(&long[1..], Member::Directory, PLAIN).is_ok());
-        assert!(header(&long, Member::File(0), PLAIN).unwrap_err().0.message.contains("too long for tar format"));
-        assert!(header(b"x", Member::Link(&long), PLAIN).unwrap_err().0.message.contains("symbolic link target"));
+        assert!(header(&long, Member::File(0), PLAIN).unwrap_err().to_string().contains("too long for tar format"));
+        assert!(header(b"x", Member::Link(&long), PLAIN).unwrap_err().to_string().contains("symbolic link target"));
         assert_eq!((padding(0), padding(1), padding(512), padding(513)), (0, 511, 0, 511));
     }
 }

@@ -1,0 +1,308 @@
+//! From a backup to a data directory: each file is read once, verified, and written once.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
+use rustix::fs::OFlags;
+use walrider_datadir::durable::{list_dir, write_file};
+use walrider_datadir::relation::SegmentFile;
+use walrider_datadir::sync::{Tree, start_writeback};
+use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile};
+use walrider_layout::{BLCKSZ, BlockNumber, RELSEG_SIZE};
+
+use crate::error::{BackupError, IoContext, Result};
+use crate::inventory::{Expected, MANIFEST};
+use crate::name::Name;
+use crate::source::{Archive, Backup, Form};
+use crate::target::{CONTROL_FILE, MARKER, Mapping, Target};
+
+/// Bytes that are read, changed and written at once: whole pages.
+const PIECE: usize = 128 * BLCKSZ;
+/// The longest file that a manifest does not vouch for: a segment of a relation, or of WAL (`RELSEG_SIZE`, `WalSegMaxSize`).
+const MAX_UNVOUCHED: u64 = RELSEG_SIZE as u64 * BLCKSZ as u64;
+
+/// Sees the pages of all relations on their way into the new directory, and may change them there.
+pub trait Pages: Sync {
+    /// Some pages of a segment file, from the block `first` of the fork on. Those of one file come in their order, from one thread
+    /// at a time; files come side by side, in any order.
+    ///
+    /// # Errors
+    /// Whatever is to end all.
+    fn pass(&self, file: SegmentFile, first: BlockNumber, pages: &mut [u8]) -> std::result::Result<(), PagesError>;
+
+    /// All of a segment file has passed: the fork has blocks before `end`, as far as this file tells.
+    ///
+    /// # Errors
+    /// Whatever is to end all.
+    fn passed(&self, _file: SegmentFile, _end: BlockNumber) -> std::result::Result<(), PagesError> {
+        Ok(())
+    }
+}
+
+/// Why pages could not be changed.
+pub type PagesError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Leaves all pages as they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Unchanged;
+
+impl Pages for Unchanged {
+    fn pass(&self, _: SegmentFile, _: BlockNumber, _: &mut [u8]) -> std::result::Result<(), PagesError> {
+        Ok(())
+    }
+}
+
+/// Where a backup is to go.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    /// The data directory, which is empty or not there yet.
+    pub data_dir: PathBuf,
+    /// Where its tablespaces go.
+    pub mapping: Mapping,
+    /// What an earlier call has left that did not get to its end is removed first.
+    pub start_over: bool,
+}
+
+/// What was unpacked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unpacked {
+    /// Files.
+    pub files: u64,
+    /// Bytes in them.
+    pub bytes: u64,
+}
+
+/// Unpacks a backup; durable on return. Until then the directory has no control file, but a file that says what it is.
+/// `progress` is told of bytes that are done.
+///
+/// # Errors
+/// The backup is damaged or not whole, the directory not empty; files cannot be read or written.
+pub fn unpack(
+    backup: &Backup,
+    destination: &Destination,
+    pages: &dyn Pages,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Unpacked> {
+    let Destination { data_dir, mapping, start_over } = destination;
+    let target = Target::begin(data_dir, backup.tablespaces(), mapping, backup.group_access, *start_over)?;
+    let work = Work {
+        backup,
+        target: &target,
+        pages,
+        progress,
+        control: Mutex::default(),
+        files: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+    };
+    match &backup.form {
+        Form::Plain(directory) => work.plain(directory)?,
+        Form::Archives(archives) => {
+            archives.par_iter().with_max_len(1).try_for_each(|archive| work.archive(archive))?;
+        }
+    }
+    if let Some(inventory) = &backup.inventory {
+        inventory.check_complete()?;
+    }
+    let unpacked = Unpacked { files: work.files.into_inner(), bytes: work.bytes.into_inner() };
+    let control = work.control.into_inner().expect("no panic while locked");
+    let control = control.ok_or_else(|| BackupError::damaged(CONTROL_FILE, "is missing"))?;
+    check_control(backup, &control)?;
+    Tree::of(&target.root)?.sync()?;
+    target.end_tablespaces()?;
+    write_file(&target.root.join(CONTROL_FILE), &control)?;
+    target.end()?;
+    Ok(unpacked)
+}
+
+/// Whether a call that did not get to its end has left something there.
+pub fn is_incomplete(data_dir: &Path) -> bool {
+    data_dir.join(MARKER).exists() && !data_dir.join(CONTROL_FILE).exists()
+}
+
+fn check_control(backup: &Backup, bytes: &[u8]) -> Result<()> {
+    let control = ControlFile::parse(bytes)
+        .map_err(|error| BackupError::damaged(CONTROL_FILE, format!("is not accepted: {error}")))?;
+    let told = backup.inventory.as_ref().and_then(|inventory| inventory.system_identifier);
+    if let Some(told) = told.filter(|&told| told != control.system_identifier) {
+        return Err(BackupError::damaged(
+            MANIFEST,
+            format!("is of system identifier {told}, but {CONTROL_FILE} of {}", control.system_identifier),
+        ));
+    }
+    Ok(())
+}
+
+/// What all threads share.
+struct Work<'w> {
+    backup: &'w Backup,
+    target: &'w Target,
+    pages: &'w dyn Pages,
+    progress: &'w (dyn Fn(u64) + Sync),
+    control: Mutex<Option<Vec<u8>>>,
+    files: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Work<'_> {
+    fn archive(&self, archive: &Archive) -> Result<()> {
+        let mut buffer = vec![0; PIECE];
+        archive.each(&mut |member| {
+            match member.is_directory {
+                true => self.target.directory(member.name.path())?,
+                false => self.file(&member.name, member.size, member.reader, &mut buffer)?,
+            }
+            Ok(true)
+        })
+    }
+
+    fn plain(&self, directory: &Path) -> Result<()> {
+        let mut files = Vec::new();
+        self.list(directory, "", &mut files)?;
+        for tablespace in self.backup.tablespaces() {
+            self.list(&tablespace.path, &format!("pg_tblspc/{}/", tablespace.oid), &mut files)?;
+        }
+        files.par_iter().with_max_len(1).try_for_each_init(
+            || vec![0; PIECE],
+            |buffer, (path, name)| {
+                let flags = OFlags::NOFOLLOW.bits() as i32;
+                let mut file =
+                    OpenOptions::new().read(true).custom_flags(flags).open(path).context("open file", path)?;
+                let size = file.metadata().context("stat file", path)?.len();
+                self.file(name, size, &mut file, buffer)
+            },
+        )
+    }
+
+    /// Makes the directories below one, and lists the files.
+    fn list(&self, directory: &Path, above: &str, files: &mut Vec<(PathBuf, Name)>) -> Result<()> {
+        for entry in list_dir(directory)? {
+            let path = entry.path();
+            let file_name = entry.file_name();
+            let name = Name::parse(above, file_name.as_encoded_bytes())
+                .map_err(|why| BackupError::damaged(format!("{above}{}", file_name.to_string_lossy()), why))?;
+            let kind = entry.file_type().context("stat", &path)?;
+            // WAL may be elsewhere (pg_basebackup --waldir).
+            let is_wal = name.as_bytes() == b"pg_wal" && kind.is_symlink();
+            if kind.is_dir() || (is_wal && path.is_dir()) {
+                self.target.directory(name.path())?;
+                self.list(&path, &format!("{name}/"), files)?;
+            } else if kind.is_file() {
+                files.push((path, name));
+            } else if !(above == "pg_tblspc/" && kind.is_symlink() && self.is_tablespace(&name)) {
+                return Err(BackupError::damaged(
+                    name.to_string(),
+                    "is neither a file nor a directory, which base backups do not have",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it is the link of one that is known.
+    fn is_tablespace(&self, name: &Name) -> bool {
+        let is = |oid| name.as_bytes() == format!("pg_tblspc/{oid}").as_bytes();
+        self.backup.tablespaces().iter().any(|one| is(one.oid))
+    }
+
+    /// One file: read, verified, its pages shown, written.
+    fn file(&self, name: &Name, size: u64, reader: &mut dyn Read, buffer: &mut [u8]) -> Result<()> {
+        let damaged = |reason: String| BackupError::damaged(name.to_string(), reason);
+        let text = name.to_string();
+        let expected = match &self.backup.inventory {
+            _ if text == MANIFEST => return Ok(()),
+            Some(inventory) => inventory.expect(name)?,
+            None => None,
+        };
+        match expected {
+            _ if name.is_incremental() => return Err(crate::inventory::incremental()),
+            _ if text == MARKER => {
+                return Err(damaged("does not belong to it: nobody has finished making it".to_owned()));
+            }
+            Some(expected) if expected.size != size => {
+                return Err(damaged(format!("is of {size} bytes, and {MANIFEST} says {}", expected.size)));
+            }
+            None if size > MAX_UNVOUCHED => {
+                return Err(damaged(format!("is of {size} bytes, which none can be that no manifest vouches for")));
+            }
+            _ => {}
+        }
+        self.files.fetch_add(1, Ordering::Relaxed);
+        // The links are made by it already, perhaps to elsewhere.
+        let is_control = text == CONTROL_FILE;
+        if is_control || text == "tablespace_map" {
+            if size > CONTROL_FILE_SIZE as u64 && is_control {
+                return Err(damaged(format!("is of {size} bytes, and has {CONTROL_FILE_SIZE}")));
+            }
+            let mut contents = Vec::new();
+            self.copy(name, size, reader, buffer, expected, &mut |piece| {
+                contents.extend_from_slice(piece);
+                Ok(())
+            })?;
+            let mut control = self.control.lock().expect("no panic while locked");
+            return match is_control && control.replace(contents).is_some() {
+                true => Err(damaged("is there twice".to_owned())),
+                false => Ok(()),
+            };
+        }
+        let segment = name.segment();
+        if segment.is_some() && size > MAX_UNVOUCHED {
+            return Err(damaged(format!("is of {size} bytes, which is more than a segment of a relation has")));
+        }
+        let path = self.target.root.join(name.path());
+        let mut file = self.target.file(name.path())?;
+        let mut next = segment.map_or(0, |segment| segment.segment.saturating_mul(RELSEG_SIZE));
+        self.copy(name, size, reader, buffer, expected, &mut |piece| {
+            if let Some(segment) = segment {
+                // What is left of a page at the end is none.
+                let whole = piece.len() - piece.len() % BLCKSZ;
+                self.pages.pass(segment, next, &mut piece[..whole]).map_err(BackupError::Pages)?;
+                next = next.saturating_add((whole / BLCKSZ) as BlockNumber);
+            }
+            file.write_all(piece).context("write file", &path)
+        })?;
+        if let Some(segment) = segment {
+            self.pages.passed(segment, next).map_err(BackupError::Pages)?;
+        }
+        start_writeback(&file);
+        Ok(())
+    }
+
+    /// Hands a file on, piece by piece, once each has gone into its checksum.
+    fn copy(
+        &self,
+        name: &Name,
+        size: u64,
+        reader: &mut dyn Read,
+        buffer: &mut [u8],
+        expected: Option<&Expected>,
+        write: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let damaged = |reason: String| BackupError::damaged(name.to_string(), reason);
+        let mut sum = expected.map(Expected::sum);
+        let mut done = 0;
+        while done < size {
+            let wanted = buffer.len().min(usize::try_from(size - done).unwrap_or(buffer.len()));
+            let piece = &mut buffer[..wanted];
+            reader.read_exact(piece).map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => damaged(format!("ends before its {size} bytes do")),
+                _ => damaged(format!("cannot be read: {error}")),
+            })?;
+            if let Some(sum) = &mut sum {
+                sum.update(piece);
+            }
+            write(piece)?;
+            done += wanted as u64;
+            self.bytes.fetch_add(wanted as u64, Ordering::Relaxed);
+            (self.progress)(wanted as u64);
+        }
+        match (expected, sum) {
+            (Some(expected), Some(sum)) => expected.compare(sum).map_err(damaged),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! `walrider backup roll`: a new base backup of an old one and WAL.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+use walrider_backup::BackupError;
+use walrider_backup::checksum::Checksums;
+use walrider_backup::packing::Packing;
+use walrider_backup::roll::{Made, Rolled, Settings};
+use walrider_datadir::durable::{fsync_parent, list_dir, write_file};
+use walrider_replay::startup::{Options, Promotion, Summary};
+use walrider_store::directory::Directory;
+use walrider_store::driver::Driver;
+
+use crate::failure::{Exit, Failure, SCHEMA_VERSION};
+use crate::replay::{ResourceArgs, TargetArgs, plain_options, run_to_end, why_incomplete};
+use crate::restore::{Restored, UnpackArgs, check_wal};
+
+/// What is appended to the name of a backup while it is made.
+const ROLLING: &str = ".rolling";
+/// In that directory, the file that says what it is.
+const MARKER: &str = "walrider.rolling";
+
+/// Make base backups
+#[derive(Args)]
+pub struct BackupArgs {
+    #[command(subcommand)]
+    command: BackupCommand,
+}
+
+#[derive(Subcommand)]
+enum BackupCommand {
+    Roll(Box<RollArgs>),
+}
+
+/// Make a new base backup of an old one and its WAL
+///
+/// The old backup is unpacked, verified, and rolled forward to the target, or to the end of the WAL. What comes out is a full backup of
+/// that point, like one that pg_basebackup takes from a standby, with the WAL that its recovery needs, and no more: pg_verifybackup
+/// accepts it, and PostgreSQL, started on it, gets to that point. No server is needed, and none is asked for anything.
+///
+/// All is made in a directory beside OUT, OUT.rolling, and has the name OUT when it is complete.
+#[derive(Args)]
+struct RollArgs {
+    #[command(flatten)]
+    unpack: UnpackArgs,
+    /// Directory with WAL segments, .partial ones included, or an archive of walrider wal put: its directory, s3://BUCKET/PREFIX,
+    /// gs:// or az://
+    #[arg(long, value_name = "SOURCE")]
+    wal: PathBuf,
+    #[command(flatten)]
+    target: TargetArgs,
+    /// The new backup: a directory that is empty, or not there yet
+    #[arg(long, value_name = "OUT")]
+    out: PathBuf,
+    /// What it is to be
+    #[arg(long, value_enum, default_value_t = Format::Plain)]
+    format: Format,
+    /// How archives are packed, with --format tar
+    #[arg(long, value_enum, default_value_t = Compress::None)]
+    compress: Compress,
+    /// Its label [default: that of the old one]
+    #[arg(long, value_parser = parse_label)]
+    label: Option<String>,
+    /// Checksums in its manifest: CRC32C, SHA224, SHA256, SHA384, SHA512 or NONE
+    #[arg(long, value_name = "ALGORITHM", default_value = "CRC32C", value_parser = parse_checksums)]
+    manifest_checksums: Checksums,
+    #[command(flatten)]
+    resources: ResourceArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    /// A directory that PostgreSQL can be started on
+    Plain,
+    /// base.tar, and an archive for each tablespace
+    Tar,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Compress {
+    None,
+    Gzip,
+    Lz4,
+    Zstd,
+}
+
+impl Compress {
+    fn packing(self) -> Packing {
+        match self {
+            Compress::None => Packing::None,
+            Compress::Gzip => Packing::Gzip,
+            Compress::Lz4 => Packing::Lz4,
+            Compress::Zstd => Packing::Zstd,
+        }
+    }
+}
+
+fn parse_checksums(text: &str) -> Result<Checksums, String> {
+    Checksums::parse(text).ok_or_else(|| "there are CRC32C, SHA224, SHA256, SHA384, SHA512 and NONE".into())
+}
+
+fn parse_label(text: &str) -> Result<String, String> {
+    match text.contains(['\n', '\r']) || text.len() > 1024 {
+        true => Err("a label is one line of at most 1024 bytes".into()),
+        false => Ok(text.to_owned()),
+    }
+}
+
+/// Runs the command.
+pub fn run(args: BackupArgs) -> ExitCode {
+    let BackupCommand::Roll(args) = args.command;
+    match args.roll() {
+        Ok((restored, summary, made)) => {
+            if args.json {
+                println!("{}", to_json(&restored, &summary, &made));
+            } else {
+                println!(
+                    "Rolled to {} on timeline {}: {} files, {:.1} MB. Recovery of it begins at {}, and the WAL from there on is in it.",
+                    summary.end,
+                    made.timeline,
+                    made.files,
+                    made.bytes as f64 / 1e6,
+                    made.start
+                );
+            }
+            ExitCode::SUCCESS
+        }
+        Err(failure) => failure.tell(args.json),
+    }
+}
+
+fn to_json(restored: &Restored, summary: &Summary, made: &Made) -> Value {
+    json!({
+        "schema_version": SCHEMA_VERSION,
+        "backup": restored.to_json(),
+        "start_lsn": made.start.to_string(),
+        "end_lsn": summary.end.to_string(),
+        "timeline": made.timeline.0,
+        "files": made.files,
+        "bytes": made.bytes,
+        "replayed_bytes": summary.end.0 - summary.start.0,
+        "redo_seconds": summary.redo.as_secs_f64(),
+    })
+}
+
+fn refused(message: String) -> Failure {
+    Failure::new(Exit::Refused, message)
+}
+
+impl RollArgs {
+    fn roll(&self) -> Result<(Restored, Summary, Made), Failure> {
+        if self.format == Format::Plain && self.compress != Compress::None {
+            return Err(Failure::new(Exit::Usage, "--compress is of archives: say --format tar, too"));
+        }
+        let work = self.begin()?;
+        let data_dir = work.join("data");
+        self.resources.start()?;
+        check_wal(&self.wal, &data_dir)?;
+        let is_tar = self.format == Format::Tar;
+        let restored = self.unpack.unpack(&data_dir, is_tar.then(|| work.join("tablespaces")))?;
+        let settings = Settings::read(&data_dir).map_err(failed)?;
+        let options = plain_options(data_dir.clone(), Some(&self.wal), &self.target, &self.resources)
+            .map_err(|error| refused(error.to_string()))?;
+        let options = Options { promotion: Promotion::Never, ..options };
+        let summary = run_to_end(&options, Some(&self.wal), None)?;
+        if let Some(failure) = why_incomplete(&summary) {
+            return Err(failure);
+        }
+        let wal: Arc<dyn Driver> = match &options.archive {
+            Some(archive) => archive.driver.clone(),
+            None => Arc::new(Directory::new(&self.wal)),
+        };
+        let old = restored.backup.label().label.as_deref();
+        let rolled = Rolled {
+            data_dir: &data_dir,
+            end: summary.end,
+            wal: vec![wal],
+            settings,
+            label: self.label.as_deref().or(old).unwrap_or("walrider backup roll"),
+            checksums: self.manifest_checksums,
+        };
+        let (made, complete) = match self.format {
+            Format::Plain => (rolled.into_directory(), data_dir.clone()),
+            Format::Tar => {
+                let archives = work.join("archives");
+                let locations = restored.backup.tablespaces();
+                (rolled.into_archives(&archives, self.compress.packing(), locations), archives)
+            }
+        };
+        let made = made.map_err(failed)?;
+        self.end(&work, &complete)?;
+        Ok((restored, summary, made))
+    }
+
+    /// The directory that all is made in.
+    fn begin(&self) -> Result<PathBuf, Failure> {
+        let out = std::path::absolute(&self.out).map_err(|error| io("find directory", &self.out, &error))?;
+        if out.try_exists().map_err(|error| io("stat", &out, &error))?
+            && !list_dir(&out).map_err(|error| refused(error.to_string()))?.is_empty()
+        {
+            return Err(refused(format!(
+                "\"{}\" is not empty: name a directory that is, or is not there yet",
+                out.display()
+            )));
+        }
+        let mut work = out.into_os_string();
+        work.push(ROLLING);
+        let work = PathBuf::from(work);
+        if work.try_exists().map_err(|error| io("stat", &work, &error))? {
+            if !work.join(MARKER).exists() {
+                return Err(refused(format!("\"{}\" is in the way: move it away", work.display())));
+            }
+            if !self.unpack.starts_over() {
+                return Err(refused(format!(
+                    "\"{}\" is what an interrupted run has left: with --start-over, it is removed, and all begins again",
+                    work.display()
+                )));
+            }
+            fs::remove_dir_all(&work).map_err(|error| io("remove directory", &work, &error))?;
+        }
+        fs::create_dir_all(&work).map_err(|error| io("create directory", &work, &error))?;
+        write_file(&work.join(MARKER), b"walrider backup roll was interrupted, or is still at work.\n")
+            .map_err(|error| refused(error.to_string()))?;
+        Ok(work)
+    }
+
+    /// What is complete gets its name.
+    fn end(&self, work: &Path, complete: &Path) -> Result<(), Failure> {
+        fs::rename(complete, &self.out).map_err(|error| io("rename to", &self.out, &error))?;
+        fsync_parent(&self.out).map_err(|error| refused(error.to_string()))?;
+        fs::remove_dir_all(work).map_err(|error| io("remove directory", work, &error))
+    }
+}
+
+fn io(operation: &str, path: &Path, error: &std::io::Error) -> Failure {
+    refused(format!("could not {operation} \"{}\": {error}", path.display()))
+}
+
+fn failed(error: BackupError) -> Failure {
+    Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error)
+}

@@ -1,0 +1,189 @@
+//! `walrider restore`: a base backup unpacked, and rolled forward.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use walrider_backup::unpack::{Destination, Unchanged, Unpacked, is_incomplete, unpack};
+use walrider_backup::{Backup, BackupError, Mapping};
+
+use crate::failure::{Exit, Failure, note};
+use crate::replay::{RecoveryArgs, tell, to_json};
+use crate::wal::named_archive;
+
+/// Make a data directory of a base backup, and roll it forward through WAL
+///
+/// The backup is one of pg_basebackup: a directory in plain format, or with base.tar and the archives of its tablespaces, each as it is
+/// or as .gz, .lz4 or .zst, and backup_manifest beside them. Every file is verified by the manifest on its way. DIR must be empty or
+/// absent; until the backup is there, whole and durable, it has no pg_control, and no server starts on it.
+///
+/// Replay follows, and hands the directory over, as walrider replay does, with the same options. Should it fail, or be interrupted, go on
+/// with walrider replay.
+#[derive(Args)]
+pub struct RestoreArgs {
+    /// The new data directory
+    #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
+    data_dir: PathBuf,
+    #[command(flatten)]
+    unpack: UnpackArgs,
+    #[command(flatten)]
+    recovery: RecoveryArgs,
+}
+
+/// What is unpacked.
+#[derive(Args)]
+pub struct UnpackArgs {
+    /// Directory with the base backup
+    #[arg(long, value_name = "SOURCE")]
+    backup: PathBuf,
+    /// Put a tablespace that was at OLD to NEW; may be given several times. A backslash protects a = in a path
+    #[arg(long, value_name = "OLD=NEW", value_parser = parse_mapping)]
+    tablespace_mapping: Vec<(PathBuf, PathBuf)>,
+    /// Take a backup that has no backup_manifest, so that nothing can be verified
+    #[arg(long)]
+    no_manifest: bool,
+    /// Remove what an interrupted run has left in the new directories, and begin again
+    #[arg(long)]
+    start_over: bool,
+}
+
+/// As `pg_basebackup` reads it (`tablespace_list_append`, `pg_basebackup.c`).
+fn parse_mapping(text: &str) -> Result<(PathBuf, PathBuf), String> {
+    let (mut parts, mut protected) = (vec![String::new()], false);
+    for letter in text.chars() {
+        match letter {
+            '=' if !protected => parts.push(String::new()),
+            '\\' if !protected => protected = true,
+            _ => {
+                let part = parts.last_mut().expect("there is always one");
+                if protected && letter != '=' {
+                    part.push('\\');
+                }
+                part.push(letter);
+                protected = false;
+            }
+        }
+    }
+    match &parts[..] {
+        [old, new] if old.starts_with('/') && new.starts_with('/') => {
+            // Written in other words, it is the same place.
+            let plain = |path: &String| Path::new(path).components().collect();
+            Ok((plain(old), plain(new)))
+        }
+        _ => Err("expected OLD=NEW, two absolute paths".into()),
+    }
+}
+
+/// A backup that was unpacked.
+pub struct Restored {
+    /// What it has.
+    pub backup: Backup,
+    /// How much that was.
+    pub unpacked: Unpacked,
+    /// How long it took.
+    pub time: Duration,
+}
+
+impl Restored {
+    /// As an object.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "files": self.unpacked.files,
+            "bytes": self.unpacked.bytes,
+            "verified": self.backup.has_manifest(),
+            "unpack_seconds": self.time.as_secs_f64(),
+        })
+    }
+}
+
+impl UnpackArgs {
+    /// Whether it begins again.
+    pub fn starts_over(&self) -> bool {
+        self.start_over
+    }
+
+    /// Unpacks it into a directory. Tablespaces that are not mapped go below `others`, or where they were.
+    pub fn unpack(&self, data_dir: &Path, others: Option<PathBuf>) -> Result<Restored, Failure> {
+        let started = Instant::now();
+        let result = self.unpacked(data_dir, others);
+        let (backup, unpacked) = result
+            .map_err(|error| Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error))?;
+        let time = started.elapsed();
+        let seconds = time.as_secs_f64();
+        let Unpacked { files, bytes } = unpacked;
+        let verified = if backup.has_manifest() { "verified" } else { "not verified" };
+        note(format!(
+            "backup unpacked: {files} files, {:.1} MB, {verified}, {seconds:.2} s ({:.0} MB/s)",
+            bytes as f64 / 1e6,
+            bytes as f64 / 1e6 / seconds.max(1e-6)
+        ));
+        Ok(Restored { backup, unpacked, time })
+    }
+
+    fn unpacked(&self, data_dir: &Path, others: Option<PathBuf>) -> Result<(Backup, Unpacked), BackupError> {
+        let backup = Backup::open(&self.backup, self.no_manifest)?;
+        let mapping = Mapping { pairs: self.tablespace_mapping.clone(), others };
+        let destination = Destination { data_dir: data_dir.to_owned(), mapping, start_over: self.start_over };
+        // Hidden unless stderr is a terminal.
+        let bar = ProgressBar::new_spinner();
+        let template = "{spinner} {elapsed_precise} {bytes} of the backup, {bytes_per_sec}";
+        bar.set_style(ProgressStyle::with_template(template).expect("a valid template"));
+        let unpacked = unpack(&backup, &destination, &Unchanged, &|bytes| bar.inc(bytes));
+        bar.finish_and_clear();
+        unpacked.map(|unpacked| (backup, unpacked))
+    }
+}
+
+/// What is wrong with where WAL is to come from had better be known before a backup is unpacked.
+pub fn check_wal(wal: &Path, data_dir: &Path) -> Result<(), Failure> {
+    let refused = |message: String| Err(Failure::new(Exit::Refused, message));
+    match named_archive(wal, data_dir, 1) {
+        Err(error) => refused(error.to_string()),
+        Ok(None) if !wal.is_dir() => refused(format!("there is no directory \"{}\", which --wal names", wal.display())),
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Runs the command.
+pub fn run(args: RestoreArgs) -> ExitCode {
+    let RestoreArgs { data_dir, unpack, recovery } = args;
+    let json = recovery.json;
+    let done = recovery.resources().start().and_then(|_| {
+        recovery.wal().map_or(Ok(()), |wal| check_wal(wal, &data_dir))?;
+        let restored = unpack.unpack(&data_dir, None)?;
+        let summary = recovery.replay(data_dir.clone(), false).inspect_err(|_| {
+            note(format!("the backup is unpacked in \"{}\": go on with walrider replay there", data_dir.display()));
+        })?;
+        Ok((restored, summary))
+    });
+    match done {
+        Ok((restored, summary)) => {
+            let object = json.then(|| {
+                let mut object = to_json(&summary);
+                object["backup"] = restored.to_json();
+                object
+            });
+            tell(&summary, recovery.verify_images(), object)
+        }
+        Err(failure) => failure.tell(json),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_as_pg_basebackup_has_them() {
+        let pair = |old: &str, new: &str| Ok((PathBuf::from(old), PathBuf::from(new)));
+        assert_eq!(parse_mapping("/a=/b"), pair("/a", "/b"));
+        assert_eq!(parse_mapping("/a\\=x=/b/"), pair("/a=x", "/b"));
+        assert_eq!(parse_mapping("/a\\b=/c"), pair("/a\\b", "/c"));
+        for bad in ["", "/a", "a=/b", "/a=b", "/a=/b=/c", "=/b"] {
+            assert!(parse_mapping(bad).is_err(), "{bad}");
+        }
+    }
+}

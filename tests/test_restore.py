@@ -1,0 +1,336 @@
+"""`walrider restore` and `walrider backup roll`: from a base backup to a directory that PostgreSQL takes over, and to another backup.
+
+Not tried here: backups larger than memory, full disks (test_limits.py has those of replay), incremental backups (`backup`'s own tests).
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.lab import install
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.backups import extract, verify
+from tests.lab.server.cluster import PgCluster, controldata, copy_tree
+from tests.lab.waiting import wait_for
+from tests.lab.walrider import CORRUPT, FAILED, USAGE, start, walrider
+
+MARKER = "walrider.restoring"
+SUMS = "SELECT count(*), sum(hashtext(x::text)) FROM {} x"
+# What packs an archive, by the programs of that name; one that is not there is left out.
+ENDINGS = {"gzip": "gz", "lz4": "lz4", "zstd": "zst"}
+FORMATS = ["plain", "tar", *(name for name in ENDINGS if shutil.which(name))]
+
+
+@dataclass
+class Archived:
+    """Backups of one moment, the WAL after it, and what stock PostgreSQL made of both."""
+
+    directory: Path
+    final_checkpoint: str
+    # What the tables had at the restore point.
+    half: dict
+
+    @property
+    def wal(self):
+        return self.directory / "wal"
+
+    @property
+    def stock(self):
+        return self.directory / "stock"
+
+    @property
+    def space(self):
+        """Where the tablespace is."""
+        return self.directory / "space"
+
+    def backup(self, form):
+        """One of the backups."""
+        return self.directory / form
+
+    def mapped(self, form, new):
+        """Options: the tablespace goes elsewhere."""
+        old = self.directory / "plain.space" if form == "plain" else self.space
+        return "--tablespace-mapping", f"{old}={new}"
+
+    def restore(self, form, data_dir, *options, **kwargs):
+        """`walrider restore` of one of them, its tablespace beside it."""
+        return walrider("restore", "--backup", self.backup(form), "--wal", self.wal, "-D", data_dir,
+                        *self.mapped(form, f"{data_dir}.space"), *options, **kwargs)
+
+
+@pytest.fixture(scope="session")
+def archived(scratch):
+    """Tables in two tablespaces, one of them more than a page of each map; backups; changes, a restore point, changes."""
+    directory = scratch / "r"
+    directory.mkdir()
+    (directory / "space").mkdir()
+    with PgCluster.init(directory / "primary", directory / "wal", wal_segsize_mb=1, conf="autovacuum = off\nwal_keep_size = 0\n") as server:
+        server.start()
+        server.psql(f"CREATE TABLESPACE s LOCATION '{directory}/space'")
+        server.psql("CREATE TABLE a AS SELECT g AS id, repeat('a', 90) AS v FROM generate_series(1, 20000) g; CREATE INDEX ON a (id); "
+                    "CREATE TABLE b TABLESPACE s AS SELECT g AS id, g % 7 AS v FROM generate_series(1, 5000) g; "
+                    "CREATE UNLOGGED TABLE u AS SELECT 1 AS x; CREATE TABLE gone AS SELECT 1 AS x")
+        server.basebackup(directory / "plain", f"--tablespace-mapping={directory}/space={directory}/plain.space")
+        server.basebackup(directory / "tar", "-Ft", "--manifest-checksums=SHA256", wal="stream")
+        server.psql("UPDATE a SET v = 'half' WHERE id % 3 = 0; UPDATE b SET v = v + 1; DROP TABLE gone; CHECKPOINT; "
+                    "INSERT INTO b SELECT g, 0 FROM generate_series(1, 3000) g")
+        half = {name: server.psql(SUMS.format(name)) for name in "ab"}
+        server.psql("SELECT pg_create_restore_point('half')")
+        server.psql("CREATE TABLE late TABLESPACE s AS SELECT g FROM generate_series(1, 9000) g; DELETE FROM a WHERE id > 15000; "
+                    "VACUUM a; UPDATE b SET v = -1 WHERE id < 100")
+        server.stop()
+        server.complete_archive()
+        final_checkpoint = server.controldata()["Latest checkpoint location"]
+    for form in FORMATS[2:]:
+        copy_tree(directory / "tar", directory / form)
+        for archive in list((directory / form).glob("*.tar")):
+            with open(f"{archive}.{ENDINGS[form]}", "wb") as out:
+                subprocess.run([form, "-c", archive], stdout=out, check=True)
+            archive.unlink()
+    archived = Archived(directory, final_checkpoint, half)
+    recovery.stock_replay(archived.backup("plain"), archived.wal, archived.stock, final_checkpoint)
+    return archived
+
+
+def rows_at_half(archived, server):
+    """All that was there at the restore point, and nothing later."""
+    for name, rows in archived.half.items():
+        assert server.psql(SUMS.format(name)) == rows, name
+    assert server.value("SELECT to_regclass('late') IS NULL AND to_regclass('gone') IS NULL") == "t"
+
+
+def refuses(data_dir):
+    """What PostgreSQL says that does not start on it."""
+    done = subprocess.run([install.program("postgres"), "-D", data_dir], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    return done.stderr
+
+
+@pytest.mark.every_major
+@pytest.mark.parametrize("form", FORMATS)
+def test_equal_to_stock(archived, work, form):
+    """However the backup lies there, what comes of it and its WAL is what PostgreSQL makes of them."""
+    result = archived.restore(form, work / "ours").expect()
+    assert result.json["end_reason"] == "end_of_wal" and result.json["checkpoint_lsn"] == archived.final_checkpoint
+    assert result.json["backup"]["verified"] and result.json["backup"]["files"] > 900
+    assert os.readlink(next((work / "ours/pg_tblspc").iterdir())) == f"{work}/ours.space"
+    compared = compare(work / "ours", archived.stock)
+    assert compared["relations"] > 200
+    for name in (MARKER, "backup_label", "tablespace_map", "backup_manifest"):
+        assert not (work / "ours" / name).exists(), name
+    assert {oct((work / "ours" / name).stat().st_mode & 0o777) for name in ("", "base", "global", "pg_wal")} == {"0o700"}
+    assert {oct((work / "ours" / name).stat().st_mode & 0o777) for name in ("PG_VERSION", "global/pg_control")} == {"0o600"}
+
+
+def test_to_a_target(archived, work):
+    """With --promote it is a primary's; PostgreSQL starts, and has the rows of that moment."""
+    result = archived.restore("tar", work / "ours", "--target-name", "half", "--promote").expect()
+    assert result.json["end_reason"] == "target" and result.json["promoted"]["timeline"] == 2
+    server = PgCluster(work / "ours")
+    server.configure("archive_mode = off", "postgresql.auto.conf")
+    with server:
+        server.start()
+        rows_at_half(archived, server)
+        assert server.value("SELECT count(*) FROM u") == "0"
+
+
+def test_without_an_archive(archived, work):
+    """Its own WAL alone, that it came with: replay ends where the backup does, and PostgreSQL goes on from there."""
+    result = walrider("restore", "--backup", archived.backup("tar"), "-D", work / "ours", *archived.mapped("tar", work / "s")).expect()
+    assert result.json["end_reason"] == "end_of_wal"
+    assert (work / "ours" / "pg_wal").stat().st_mode & 0o777 == 0o700
+    server = PgCluster(work / "ours")
+    server.configure("archive_mode = off", "postgresql.auto.conf")
+    with server:
+        server.start()
+        assert server.value("SELECT count(*) FROM gone") == "1"
+
+
+def flip(path, at=-100):
+    """One bit."""
+    contents = bytearray(path.read_bytes())
+    contents[at] ^= 1
+    path.write_bytes(contents)
+
+
+def add_member(path, name, kind=tarfile.REGTYPE, target=""):
+    """Put one behind backup_label, which takes two blocks."""
+    old = path.read_bytes()
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    path.write_bytes(old[:1024] + member.tobuf(tarfile.USTAR_FORMAT) + old[1024:])
+
+
+PLAIN_DAMAGE = {
+    "bit": (lambda backup: flip(backup / "global/1262"), "global/1262"),
+    "short": (lambda backup: os.truncate(backup / "global/1262", 8192 - 512), "global/1262"),
+    "missing": (lambda backup: (backup / "global/1262").unlink(), "global/1262"),
+    "surplus": (lambda backup: (backup / "base/1/77777").write_bytes(b""), "base/1/77777"),
+    "link": (lambda backup: (backup / "base/1/77777").symlink_to("/etc/passwd"), "base/1/77777"),
+    "no control file": (lambda backup: (backup / "global/pg_control").unlink(), "global/pg_control"),
+    "manifest": (lambda backup: flip(backup / "backup_manifest", 1000), "backup_manifest"),
+    "of a server": (lambda backup: (backup / "postmaster.pid").write_text("1"), "postmaster.pid"),
+}
+TAR_DAMAGE = {
+    "cut": (lambda backup: os.truncate(backup / "base.tar", (backup / "base.tar").stat().st_size // 2), ""),
+    "no end": (lambda backup: os.truncate(backup / "base.tar", (backup / "base.tar").stat().st_size - 1024), "base.tar"),
+    "no tablespace": (lambda backup: next(backup.glob("[0-9]*.tar")).unlink(), "tablespace_map"),
+    "other tablespace": (lambda backup: (backup / "77777.tar").write_bytes(bytes(1024)), "77777.tar"),
+    "surplus": (lambda backup: (backup / "notes").write_text("x"), "notes"),
+    "way out": (lambda backup: add_member(backup / "base.tar", "base/../../x"), "base/../../x"),
+    "absolute": (lambda backup: add_member(backup / "base.tar", str(backup.parent / "x")), "leads out of the data directory"),
+    "link": (lambda backup: add_member(backup / "base.tar", "base/x", tarfile.SYMTYPE, "/tmp"), "base/x"),
+    "device": (lambda backup: add_member(backup / "base.tar", "base/x", tarfile.CHRTYPE), "base/x"),
+    "long name": (lambda backup: add_member(backup / "base.tar", "base/x", tarfile.GNUTYPE_LONGNAME), "base/x"),
+}
+
+
+@pytest.mark.parametrize("form, damage", [("plain", PLAIN_DAMAGE), ("tar", TAR_DAMAGE)], ids=["plain", "tar"])
+def test_damage_is_told(archived, work, form, damage):
+    """What is wrong is named, and what is there until then is no directory that a server starts on."""
+    for what, (break_it, named) in damage.items():
+        backup = copy_tree(archived.backup(form), work / "backup")
+        break_it(backup)
+        result = walrider("restore", "--backup", backup, "--wal", archived.wal, "-D", work / "ours", *archived.mapped(form, work / "s"))
+        assert result.code == CORRUPT and named in result.stderr, (what, result.code, result.stderr)
+        assert not (work / "ours/global/pg_control").exists(), what
+        assert not (work / "x").exists(), what
+        for directory in ("backup", "ours", "s"):
+            shutil.rmtree(work / directory, ignore_errors=True)
+
+
+def test_damage_within_a_packed_one(archived, work):
+    """Members that come out whole do not make up for a trailer that does not fit them."""
+    backup = copy_tree(archived.backup("gzip"), work / "backup")
+    flip(backup / "base.tar.gz", -5)
+    result = walrider("restore", "--backup", backup, "--wal", archived.wal, "-D", work / "ours", *archived.mapped("gzip", work / "s"))
+    assert result.code == CORRUPT and "base.tar.gz" in result.stderr, result.stderr
+
+
+def test_without_a_manifest(archived, work):
+    """Only if that is asked for."""
+    backup = copy_tree(archived.backup("plain"), work / "backup")
+    (backup / "backup_manifest").unlink()
+    arguments = ("restore", "--backup", backup, "--wal", archived.wal, "-D", work / "ours", *archived.mapped("plain", work / "s"))
+    assert "--no-manifest" in walrider(*arguments).stderr
+    assert not (work / "ours").exists()
+    assert not walrider(*arguments, "--no-manifest").expect().json["backup"]["verified"]
+    compare(work / "ours", archived.stock)
+
+
+def test_killed(archived, work):
+    """What is left is refused by all, until --start-over has removed it."""
+    ours = work / "ours"
+    arguments = ("restore", "--backup", archived.backup("plain"), "--wal", archived.wal, "-D", ours,
+                 *archived.mapped("plain", work / "s"))
+    process = start(*arguments)
+    wait_for((ours / "base").exists, lambda: process.poll())
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    assert (ours / MARKER).exists() and (work / "s" / MARKER).exists() and not (ours / "global/pg_control").exists()
+    assert "could not find the database system" in refuses(ours)
+    assert walrider("replay", "-D", ours, "--wal", archived.wal).code == FAILED
+    again = walrider(*arguments)
+    assert again.code == FAILED and "--start-over" in again.stderr
+    # What is not ours stays, whatever is asked for.
+    (work / "s" / MARKER).rename(work / "marker")
+    (work / "s" / "mine").touch()
+    assert walrider(*arguments, "--start-over").code == FAILED and (work / "s" / "mine").exists()
+    (work / "marker").rename(work / "s" / MARKER)
+    walrider(*arguments, "--start-over").expect()
+    compare(ours, archived.stock)
+    again = walrider(*arguments, "--start-over")
+    assert again.code == FAILED and "walrider replay" in again.stderr
+
+
+def test_what_is_refused_before_anything_is_made(archived, work):
+    """Mistakes of the command line."""
+    ours, space = work / "ours", archived.mapped("tar", work / "s")
+    arguments = ["restore", "--backup", archived.backup("tar"), "-D", ours, "--wal"]
+    for options, said in [
+        ([archived.wal], "is not empty"),
+        ([archived.wal, "--tablespace-mapping", f"/nowhere={work}/s"], "/nowhere"),
+        ([archived.wal, *archived.mapped("tar", ours / "s")], "is used, too"),
+        ([work / "nothing", *space], "--wal"),
+    ]:
+        result = walrider(*arguments, *options)
+        assert result.code == FAILED and said in result.stderr, (options, result.stderr)
+        assert not ours.exists(), options
+    assert walrider(*arguments, archived.wal, "--tablespace-mapping", "s=t").code == USAGE
+    (work / "empty").mkdir()
+    result = walrider("restore", "--backup", work / "empty", "-D", ours, "--wal", archived.wal, "--no-manifest")
+    assert result.code == FAILED and "no base backup" in result.stderr
+
+
+@pytest.mark.every_major
+@pytest.mark.parametrize("form", ["plain", "tar"])
+def test_roll(archived, work, form):
+    """A backup of the restore point: pg_verifybackup accepts it, PostgreSQL gets there with it alone, and with the rest of the WAL to
+    where it gets from the old one."""
+    compress = FORMATS[-1]
+    options = ["--tablespace-mapping", f"{archived.directory}/plain.space={work}/s"] if form == "plain" else \
+        ["--format", "tar", "--compress", compress, "--manifest-checksums", "sha512"]
+    result = walrider("backup", "roll", "--backup", archived.backup("plain" if form == "plain" else compress), "--wal", archived.wal,
+                      "--target-name", "half", "--out", work / "new", "--label", "rolled", *options).expect()
+    assert not Path(f"{work}/new.rolling").exists()
+    new = work / "new"
+    if form == "tar":
+        assert sorted(path.name.split(".tar")[0] for path in new.iterdir())[-2:] == ["backup_manifest", "base"]
+        if int(install.major()) >= 18:
+            verify(new, "-n")
+        new = unpack_by_hand(new, work, compress)
+    verify(new)
+    label = dict(line.split(": ", 1) for line in (new / "backup_label").read_text().splitlines())
+    assert (label["BACKUP FROM"], label["LABEL"]) == ("standby", "rolled")
+    assert label["START WAL LOCATION"].startswith(result.json["start_lsn"] + " ")
+    assert controldata(new)["Minimum recovery ending location"] == result.json["end_lsn"]
+    assert not (new / "recovery.signal").exists() and "recovery_target" not in (new / "postgresql.auto.conf").read_text()
+    chained = walrider("restore", "--backup", work / "new", "--wal", archived.wal, "-D", work / "chained", "--tablespace-mapping",
+                       f"{work / 's' if form == 'plain' else archived.space}={work}/chained.space").expect()
+    assert chained.json["checkpoint_lsn"] == archived.final_checkpoint
+    compare(work / "chained", archived.stock)
+    server = PgCluster(new)
+    server.configure("archive_mode = off", "postgresql.auto.conf")
+    with server:
+        server.start()
+        rows_at_half(archived, server)
+
+
+def unpack_by_hand(backup, work, compress):
+    """As the manual says: archives where they belong."""
+    (work / "tars").mkdir()
+    for archive in backup.glob("*.tar.*"):
+        with open(work / "tars" / archive.stem, "wb") as out:
+            subprocess.run([compress, "-dc", archive], stdout=out, check=True)
+    data_dir = extract(work / "tars" / "base.tar", work / "by_hand")
+    oid, location = (data_dir / "tablespace_map").read_text().split()
+    extract(work / "tars" / f"{oid}.tar", work / "by_hand.space")
+    assert Path(location).name == "space"
+    (data_dir / "tablespace_map").unlink()
+    (data_dir / "pg_tblspc" / oid).symlink_to(work / "by_hand.space")
+    shutil.copy(backup / "backup_manifest", data_dir)
+    return data_dir
+
+
+def test_roll_is_interrupted(archived, work):
+    """Nothing has the name of the new backup before it is complete; what is left is removed when asked for."""
+    arguments = ("backup", "roll", "--backup", archived.backup("tar"), "--wal", archived.wal, "--out", work / "new", "--format", "tar")
+    process = start(*arguments)
+    wait_for((work / "new.rolling/data/base").exists, lambda: process.poll())
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    assert not (work / "new").exists()
+    assert "--start-over" in walrider(*arguments).stderr
+    walrider(*arguments, "--start-over").expect()
+    assert not (work / "new.rolling").exists()
+    extract(work / "new/base.tar", work / "ours")
+    assert controldata(work / "ours")["Database cluster state"] == "shut down in recovery"
+    assert walrider(*arguments).code == FAILED
+    assert walrider(*arguments[:-2], "--compress", "zstd").code == USAGE
