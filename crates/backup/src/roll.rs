@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 use walrider_datadir::backup_label::MappedTablespace;
-use walrider_datadir::config::SignalFiles;
+use walrider_datadir::config::{SignalFiles, letting_servers_in};
 use walrider_datadir::directories::version_dir;
 use walrider_datadir::durable::{fsync_dir, list_dir, read_file, unlink, write_file};
 use walrider_datadir::open::read_control;
@@ -57,6 +57,7 @@ impl Settings {
     /// They cannot be read.
     pub fn read(data_dir: &Path) -> Result<Settings> {
         let auto_conf = read_file(&data_dir.join("postgresql.auto.conf"), MAX_AUTO_CONF)?;
+        let auto_conf = auto_conf.map(|contents| letting_servers_in(&contents).unwrap_or(contents));
         Ok(Settings { auto_conf, signals: SignalFiles::read(data_dir)? })
     }
 

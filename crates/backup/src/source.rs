@@ -171,6 +171,16 @@ impl Backup {
         &self.tablespaces
     }
 
+    /// Whether all that the manifest names was there.
+    pub(crate) fn check_complete(&self) -> Result<()> {
+        self.inventory.as_ref().map_or(Ok(()), Inventory::check_complete)
+    }
+
+    /// Whether packed archives make it costly to look at a part alone.
+    pub fn is_gzip(&self) -> bool {
+        matches!(&self.form, Form::Archives(archives) if archives.iter().any(|archive| archive.packing == Packing::Gzip))
+    }
+
     /// Whether there is a manifest to verify it by.
     pub fn has_manifest(&self) -> bool {
         self.inventory.is_some()

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf, absolute};
 
 use rustix::fs::{FlockOperation, flock};
 use walrider_datadir::backup_label::MappedTablespace;
+use walrider_datadir::config::{RESTORING, is_half_restored};
 use walrider_datadir::durable::{fsync_dir, fsync_parent, list_dir, unlink};
 use walrider_datadir::lock::{check_ownership, refuse_root};
 
 use crate::error::{BackupError, IoContext, Result, quoted};
 
 /// The file that says that a directory is not complete. It is in the data directory, and in each tablespace.
-pub(crate) const MARKER: &str = "walrider.restoring";
+pub(crate) const MARKER: &str = RESTORING;
 
 /// The control file, which is written last: without it no server starts.
 pub(crate) const CONTROL_FILE: &str = "global/pg_control";
@@ -182,8 +183,7 @@ fn state(place: &Path, start_over: bool) -> Result<State> {
     };
     let entries = list_dir(place)?;
     let has = |name: &str| entries.iter().any(|entry| entry.file_name() == name);
-    // One with a control file is complete, and may be in use since, whatever else is in it.
-    let is_marked = has(MARKER) && !place.join(CONTROL_FILE).try_exists().context("stat file", place)?;
+    let is_marked = is_half_restored(place)?;
     if entries.is_empty() {
         Ok(State::Empty)
     } else if is_marked && start_over {

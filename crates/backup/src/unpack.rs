@@ -4,11 +4,12 @@ use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rayon::prelude::*;
 use rustix::fs::OFlags;
+use walrider_datadir::config::keep_servers_out;
 use walrider_datadir::durable::{list_dir, write_file};
 use walrider_datadir::relation::SegmentFile;
 use walrider_datadir::sync::{Tree, start_writeback};
@@ -77,6 +78,43 @@ pub struct Unpacked {
     pub bytes: u64,
 }
 
+/// A backup of which all is unpacked but the files of relations.
+pub struct Begun {
+    backup: Arc<Backup>,
+    target: Target,
+    unpacked: Unpacked,
+}
+
+/// Unpacks all of a backup but the files of relations, durably. Servers are kept out, and the directory says what it is, until
+/// these follow.
+///
+/// # Errors
+/// As [`unpack`].
+pub fn begin(backup: Arc<Backup>, destination: &Destination, progress: &(dyn Fn(u64) + Sync)) -> Result<Begun> {
+    let target = destination.begin(&backup)?;
+    let (unpacked, control) = Work::new(&backup, &target, Which::Rest, &Unchanged, progress).run()?;
+    keep_servers_out(&target.root)?;
+    Tree::of(&target.root)?.sync()?;
+    write_control(&backup, &target, control)?;
+    Ok(Begun { backup, target, unpacked })
+}
+
+impl Begun {
+    /// Unpacks the files of relations; durable on return. Servers are kept out as before.
+    ///
+    /// # Errors
+    /// As [`unpack`].
+    pub fn relations(self, pages: &dyn Pages, progress: &(dyn Fn(u64) + Sync)) -> Result<Unpacked> {
+        let Begun { backup, target, unpacked: Unpacked { files, bytes } } = self;
+        let (unpacked, _) = Work::new(&backup, &target, Which::Relations, pages, progress).run()?;
+        backup.check_complete()?;
+        Tree::of(&target.root)?.sync()?;
+        target.end_tablespaces()?;
+        target.end()?;
+        Ok(Unpacked { files: files + unpacked.files, bytes: bytes + unpacked.bytes })
+    }
+}
+
 /// Unpacks a backup; durable on return. Until then the directory has no control file, but a file that says what it is.
 /// `progress` is told of bytes that are done.
 ///
@@ -88,40 +126,28 @@ pub fn unpack(
     pages: &dyn Pages,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Unpacked> {
-    let Destination { data_dir, mapping, start_over } = destination;
-    let target = Target::begin(data_dir, backup.tablespaces(), mapping, backup.group_access, *start_over)?;
-    let work = Work {
-        backup,
-        target: &target,
-        pages,
-        progress,
-        control: Mutex::default(),
-        files: AtomicU64::new(0),
-        bytes: AtomicU64::new(0),
-    };
-    match &backup.form {
-        Form::Plain(directory) => work.plain(directory)?,
-        Form::Archives(archives) => {
-            archives.par_iter().with_max_len(1).try_for_each(|archive| work.archive(archive))?;
-        }
-    }
-    if let Some(inventory) = &backup.inventory {
-        inventory.check_complete()?;
-    }
-    let unpacked = Unpacked { files: work.files.into_inner(), bytes: work.bytes.into_inner() };
-    let control = work.control.into_inner().expect("no panic while locked");
-    let control = control.ok_or_else(|| BackupError::damaged(CONTROL_FILE, "is missing"))?;
-    check_control(backup, &control)?;
+    let target = destination.begin(backup)?;
+    let (unpacked, control) = Work::new(backup, &target, Which::All, pages, progress).run()?;
+    backup.check_complete()?;
     Tree::of(&target.root)?.sync()?;
     target.end_tablespaces()?;
-    write_file(&target.root.join(CONTROL_FILE), &control)?;
+    write_control(backup, &target, control)?;
     target.end()?;
     Ok(unpacked)
 }
 
-/// Whether a call that did not get to its end has left something there.
-pub fn is_incomplete(data_dir: &Path) -> bool {
-    data_dir.join(MARKER).exists() && !data_dir.join(CONTROL_FILE).exists()
+impl Destination {
+    fn begin(&self, backup: &Backup) -> Result<Target> {
+        let Destination { data_dir, mapping, start_over } = self;
+        Target::begin(data_dir, backup.tablespaces(), mapping, backup.group_access, *start_over)
+    }
+}
+
+/// The control file comes when all else is durable.
+fn write_control(backup: &Backup, target: &Target, control: Option<Vec<u8>>) -> Result<()> {
+    let control = control.ok_or_else(|| BackupError::damaged(CONTROL_FILE, "is missing"))?;
+    check_control(backup, &control)?;
+    Ok(write_file(&target.root.join(CONTROL_FILE), &control)?)
 }
 
 fn check_control(backup: &Backup, bytes: &[u8]) -> Result<()> {
@@ -137,8 +163,19 @@ fn check_control(backup: &Backup, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Which files are unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    All,
+    /// Those of relations.
+    Relations,
+    /// The others.
+    Rest,
+}
+
 /// What all threads share.
 struct Work<'w> {
+    which: Which,
     backup: &'w Backup,
     target: &'w Target,
     pages: &'w dyn Pages,
@@ -148,12 +185,44 @@ struct Work<'w> {
     bytes: AtomicU64,
 }
 
-impl Work<'_> {
+impl<'w> Work<'w> {
+    fn new(
+        backup: &'w Backup,
+        target: &'w Target,
+        which: Which,
+        pages: &'w dyn Pages,
+        progress: &'w (dyn Fn(u64) + Sync),
+    ) -> Work<'w> {
+        let (control, files, bytes) = (Mutex::default(), AtomicU64::new(0), AtomicU64::new(0));
+        Work { which, backup, target, pages, progress, control, files, bytes }
+    }
+
+    /// Unpacks; returns the control file, too, which is not written.
+    fn run(self) -> Result<(Unpacked, Option<Vec<u8>>)> {
+        match &self.backup.form {
+            Form::Plain(directory) => self.plain(directory)?,
+            Form::Archives(archives) => {
+                archives.par_iter().with_max_len(1).try_for_each(|archive| self.archive(archive))?;
+            }
+        }
+        let unpacked = Unpacked { files: self.files.into_inner(), bytes: self.bytes.into_inner() };
+        Ok((unpacked, self.control.into_inner().expect("no panic while locked")))
+    }
+
+    fn wants(&self, name: &Name) -> bool {
+        match self.which {
+            Which::All => true,
+            Which::Relations => name.segment().is_some(),
+            Which::Rest => name.segment().is_none(),
+        }
+    }
+
     fn archive(&self, archive: &Archive) -> Result<()> {
         let mut buffer = vec![0; PIECE];
         archive.each(&mut |member| {
             match member.is_directory {
                 true => self.target.directory(member.name.path())?,
+                false if !self.wants(&member.name) => {}
                 false => self.file(&member.name, member.size, member.reader, &mut buffer)?,
             }
             Ok(true)
@@ -192,7 +261,9 @@ impl Work<'_> {
                 self.target.directory(name.path())?;
                 self.list(&path, &format!("{name}/"), files)?;
             } else if kind.is_file() {
-                files.push((path, name));
+                if self.wants(&name) {
+                    files.push((path, name));
+                }
             } else if !(above == "pg_tblspc/" && kind.is_symlink() && self.is_tablespace(&name)) {
                 return Err(BackupError::damaged(
                     name.to_string(),

@@ -165,12 +165,13 @@ impl RollArgs {
         self.resources.start()?;
         check_wal(&self.wal, &data_dir)?;
         let is_tar = self.format == Format::Tar;
-        let restored = self.unpack.unpack(&data_dir, is_tar.then(|| work.join("tablespaces")))?;
+        let unpacking = self.unpack.begin(&data_dir, is_tar.then(|| work.join("tablespaces")))?;
         let settings = Settings::read(&data_dir).map_err(failed)?;
         let options = plain_options(data_dir.clone(), Some(&self.wal), &self.target, &self.resources)
             .map_err(|error| refused(error.to_string()))?;
-        let options = Options { promotion: Promotion::Never, ..options };
+        let options = Options { promotion: Promotion::Never, base: unpacking.base(), ..options };
         let summary = run_to_end(&options, Some(&self.wal), None)?;
+        let restored = unpacking.restored();
         if let Some(failure) = why_incomplete(&summary) {
             return Err(failure);
         }

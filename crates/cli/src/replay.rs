@@ -14,6 +14,7 @@ use walrider_datadir::descriptors;
 use walrider_datadir::recovery_settings::{RecoveryTarget, TargetTimeline};
 use walrider_datadir::timestamp::{TimestampTz, parse_timestamptz};
 use walrider_layout::Lsn;
+use walrider_replay::base::Base;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::error::ReplayError;
 use walrider_replay::restartpoint::RestartpointPolicy;
@@ -141,7 +142,7 @@ fn parse_time(text: &str) -> Result<TimestampTz, String> {
 /// Runs the command.
 pub fn run(args: ReplayArgs) -> ExitCode {
     let json = args.recovery.json;
-    match args.recovery.resources.start().and_then(|_| args.recovery.replay(args.data_dir, args.follow)) {
+    match args.recovery.resources.start().and_then(|_| args.recovery.replay(args.data_dir, args.follow, None)) {
         Ok(summary) => tell(&summary, args.recovery.verify_images, json.then(|| to_json(&summary))),
         Err(failure) => failure.tell(json),
     }
@@ -246,11 +247,12 @@ impl RecoveryArgs {
     }
 
     /// Replays onto a directory.
-    pub fn replay(&self, data_dir: PathBuf, follow: bool) -> Result<Summary, Failure> {
+    pub fn replay(&self, data_dir: PathBuf, follow: bool, base: Option<Arc<dyn Base>>) -> Result<Summary, Failure> {
         let options = plain_options(data_dir, self.wal(), &self.target, &self.resources)
             .map_err(|error| Failure::new(Exit::Refused, error))?;
         let options = Options {
             config_file: self.config_file.clone(),
+            base,
             verify_images: self.verify_images,
             follow,
             promotion: match (self.promote, self.no_promote) {

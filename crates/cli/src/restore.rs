@@ -2,13 +2,19 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use walrider_backup::unpack::{Destination, Unchanged, Unpacked, is_incomplete, unpack};
+use walrider_backup::unpack::{Begun, Destination, Pages, PagesError, Unchanged, Unpacked, begin, unpack};
 use walrider_backup::{Backup, BackupError, Mapping};
+use walrider_datadir::config::is_half_restored;
+use walrider_datadir::relation::SegmentFile;
+use walrider_layout::BlockNumber;
+use walrider_replay::base::{Base, PassPages};
+use walrider_replay::error::ReplayError;
 
 use crate::failure::{Exit, Failure, note};
 use crate::replay::{RecoveryArgs, tell, to_json};
@@ -80,7 +86,7 @@ fn parse_mapping(text: &str) -> Result<(PathBuf, PathBuf), String> {
 /// A backup that was unpacked.
 pub struct Restored {
     /// What it has.
-    pub backup: Backup,
+    pub backup: Arc<Backup>,
     /// How much that was.
     pub unpacked: Unpacked,
     /// How long it took.
@@ -99,41 +105,102 @@ impl Restored {
     }
 }
 
+/// A backup whose relations come into the directory during replay, which changes them on their way; or have come before.
+pub struct Unpacking {
+    backup: Arc<Backup>,
+    begun: Mutex<Option<Begun>>,
+    bar: ProgressBar,
+    done: OnceLock<(Unpacked, Duration)>,
+}
+
+impl Base for Unpacking {
+    fn unpack(&self, pages: &dyn PassPages) -> Result<(), ReplayError> {
+        let started = Instant::now();
+        let begun = self.begun.lock().expect("no panic while locked").take().expect("once");
+        let unpacked = begun.relations(&Passed(pages), &|bytes| self.bar.inc(bytes));
+        self.bar.finish_and_clear();
+        let unpacked = unpacked.map_err(|error| match error {
+            BackupError::Pages(error) => match error.downcast() {
+                Ok(error) => *error,
+                Err(source) => ReplayError::Base { source, damaged: false },
+            },
+            error => ReplayError::Base { damaged: error.is_corruption(), source: Box::new(error) },
+        })?;
+        self.done.set((unpacked, started.elapsed())).expect("once");
+        Ok(())
+    }
+}
+
+/// Pages as the backup has them, for replay.
+struct Passed<'p>(&'p dyn PassPages);
+
+impl Pages for Passed<'_> {
+    fn pass(&self, file: SegmentFile, first: BlockNumber, pages: &mut [u8]) -> Result<(), PagesError> {
+        Ok(self.0.pass(file, first, pages)?)
+    }
+
+    fn passed(&self, file: SegmentFile, end: BlockNumber) -> Result<(), PagesError> {
+        self.0.passed(file, end);
+        Ok(())
+    }
+}
+
+impl Unpacking {
+    /// What replay must have come into the directory; `None`: all of it is there.
+    pub fn base(self: &Arc<Unpacking>) -> Option<Arc<dyn Base>> {
+        let is_begun = self.begun.lock().expect("no panic while locked").is_some();
+        is_begun.then(|| self.clone() as Arc<dyn Base>)
+    }
+
+    /// What was unpacked, when replay has ended.
+    pub fn restored(&self) -> Restored {
+        let (unpacked, time) = self.done.get().copied().unwrap_or_default();
+        let (seconds, Unpacked { files, bytes }) = (time.as_secs_f64(), unpacked);
+        let verified = if self.backup.has_manifest() { "verified" } else { "not verified" };
+        note(format!(
+            "backup unpacked: {files} files, {:.1} MB, {verified}, {seconds:.2} s ({:.0} MB/s)",
+            bytes as f64 / 1e6,
+            bytes as f64 / 1e6 / seconds.max(1e-6)
+        ));
+        Restored { backup: self.backup.clone(), unpacked, time }
+    }
+}
+
 impl UnpackArgs {
     /// Whether it begins again.
     pub fn starts_over(&self) -> bool {
         self.start_over
     }
 
-    /// Unpacks it into a directory. Tablespaces that are not mapped go below `others`, or where they were.
-    pub fn unpack(&self, data_dir: &Path, others: Option<PathBuf>) -> Result<Restored, Failure> {
-        let started = Instant::now();
-        let result = self.unpacked(data_dir, others);
-        let (backup, unpacked) = result
+    /// Unpacks it into a directory, but for the relations, which replay is to have come there ([`Unpacking::base`]). Tablespaces that
+    /// are not mapped go below `others`, or where they were.
+    pub fn begin(&self, data_dir: &Path, others: Option<PathBuf>) -> Result<Arc<Unpacking>, Failure> {
+        let begun = self.begun(data_dir, others);
+        let unpacking = begun
             .map_err(|error| Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error))?;
-        let time = started.elapsed();
-        let seconds = time.as_secs_f64();
-        let Unpacked { files, bytes } = unpacked;
-        let verified = if backup.has_manifest() { "verified" } else { "not verified" };
-        note(format!(
-            "backup unpacked: {files} files, {:.1} MB, {verified}, {seconds:.2} s ({:.0} MB/s)",
-            bytes as f64 / 1e6,
-            bytes as f64 / 1e6 / seconds.max(1e-6)
-        ));
-        Ok(Restored { backup, unpacked, time })
+        Ok(Arc::new(unpacking))
     }
 
-    fn unpacked(&self, data_dir: &Path, others: Option<PathBuf>) -> Result<(Backup, Unpacked), BackupError> {
-        let backup = Backup::open(&self.backup, self.no_manifest)?;
+    fn begun(&self, data_dir: &Path, others: Option<PathBuf>) -> Result<Unpacking, BackupError> {
+        let backup = Arc::new(Backup::open(&self.backup, self.no_manifest)?);
         let mapping = Mapping { pairs: self.tablespace_mapping.clone(), others };
         let destination = Destination { data_dir: data_dir.to_owned(), mapping, start_over: self.start_over };
         // Hidden unless stderr is a terminal.
         let bar = ProgressBar::new_spinner();
         let template = "{spinner} {elapsed_precise} {bytes} of the backup, {bytes_per_sec}";
         bar.set_style(ProgressStyle::with_template(template).expect("a valid template"));
-        let unpacked = unpack(&backup, &destination, &Unchanged, &|bytes| bar.inc(bytes));
-        bar.finish_and_clear();
-        unpacked.map(|unpacked| (backup, unpacked))
+        let (done, progress) = (OnceLock::new(), |bytes| bar.inc(bytes));
+        let begun = match backup.is_gzip() {
+            // To unpack it twice takes longer than to read its pages once more.
+            true => {
+                let started = Instant::now();
+                let unpacked = unpack(&backup, &destination, &Unchanged, &progress)?;
+                done.set((unpacked, started.elapsed())).expect("once");
+                None
+            }
+            false => Some(begin(backup.clone(), &destination, &progress)?),
+        };
+        Ok(Unpacking { backup, begun: Mutex::new(begun), bar, done })
     }
 }
 
@@ -153,11 +220,15 @@ pub fn run(args: RestoreArgs) -> ExitCode {
     let json = recovery.json;
     let done = recovery.resources().start().and_then(|_| {
         recovery.wal().map_or(Ok(()), |wal| check_wal(wal, &data_dir))?;
-        let restored = unpack.unpack(&data_dir, None)?;
-        let summary = recovery.replay(data_dir.clone(), false).inspect_err(|_| {
-            note(format!("the backup is unpacked in \"{}\": go on with walrider replay there", data_dir.display()));
+        let unpacking = unpack.begin(&data_dir, None)?;
+        let summary = recovery.replay(data_dir.clone(), false, unpacking.base()).inspect_err(|_| {
+            let directory = data_dir.display();
+            note(match is_half_restored(&data_dir) {
+                Ok(false) => format!("the backup is unpacked in \"{directory}\": go on with walrider replay there"),
+                _ => format!("\"{directory}\" is not complete: to begin again, say --start-over"),
+            });
         })?;
-        Ok((restored, summary))
+        Ok((unpacking.restored(), summary))
     });
     match done {
         Ok((restored, summary)) => {

@@ -472,6 +472,20 @@ pub fn let_servers_in(data_dir: &Path) -> Result<()> {
     }
 }
 
+/// The file in a data directory whose restore from a backup is not complete, as long as servers are kept out.
+pub const RESTORING: &str = "walrider.restoring";
+
+/// Whether this directory was to be restored from a backup, which has not got to its end ([`RESTORING`]).
+pub fn is_half_restored(data_dir: &Path) -> Result<bool> {
+    let marked = data_dir.join(RESTORING).try_exists();
+    if !marked.map_err(|error| DataDirError::io("look for", data_dir.join(RESTORING), error))? {
+        return Ok(false);
+    }
+    let has_control = data_dir.join("global/pg_control").exists();
+    let auto_conf = read_file(&data_dir.join(AUTO_CONF), MAX_BYTES)?.unwrap_or_default();
+    Ok(!has_control || letting_servers_in(&auto_conf).is_some())
+}
+
 /// The contents of `postgresql.auto.conf` without what [`keep_servers_out`] has put there; `None` if it has not. For copies of the
 /// directory that are complete, whatever it was doing.
 pub fn letting_servers_in(auto_conf: &[u8]) -> Option<Vec<u8>> {

@@ -69,6 +69,14 @@ pub enum ReplayError {
     /// Anything that the user has to set right first.
     #[error("{0}")]
     Refused(String),
+    /// The files of the base backup could not be had ([`crate::base::Base`]).
+    #[error("{source}")]
+    Base {
+        /// Why.
+        source: Box<dyn Error + Send + Sync>,
+        /// The backup is damaged.
+        damaged: bool,
+    },
     /// Who brings WAL failed ([`crate::upstream::Upstream`]), and knows why.
     #[error(transparent)]
     Upstream(Box<dyn Error + Send + Sync>),
@@ -98,7 +106,13 @@ impl ReplayError {
 
     /// Whether the input is corrupt (exit code 4), not the circumstances (1).
     pub fn is_corruption(&self) -> bool {
-        matches!(self, ReplayError::Redo(_) | ReplayError::BadPage { .. } | ReplayError::CorruptWal(_))
+        matches!(
+            self,
+            ReplayError::Redo(_)
+                | ReplayError::BadPage { .. }
+                | ReplayError::CorruptWal(_)
+                | ReplayError::Base { damaged: true, .. }
+        )
     }
 }
 

@@ -88,6 +88,12 @@ struct Opened<'o> {
 
 impl<'o> Opened<'o> {
     fn open(options: &'o Options) -> Result<Opened<'o>, ReplayError> {
+        if options.base.is_none() && config::is_half_restored(&options.data_dir)? {
+            return Err(ReplayError::Refused(format!(
+                "a restore into \"{}\" was interrupted, and it lacks files: run walrider restore again, with --start-over",
+                shown(&options.data_dir).display()
+            )));
+        }
         let data_dir = DataDir::open(&options.data_dir)?;
         if let Some(upstream) = &options.upstream {
             upstream.admit(&data_dir)?;
