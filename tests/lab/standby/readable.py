@@ -164,7 +164,8 @@ def watched(template, work, seconds, seed, **settings):
             with crowd:
                 crowd.stop.wait(seconds)
             wait_for(lambda: follower.server.psql("SELECT pg_wal_replay_resume()", check=False), "an answer")
-            wait_position(primary)
+            # At worst it is behind by all that time.
+            wait_position(primary, timeout=60 + seconds)
             same_rows(primary, follower.server)
             found = counters(follower.server)
         assert not follower.server.log_matches("PANIC|terminated by signal"), follower.log_tail()

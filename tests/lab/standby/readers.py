@@ -71,15 +71,19 @@ class Crowd:
 
     def session(self, name, server, work, settings, rng):
         """As long as the connection lasts: a conflict with replay ends it where it does nothing just then."""
-        connection = None
+        lost = False
         try:
             with connect(server, **settings) as connection:
-                while not self.stop.is_set() and not connection.closed:
-                    work(connection, rng)
-                    self.counts[name] = self.counts.get(name, 0) + 1
+                try:
+                    while not self.stop.is_set() and not connection.closed:
+                        work(connection, rng)
+                        self.counts[name] = self.counts.get(name, 0) + 1
+                finally:
+                    # Looked at here: `with` closes it after any error.
+                    lost = connection.closed
         except (psycopg.Error, ServerError) as error:
             # Of a server that has died, connecting again tells.
-            if not (isinstance(error, CANCELLED) or "conflict with recovery" in str(error) or connection and connection.closed):
+            if not (isinstance(error, CANCELLED) or "conflict with recovery" in str(error) or lost):
                 raise
 
     def __enter__(self):
