@@ -94,6 +94,7 @@ def killed(fixture, work, rounds, rng, **settings):
     while kills < rounds:
         server = prepare(fixture, work / "early")
         kills += _kill_on_its_way(fixture, server, rounds - kills, rng, settings)
+        print(f"{kills} kills", flush=True)
         catch_up(fixture, server, **settings)
         assert server.log_matches("walrider redoes pages early")
         # What was dropped or cut off before the crash is there again for a while in replay after it, and PostgreSQL leaves some of that.
