@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE = 1
         test-subscription test-tools test-majors fetch-majors \
         build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-spill soak-stress \
         soak-standby soak-early soak-relay soak-logical soak-logical-boundaries soak-power soak-plugin soak-readable soak-sim planted \
-        planted-readable suites-readable packages clean
+        planted-readable suites-readable readable-asan packages clean
 
 demo: build fetch-18
 	$(UNPRIVILEGED) --writable demo-report -- python3 -m bench.demo --report demo-report $(DEMO_ARGS)
@@ -241,6 +241,10 @@ suites-readable: build fetch fetch-suites extension
 # The rules of early redo, each broken on purpose.
 planted-readable: build fetch extension
 	WALRIDER_TEST_MAJOR=18 $(E2E) tests/broken_rules.py -s $(PYTEST_ARGS)
+
+# Early redo with AddressSanitizer and UndefinedBehaviorSanitizer in the library; gcc and its libasan are needed.
+readable-asan: build fetch extension
+	WALRIDER_TEST_MAJOR=18 $(E2E) tests/sanitized.py $(PYTEST_ARGS)
 
 # The simulator with new seeds, for ten minutes unless WALRIDER_FUZZ_SECONDS says otherwise; docs/testing.md.
 soak-sim:

@@ -1,9 +1,10 @@
 """How fast a hot standby catches up: PostgreSQL alone, and with early redo by the extension.
 
-    python3 -m bench.readable [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE]
+    python3 -m bench.readable [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--readers N]
 
 Every side is a hot standby that replays the same WAL from its own pg_wal, durable, its pages all in shared buffers.  The time is
-from "consistent recovery state reached" to the last record.  After the first round the directories are compared page by page.
+from "consistent recovery state reached" to the last record.  hot_standby_feedback plays no part: the WAL is that of a primary that had
+none, so that readers meet as many conflicts as there can be.  After the first round the directories are compared page by page.
 """
 
 import argparse
@@ -11,7 +12,9 @@ import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -38,11 +41,32 @@ def processor_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-def catch_up(server, end, settings, timeout=1800):
+@contextmanager
+def reading(server, sessions):
+    """So many sessions look for all rows of the largest table, one snapshot after the other."""
+    def read():
+        with server.session() as session:
+            table, = session.run("SELECT oid::regclass FROM pg_class WHERE relkind = 'r' ORDER BY relpages DESC LIMIT 1")
+            while not stop.is_set():
+                session.run(f"SELECT count(*) FROM {table}")
+
+    stop = threading.Event()
+    threads = [threading.Thread(target=read) for _ in range(sessions)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def catch_up(server, end, settings, readers=0, timeout=1800):
     """Start it; seconds from consistency to `end`, and what the startup process used."""
     server.start(**settings)
     deadline = time.monotonic() + timeout
-    with server.session() as session:
+    with reading(server, readers), server.session() as session:
         pid, = session.run("SELECT pid FROM pg_stat_activity WHERE backend_type = 'startup'")
         while True:
             replayed, now = session.run("SELECT pg_last_wal_replay_lsn()")[0], datetime.now(timezone.utc)
@@ -71,7 +95,7 @@ def rounds(name, fixture, info, args, scratch):
             link_wal(fixture, server.data_dir)
             servers[side] = server
             try:
-                found = catch_up(server, end, {**SETTINGS, "shared_buffers": buffers, **own})
+                found = catch_up(server, end, {**SETTINGS, "shared_buffers": buffers, **own}, args.readers)
                 if number == 0:
                     server.psql("CHECKPOINT")
                 server.stop()
@@ -114,6 +138,7 @@ def main(argv):
     parser.add_argument("--fixtures", type=Path, default=FIXTURES, help="directory that keeps the loads' WAL; made when missing")
     parser.add_argument("--size", type=float, default=1.0, help="share of the full size")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--readers", type=int, default=0, help="sessions that read meanwhile")
     parser.add_argument("--smoke", action="store_true", help="one round of small fixtures")
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-readable.json")
     args = parser.parse_args(argv)

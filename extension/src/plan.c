@@ -15,6 +15,7 @@
 #include "postgres.h"
 
 #include "access/heapam_xlog.h"
+#include "access/htup_details.h"
 #include "access/nbtxlog.h"
 #include "access/rmgr.h"
 #include "access/transam.h"
@@ -30,6 +31,9 @@
 #include "storage/standbydefs.h"
 
 #include "redo.h"
+
+/* The last record of all those planned so far that makes a multixact. */
+static XLogRecPtr last_multixact = InvalidXLogRecPtr;
 
 /* A slice has room for one more record, of as many blocks as there can be. */
 static bool
@@ -417,6 +421,32 @@ NamesMap(const DecodedXLogRecord *decoded, int block_id)
 		decoded->blocks[block_id].forknum == VISIBILITYMAP_FORKNUM;
 }
 
+/*
+ * The new version has a multixact for those who had locked the old one.  Most
+ * often it is a plain xid, of who waited for the row and locked it before it
+ * was updated.
+ */
+static bool
+NewVersionHasMultixact(const DecodedXLogRecord *decoded)
+{
+	const xl_heap_update *xlrec = (const xl_heap_update *) decoded->main_data;
+	const DecodedBkpBlock *block = &decoded->blocks[0];
+	Size		at = 0;
+	xl_heap_header header;
+
+	if (!TransactionIdIsValid(xlrec->new_xmax))
+		return false;
+	if (xlrec->flags & XLH_UPDATE_PREFIX_FROM_OLD)
+		at += sizeof(uint16);
+	if (xlrec->flags & XLH_UPDATE_SUFFIX_FROM_OLD)
+		at += sizeof(uint16);
+	/* Where there is an image alone, nothing says so. */
+	if (!block->has_data || block->data_len < at + SizeOfHeapHeader)
+		return true;
+	memcpy(&header, block->data + at, SizeOfHeapHeader);
+	return (header.t_infomask & HEAP_XMAX_IS_MULTI) != 0;
+}
+
 static bool
 PlanHeap(Slice *slice, SliceRecord *record)
 {
@@ -458,7 +488,7 @@ PlanHeap(Slice *slice, SliceRecord *record)
 			{
 				xl_heap_update *xlrec = (xl_heap_update *) decoded->main_data;
 
-				if (((xlrec->old_infobits_set & XLHL_XMAX_IS_MULTI) || TransactionIdIsValid(xlrec->new_xmax)) && !BROKEN(10))
+				if (((xlrec->old_infobits_set & XLHL_XMAX_IS_MULTI) || NewVersionHasMultixact(decoded)) && !BROKEN(10))
 					return false;
 				if ((xlrec->flags & (XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED | XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED)) &&
 					!NamesMap(decoded, HEAP_UPDATE_BLKREF_VM_NEW) && !NamesMap(decoded, HEAP_UPDATE_BLKREF_VM_OLD))
@@ -511,8 +541,11 @@ PlanHeap2(Slice *slice, SliceRecord *record, TransactionId *oldest)
 				uint8		flags = ((xl_heap_prune *) decoded->main_data)->flags;
 				TransactionId horizon;
 
-				/* Of catalogs, slots of logical decoding have a say, too.  A frozen xmax may be a multixact. */
-				if (flags & (XLHP_IS_CATALOG_REL | XLHP_HAS_FREEZE_PLANS))
+				/* Of catalogs, slots of logical decoding have a say, too. */
+				if (flags & XLHP_IS_CATALOG_REL)
+					return false;
+				/* Freezing may leave a multixact of fewer members, which was made for that. */
+				if ((flags & XLHP_HAS_FREEZE_PLANS) && last_multixact > slice->replayed && !BROKEN(10))
 					return false;
 				if (flags & XLHP_HAS_CONFLICT_HORIZON)
 				{
@@ -535,7 +568,9 @@ PlanBtree(Slice *slice, SliceRecord *record)
 {
 	uint8		info = record->decoded->header.xl_info & ~XLR_INFO_MASK;
 
-	if (info != XLOG_BTREE_INSERT_LEAF || !PlanBlocks(slice, record, false))
+	/* Deduplication neither adds nor removes an entry: scans have copied theirs, or come later. */
+	if ((info != XLOG_BTREE_INSERT_LEAF && info != XLOG_BTREE_INSERT_POST && info != XLOG_BTREE_DEDUP) ||
+		!PlanBlocks(slice, record, false))
 		return false;
 	slice->pages[slice->changes[slice->nchanges].page].index = true;
 	return true;
@@ -578,6 +613,7 @@ PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 	slice->nrecords = slice->nchanges = slice->npages = 0;
 	slice->maxxid = InvalidTransactionId;
 	slice->start = last->next_lsn;
+	slice->replayed = reader->record->lsn;
 	slice->mask = pg_nextpower2_32(Max(4 * Min(walrider_redo_slice, MAX_SLICE), 1024)) - 1;
 	memset(slice->relations, 0, sizeof(slice->relations));
 	slice->ended = false;
@@ -611,6 +647,8 @@ PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 		if (TransactionIdIsValid(decoded->header.xl_xid) &&
 			(!TransactionIdIsValid(slice->maxxid) || TransactionIdFollows(decoded->header.xl_xid, slice->maxxid)))
 			slice->maxxid = decoded->header.xl_xid;
+		if (decoded->header.xl_rmid == RM_MULTIXACT_ID)
+			last_multixact = Max(last_multixact, decoded->lsn);
 		if (decoded->max_block_id >= 0 && !PlanRecord(slice, record, &oldest))
 			StayInPlace(slice, record);
 		last = decoded;

@@ -139,6 +139,7 @@ typedef struct Slice
 	SliceIndex	npages;
 	TransactionId maxxid;
 	XLogRecPtr	start;
+	XLogRecPtr	replayed;		/* the record that was replayed when it was planned */
 	bool		ended;			/* by a record that nothing may pass */
 	uint32		generation;		/* of what is in the table */
 	uint32		mask;			/* of what is used of the table */

@@ -10,6 +10,7 @@
 #include "access/heapam_xlog.h"
 #include "access/rmgr.h"
 #include "access/itup.h"
+#include "access/nbtxlog.h"
 #include "access/xlog.h"
 #include "access/xlogutils.h"
 #include "common/hashfn.h"
@@ -37,6 +38,13 @@ IsPrune(const DecodedXLogRecord *decoded)
 		(decoded->header.xl_info & XLOG_HEAP_OPMASK) != XLOG_HEAP2_MULTI_INSERT;
 }
 
+/* No reader may have the page pinned. */
+static bool
+NeedsCleanupLock(const DecodedXLogRecord *decoded)
+{
+	return IsPrune(decoded) && (((xl_heap_prune *) decoded->main_data)->flags & XLHP_CLEANUP_LOCK) != 0;
+}
+
 /* The change makes the page out of nothing. */
 static bool
 Fills(const DecodedXLogRecord *decoded, uint8 block_id)
@@ -47,22 +55,29 @@ Fills(const DecodedXLogRecord *decoded, uint8 block_id)
 /*
  * An index entry must not come before its heap tuple: a reader that finds a
  * block behind the end of the heap takes it for corruption.  An image of a
- * leaf does not tell which entry is new.
+ * leaf does not tell which entry is new.  Deduplication brings none.
  */
 static bool
 EntryWaits(const Slice *slice, const DecodedXLogRecord *decoded)
 {
 	const DecodedBkpBlock *block = &decoded->blocks[0];
+	uint8		info = decoded->header.xl_info & ~XLR_INFO_MASK;
+	/* Before the entry is where it splits the posting list that it falls into. */
+	Size		offset = info == XLOG_BTREE_INSERT_POST ? sizeof(uint16) : 0;
 
 	if (decoded->header.xl_rmid != RM_BTREE_ID || !(slice->any_waits || slice->any_before) || BROKEN(8))
 		return false;
-	if (block->apply_image || block->data_len < sizeof(IndexTupleData))
+	if (block->apply_image)
+		return true;
+	if (info == XLOG_BTREE_DEDUP)
+		return false;
+	if (block->data_len < offset + sizeof(IndexTupleData))
 		return true;
 	{
 		ItemPointerData tid;
 		uint32		at;
 
-		memcpy(&tid, block->data, sizeof(tid));
+		memcpy(&tid, block->data + offset, sizeof(tid));
 		at = ItemPointerGetBlockNumberNoCheck(&tid) & 0xFFFF;
 		return slice->waits[at] != 0 || (slice->any_before && slice->waits_before[at] != 0);
 	}
@@ -150,9 +165,9 @@ LockPage(SlicePage *page, const DecodedXLogRecord *decoded, uint8 block_id)
 
 	/*
 	 * What fills a page does not read it: after a crash it may be torn.  A
-	 * prune that fills one may have to leave it.
+	 * prune that fills one may have to leave it to a reader.
 	 */
-	if (fills && IsPrune(decoded))
+	if (fills && NeedsCleanupLock(decoded))
 		return InvalidBuffer;
 	buffer = ReadBufferWithoutRelcache(page->rlocator, page->forknum, page->blkno,
 									   fills ? RBM_ZERO_AND_LOCK : RBM_NORMAL, NULL, true);
@@ -207,8 +222,7 @@ VisitPage(Slice *slice, SlicePage *page, SliceIndex walked)
 		}
 
 		/* Nobody waits here for readers: the walk does, and cancels them when it is time. */
-		if (IsPrune(decoded) && (((xl_heap_prune *) decoded->main_data)->flags & XLHP_CLEANUP_LOCK) &&
-			!IsBufferCleanupOK(buffer) && !BROKEN(7))
+		if (NeedsCleanupLock(decoded) && !IsBufferCleanupOK(buffer) && !BROKEN(7))
 		{
 			CountRedo(REDO_CLEANUP_LOCK, 1);
 			left = true;
