@@ -8,6 +8,7 @@ it, which is timed, it is mounted anew, and then recovered to a restore point an
 
     PostgreSQL      postgres with recovery_prefetch, maintenance_io_concurrency = 64 and a background writer that keeps up
     replay          walrider replay, and then postgres
+    restore         walrider restore of the backup, which nobody has copied before, and then postgres
 
 Walrider's pages are durable by then, PostgreSQL's need not be.  What takes longer than --limit is stopped; told is the share of the WAL
 that it got through.  After the first round both directories are compared, page by page.
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from tests.lab import install, walrider
 from tests.lab.server import recovery
-from tests.lab.server.cluster import ServerError, copy_tree, parse_lsn
+from tests.lab.server.cluster import PgCluster, ServerError, copy_tree, parse_lsn
 
 from . import measure, volume_load
 from .cgroup import Group
@@ -61,8 +62,9 @@ class Stopped(Exception):
 class Recovery:
     """One directory to recover, and what it has."""
 
-    def __init__(self, server, archive, scratch, memory, limit):
-        self.server, self.archive, self.scratch, self.memory = server, archive, scratch, memory
+    def __init__(self, server, fixture, point, scratch, memory, limit):
+        self.server, self.archive, self.backup, self.point = server, fixture / "archive", fixture / "backup", point
+        self.scratch, self.memory = scratch, memory
         self.deadline = time.monotonic() + limit
 
     def ready(self, watch):
@@ -84,11 +86,11 @@ def postgresql(run, watch):
     return dict(redo_seconds=recovery.timings(run.server).redo_seconds)
 
 
-def replay(run, watch):
+def replay(run, watch, *command):
     """walrider replay from the archive, and PostgreSQL on what it leaves."""
     begun = time.monotonic()
     with open(run.scratch / "said", "w+") as said:
-        process = walrider.start("replay", "--data-dir", run.server.data_dir, "--wal", run.archive, "--jobs", os.cpu_count(),
+        process = walrider.start(*command or ["replay"], "--data-dir", run.server.data_dir, "--wal", run.archive, "--jobs", os.cpu_count(),
                                  "--memory", f"{run.memory // MB}MB", "--json", "--positions", stdout=said)
         try:
             while process.poll() is None and time.monotonic() < run.deadline:
@@ -102,14 +104,20 @@ def replay(run, watch):
     if process.returncode == -9:
         raise Stopped([line["replayed_lsn"] for line in lines])
     if process.returncode != walrider.DONE:
-        raise ServerError(f"walrider replay: exit {process.returncode}\n{complaint}")
+        raise ServerError(f"walrider: exit {process.returncode}\n{complaint}")
     kept = {name: value for name, value in lines[-1].items() if not name.endswith(("lsn", "version", "written"))}
     kept.update(own_total_seconds=kept.pop("total_seconds"), replay_seconds=time.monotonic() - begun)
+    run.server.configure("archive_mode = off", "postgresql.auto.conf")
     run.ready(watch)
     return kept
 
 
-SIDES = {"PostgreSQL": postgresql, "replay": replay}
+def restore(run, watch):
+    """walrider restore, from the backup to the same point, and PostgreSQL on what it leaves."""
+    return replay(run, watch, "restore", "--backup", run.backup, "--target-name", run.point, "--promote")
+
+
+SIDES = {"PostgreSQL": postgresql, "replay": replay, "restore": restore}
 
 
 class Bench:
@@ -127,6 +135,8 @@ class Bench:
     def prepare(self, side, amount):
         """A server on a fresh copy of the backup, on the volume as it is limited now."""
         point = volume_load.restore_point(amount)
+        if side == "restore":
+            return PgCluster(self.volume.path / "data")
         server = recovery.prepare(self.fixture / "backup", self.fixture / "archive", self.volume.path / "data",
                                   target=("name", point), action="promote")
         self.volume.sync()
@@ -156,7 +166,9 @@ class Bench:
             self.volume.limit()
             self.volume.forget()
             measure.drop_cache(self.fixture / "archive")
-            measure.drop_cache(server.data_dir)
+            measure.drop_cache(self.fixture / "backup")
+            if server.data_dir.exists():
+                measure.drop_cache(server.data_dir)
             self.volume.limit(*VOLUMES[name])
             with self.group.entered(found), measure.usage(found), server:
                 self.recover(side, server, amount, found)
@@ -174,7 +186,7 @@ class Bench:
     def recover(self, side, server, amount, found):
         """The clock runs."""
         point, memory = volume_load.restore_point(amount), self.group.limit // 2
-        run = Recovery(server, self.fixture / "archive", self.scratch, memory, self.args.limit)
+        run = Recovery(server, self.fixture, point, self.scratch, memory, self.args.limit)
         before, watch, begun = self.volume.counts(), Watch(self.volume), time.monotonic()
         try:
             found.update(SIDES[side](run, watch), finished=True)

@@ -6,20 +6,12 @@ use rustc_hash::FxHashMap;
 use walrider_datadir::relation::SegmentFile;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, RELSEG_SIZE};
 
-use super::sweep::{Op, PageAtWork, Sweep, Visit, visits};
+use super::sweep::{PageAtWork, Sweep, visits};
 use super::{Report, Shared};
 use crate::base::PassPages;
 use crate::error::ReplayError;
 use crate::gaps::Gaps;
 use crate::spill::sorted::{BlockRange, Sorted};
-
-/// What a range's pages get.
-struct Loaded {
-    range: BlockRange,
-    bytes: Vec<u8>,
-    ops: Vec<Op>,
-    visits: Vec<Visit>,
-}
 
 /// A spilled batch that pages pass.
 pub struct Passing<'a> {
@@ -27,8 +19,6 @@ pub struct Passing<'a> {
     dropped: &'a [bool],
     sorted: Sorted,
     gaps: &'a Gaps,
-    /// The range that each file is in.
-    at_work: Mutex<FxHashMap<SegmentFile, Loaded>>,
     /// Where files that have passed end.
     ends: Mutex<FxHashMap<SegmentFile, BlockNumber>>,
     report: Mutex<Report>,
@@ -37,23 +27,7 @@ pub struct Passing<'a> {
 impl<'a> Passing<'a> {
     /// Nothing has passed yet. `dropped[fork]`: the fork is dropped in this batch.
     pub fn new(shared: &'a Shared<'a>, dropped: &'a [bool], sorted: Sorted, gaps: &'a Gaps) -> Passing<'a> {
-        Passing {
-            shared,
-            dropped,
-            sorted,
-            gaps,
-            at_work: Mutex::default(),
-            ends: Mutex::default(),
-            report: Mutex::default(),
-        }
-    }
-
-    fn load(&self, range: BlockRange) -> Result<Loaded, ReplayError> {
-        let (mut bytes, mut ops) = (Vec::new(), Vec::new());
-        self.sorted.read(range, &mut bytes)?;
-        self.sweep().operations(&bytes, &mut ops, &mut Vec::new());
-        let visits = visits(&mut ops);
-        Ok(Loaded { range, bytes, ops, visits })
+        Passing { shared, dropped, sorted, gaps, ends: Mutex::default(), report: Mutex::default() }
     }
 
     fn sweep(&self) -> Sweep<'_> {
@@ -63,37 +37,45 @@ impl<'a> Passing<'a> {
     /// Does what is left when all has passed: pages that the files did not have, and the free space maps.
     pub fn finish(self) -> Report {
         let mut report = std::mem::take(&mut *self.report.lock().expect("no panic while locked"));
+        if let Err(error) = self.finish_ranges(&mut report) {
+            report.fail(Lsn::INVALID, error);
+        }
+        report
+    }
+
+    fn finish_ranges(&self, report: &mut Report) -> Result<(), ReplayError> {
         let ends = std::mem::take(&mut *self.ends.lock().expect("no panic while locked"));
-        let (mut map_bytes, mut maps) = (Vec::new(), Vec::new());
+        let (mut bytes, mut map_bytes, mut maps) = (Vec::new(), Vec::new(), Vec::new());
         let mut sweep = self.sweep();
         let mut ranges: Vec<BlockRange> = self.sorted.ranges().collect();
         ranges.sort_unstable();
-        let mut bytes = Vec::new();
         for range in ranges {
             let fork = self.shared.rels.fork(range.fork);
             let has_passed = |block: BlockNumber| {
                 let file = SegmentFile { rel: fork.rel, fork: fork.fork, segment: block / RELSEG_SIZE };
                 ends.get(&file).is_some_and(|&end| block < end)
             };
-            if let Err(error) = self.sorted.read(range, &mut bytes) {
-                report.fail(Lsn::INVALID, error);
+            if has_passed(range.end() - 1) {
+                continue;
             }
-            if report.failure.is_some() {
-                return report;
-            }
-            if fork.fork == ForkNumber::FreeSpaceMap {
-                map_bytes.extend_from_slice(&bytes);
-            } else if !has_passed(range.end() - 1) {
+            let mut next = 0;
+            while report.failure.is_none() && self.sorted.read(range, &mut next, &mut bytes)? {
+                if fork.fork == ForkNumber::FreeSpaceMap {
+                    map_bytes.extend_from_slice(&bytes);
+                    continue;
+                }
                 let mut ops = Vec::new();
                 sweep.operations(&bytes, &mut ops, &mut Vec::new());
                 ops.retain(|op| !has_passed(op.key.block()));
-                sweep.sweep(ops, &bytes, &mut report);
+                sweep.sweep(ops, &bytes, report);
             }
         }
         sweep.operations(&map_bytes, &mut Vec::new(), &mut maps);
         sweep.told(std::mem::take(&mut report.fsm), &mut maps);
-        sweep.sweep(maps, &map_bytes, &mut report);
-        report
+        if report.failure.is_none() {
+            sweep.sweep(maps, &map_bytes, report);
+        }
+        Ok(())
     }
 }
 
@@ -107,29 +89,24 @@ impl PassPages for Passing<'_> {
         let fork = self.shared.rels.fork(number);
         let (pages, _) = pages.as_chunks_mut::<BLCKSZ>();
         let end = first + pages.len() as BlockNumber;
-        let mut loaded = self.at_work.lock().expect("no panic while locked").remove(&file);
-        let mut report = Report::default();
+        let (sweep, mut report, mut bytes) = (self.sweep(), Report::default(), Vec::new());
         let mut block = first;
         while block < end {
             let range = BlockRange::of(number, block);
-            let within = match loaded.take().filter(|loaded| loaded.range == range) {
-                Some(within) => within,
-                None => self.load(range)?,
-            };
             let upto = end.min(range.end());
-            let at = within.visits.partition_point(|visit| visit.key.block() < block);
-            let visits = within.visits[at..].iter().take_while(|visit| visit.key.block() < upto);
-            for visit in visits.filter(|visit| visit.used) {
-                let bytes = &mut pages[(visit.key.block() - first) as usize];
-                let mut page = PageAtWork { shared: self.shared, fork: &fork, visit, exists: true, bytes };
-                report.pages_read += 1;
-                page.redo(&within.ops[visit.ops.clone()], &within.bytes, &mut report);
+            let mut next = 0;
+            while self.sorted.read(range, &mut next, &mut bytes)? {
+                let mut ops = Vec::new();
+                sweep.operations(&bytes, &mut ops, &mut Vec::new());
+                ops.retain(|op| (block..upto).contains(&op.key.block()));
+                for visit in visits(&mut ops).iter().filter(|visit| visit.used) {
+                    let page = &mut pages[(visit.key.block() - first) as usize];
+                    let mut work = PageAtWork { shared: self.shared, fork: &fork, visit, exists: true, bytes: page };
+                    report.pages_read += 1;
+                    work.redo(&ops[visit.ops.clone()], &bytes, &mut report);
+                }
             }
             block = upto;
-            loaded = Some(within);
-        }
-        if let Some(loaded) = loaded {
-            self.at_work.lock().expect("no panic while locked").insert(file, loaded);
         }
         if let Some((_, error)) = report.failure.take() {
             return Err(error);
@@ -139,7 +116,6 @@ impl PassPages for Passing<'_> {
     }
 
     fn passed(&self, file: SegmentFile, end: BlockNumber) {
-        self.at_work.lock().expect("no panic while locked").remove(&file);
         self.ends.lock().expect("no panic while locked").insert(file, end);
     }
 }

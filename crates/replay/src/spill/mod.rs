@@ -217,20 +217,12 @@ fn part_out(part: &Part<'_>, forks: &[ForkPlace], pieces: &mut [Vec<u8>]) -> Res
     Ok(())
 }
 
-/// Blocks of a range.
-const RANGE_BLOCKS: u32 = fsm::SLOTS_PER_PAGE as u32;
-
-/// The range of a page within its fork.
-fn range_of(key: PageKey) -> u32 {
-    key.block() / RANGE_BLOCKS
-}
-
 /// The partition of a page.
 fn partition_of(key: PageKey, place: ForkPlace) -> usize {
     let range = match place.fork {
         ForkNumber::Main => fsm::location(key.block()).0,
         ForkNumber::FreeSpaceMap => key.block(),
-        ForkNumber::VisibilityMap | ForkNumber::Init => range_of(key),
+        ForkNumber::VisibilityMap | ForkNumber::Init => key.block() / fsm::SLOTS_PER_PAGE as u32,
     };
     let mixed = (place.seed ^ u64::from(range)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> (64 - BITS)) as usize

@@ -5,8 +5,11 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use super::entry::{self, EntryPlace, Operation};
-use super::{Chunk, RANGE_BLOCKS, Spill, SpilledPartition, Store, range_of};
+use super::{Chunk, Spill, SpilledPartition, Store};
 use crate::error::ReplayError;
+
+/// Blocks of a range: what passes at once is a megabyte, and what a range gets should not be many times as much.
+const BLOCKS: u32 = 128;
 
 /// A range of blocks: the number of the fork, and which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,12 +23,12 @@ pub struct BlockRange {
 impl BlockRange {
     /// The one with this block.
     pub fn of(fork: u32, block: u32) -> BlockRange {
-        BlockRange { fork, number: block / RANGE_BLOCKS }
+        BlockRange { fork, number: block / BLOCKS }
     }
 
     /// The first block behind it.
     pub fn end(self) -> u32 {
-        (self.number + 1).saturating_mul(RANGE_BLOCKS)
+        (self.number + 1).saturating_mul(BLOCKS)
     }
 }
 
@@ -60,7 +63,7 @@ fn sort(mut partition: SpilledPartition<'_>) -> Result<Vec<(BlockRange, Chunk)>,
     while partition.read(&mut bytes)? {
         let mut operations: Vec<(BlockRange, EntryPlace, Operation)> = Vec::new();
         entry::each(&bytes, |place, _, operation| {
-            let range = BlockRange { fork: operation.key.fork(), number: range_of(operation.key) };
+            let range = BlockRange::of(operation.key.fork(), operation.key.block());
             operations.push((range, place, operation));
         });
         // Stable: operations on one page stay in their order.
@@ -85,12 +88,20 @@ impl Sorted {
         self.ranges.keys().copied()
     }
 
-    /// Reads the entries of a range into `bytes`; none, if there are none. It can be read again.
+    /// Reads entries of a range into `bytes`, from its chunk number `next` on, as many as a thread works on at a time. False: there
+    /// are no more.
     ///
     /// # Errors
     /// When they cannot be read, or are not what was written.
-    pub fn read(&self, range: BlockRange, bytes: &mut Vec<u8>) -> Result<(), ReplayError> {
+    pub fn read(&self, range: BlockRange, next: &mut usize, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
         bytes.clear();
-        self.ranges.get(&range).into_iter().flatten().try_for_each(|chunk| self.store.read(chunk, bytes))
+        for chunk in self.ranges.get(&range).into_iter().flatten().skip(*next) {
+            if !bytes.is_empty() && bytes.len() + chunk.len as usize > self.store.settings.pass_bytes {
+                break;
+            }
+            self.store.read(chunk, bytes)?;
+            *next += 1;
+        }
+        Ok(!bytes.is_empty())
     }
 }
