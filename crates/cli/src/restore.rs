@@ -109,8 +109,12 @@ impl UnpackArgs {
     pub fn unpack(&self, data_dir: &Path, others: Option<PathBuf>) -> Result<Restored, Failure> {
         let started = Instant::now();
         let result = self.unpacked(data_dir, others);
-        let (backup, unpacked) = result
-            .map_err(|error| Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error))?;
+        let (backup, unpacked) = result.map_err(|error| {
+            if is_incomplete(data_dir) {
+                note(format!("\"{}\" is not complete: --start-over empties it, and begins again", data_dir.display()));
+            }
+            Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error)
+        })?;
         let time = started.elapsed();
         let seconds = time.as_secs_f64();
         let Unpacked { files, bytes } = unpacked;
