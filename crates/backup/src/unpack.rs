@@ -185,6 +185,14 @@ struct Work<'w> {
     bytes: AtomicU64,
 }
 
+/// A file of the backup.
+struct Reading<'r> {
+    reader: &'r mut dyn Read,
+    size: u64,
+    /// The archive that it is in, for messages.
+    within: &'r str,
+}
+
 impl<'w> Work<'w> {
     fn new(
         backup: &'w Backup,
@@ -219,11 +227,15 @@ impl<'w> Work<'w> {
 
     fn archive(&self, archive: &Archive) -> Result<()> {
         let mut buffer = vec![0; PIECE];
+        let within = format!(", in {}", archive.path.file_name().unwrap_or_default().to_string_lossy());
         archive.each(&mut |member| {
             match member.is_directory {
                 true => self.target.directory(member.name.path())?,
                 false if !self.wants(&member.name) => {}
-                false => self.file(&member.name, member.size, member.reader, &mut buffer)?,
+                false => {
+                    let read = Reading { reader: member.reader, size: member.size, within: &within };
+                    self.file(&member.name, read, &mut buffer)?;
+                }
             }
             Ok(true)
         })
@@ -242,7 +254,7 @@ impl<'w> Work<'w> {
                 let mut file =
                     OpenOptions::new().read(true).custom_flags(flags).open(path).context("open file", path)?;
                 let size = file.metadata().context("stat file", path)?.len();
-                self.file(name, size, &mut file, buffer)
+                self.file(name, Reading { reader: &mut file, size, within: "" }, buffer)
             },
         )
     }
@@ -281,7 +293,8 @@ impl<'w> Work<'w> {
     }
 
     /// One file: read, verified, its pages shown, written.
-    fn file(&self, name: &Name, size: u64, reader: &mut dyn Read, buffer: &mut [u8]) -> Result<()> {
+    fn file(&self, name: &Name, read: Reading<'_>, buffer: &mut [u8]) -> Result<()> {
+        let size = read.size;
         let damaged = |reason: String| BackupError::damaged(name.to_string(), reason);
         let text = name.to_string();
         let expected = match &self.backup.inventory {
@@ -310,7 +323,7 @@ impl<'w> Work<'w> {
                 return Err(damaged(format!("is of {size} bytes, and has {CONTROL_FILE_SIZE}")));
             }
             let mut contents = Vec::new();
-            self.copy(name, size, reader, buffer, expected, &mut |piece| {
+            self.copy(name, read, buffer, expected, &mut |piece| {
                 contents.extend_from_slice(piece);
                 Ok(())
             })?;
@@ -327,7 +340,7 @@ impl<'w> Work<'w> {
         let path = self.target.root.join(name.path());
         let mut file = self.target.file(name.path())?;
         let mut next = segment.map_or(0, |segment| segment.segment.saturating_mul(RELSEG_SIZE));
-        self.copy(name, size, reader, buffer, expected, &mut |piece| {
+        self.copy(name, read, buffer, expected, &mut |piece| {
             if let Some(segment) = segment {
                 // What is left of a page at the end is none.
                 let whole = piece.len() - piece.len() % BLCKSZ;
@@ -347,21 +360,21 @@ impl<'w> Work<'w> {
     fn copy(
         &self,
         name: &Name,
-        size: u64,
-        reader: &mut dyn Read,
+        read: Reading<'_>,
         buffer: &mut [u8],
         expected: Option<&Expected>,
         write: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
         let damaged = |reason: String| BackupError::damaged(name.to_string(), reason);
+        let Reading { reader, size, within } = read;
         let mut sum = expected.map(Expected::sum);
         let mut done = 0;
         while done < size {
             let wanted = buffer.len().min(usize::try_from(size - done).unwrap_or(buffer.len()));
             let piece = &mut buffer[..wanted];
             reader.read_exact(piece).map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => damaged(format!("ends before its {size} bytes do")),
-                _ => damaged(format!("cannot be read: {error}")),
+                io::ErrorKind::UnexpectedEof => damaged(format!("ends before its {size} bytes do{within}")),
+                _ => damaged(format!("cannot be read{within}: {error}")),
             })?;
             if let Some(sum) = &mut sum {
                 sum.update(piece);

@@ -176,8 +176,10 @@ impl UnpackArgs {
     /// are not mapped go below `others`, or where they were.
     pub fn begin(&self, data_dir: &Path, others: Option<PathBuf>) -> Result<Arc<Unpacking>, Failure> {
         let begun = self.begun(data_dir, others);
-        let unpacking = begun
-            .map_err(|error| Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error))?;
+        let unpacking = begun.map_err(|error| {
+            note_half_restored(data_dir);
+            Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error)
+        })?;
         Ok(Arc::new(unpacking))
     }
 
@@ -204,6 +206,15 @@ impl UnpackArgs {
     }
 }
 
+/// Says so if what an interrupted run has left is not complete.
+fn note_half_restored(data_dir: &Path) -> bool {
+    let is_half = is_half_restored(data_dir).unwrap_or(true);
+    if is_half {
+        note(format!("\"{}\" is not complete: --start-over empties it, and begins again", data_dir.display()));
+    }
+    is_half
+}
+
 /// What is wrong with where WAL is to come from had better be known before a backup is unpacked.
 pub fn check_wal(wal: &Path, data_dir: &Path) -> Result<(), Failure> {
     let refused = |message: String| Err(Failure::new(Exit::Refused, message));
@@ -222,11 +233,9 @@ pub fn run(args: RestoreArgs) -> ExitCode {
         recovery.wal().map_or(Ok(()), |wal| check_wal(wal, &data_dir))?;
         let unpacking = unpack.begin(&data_dir, None)?;
         let summary = recovery.replay(data_dir.clone(), false, unpacking.base()).inspect_err(|_| {
-            let directory = data_dir.display();
-            note(match is_half_restored(&data_dir) {
-                Ok(false) => format!("the backup is unpacked in \"{directory}\": go on with walrider replay there"),
-                _ => format!("\"{directory}\" is not complete: to begin again, say --start-over"),
-            });
+            if !note_half_restored(&data_dir) {
+                note(format!("the backup is unpacked in \"{}\": go on with walrider replay there", data_dir.display()));
+            }
         })?;
         Ok((unpacking.restored(), summary))
     });
