@@ -11,8 +11,8 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Instant;
 
-use walrider_datadir::config::{self, Config};
-use walrider_datadir::durable::list_dir;
+use walrider_datadir::config::{self, Config, RESTORING};
+use walrider_datadir::durable::{list_dir, unlink};
 use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetAction, TargetTimeline};
 use walrider_datadir::relation::RelationFiles;
@@ -95,6 +95,10 @@ impl<'o> Opened<'o> {
             )));
         }
         let data_dir = DataDir::open(&options.data_dir)?;
+        if options.base.is_none() {
+            // Of a restore that was stopped when all was there.
+            unlink(&data_dir.path().join(RESTORING))?;
+        }
         if let Some(upstream) = &options.upstream {
             upstream.admit(&data_dir)?;
         }
