@@ -3,6 +3,7 @@
 Not tried here: backups larger than memory, full disks (test_limits.py has those of replay), incremental backups (`backup`'s own tests).
 """
 
+import json
 import os
 import shutil
 import signal
@@ -360,3 +361,23 @@ def test_roll_is_interrupted(archived, work):
     assert walrider(*arguments).code == FAILED
     plain = [word for word in arguments if word not in ("--format", "tar")]
     assert walrider(*plain).code == USAGE
+
+
+def test_roll_over_timelines(plain, work):
+    """To the first record after a promotion: the manifest and pg_wal tell of both timelines, and PostgreSQL finds its way."""
+    plain.point(work / "new")
+    links = [link for link in (plain.backup / "pg_tblspc").iterdir() if link.is_symlink()]
+    mapping = [word for link in links for word in ("--tablespace-mapping", f"{os.readlink(link)}={work}/{link.name}")]
+    # Where the record is that begins it, before any checkpoint there.
+    switched = (plain.archive / "00000002.history").read_text().split()[1]
+    walrider("backup", "roll", "--backup", plain.backup, "--wal", plain.archive, "--target-lsn", switched, "--out", work / "new",
+             "--no-manifest", *mapping).expect()
+    verify(work / "new")
+    manifest = json.loads((work / "new/backup_manifest").read_text())
+    assert [one["Timeline"] for one in manifest["WAL-Ranges"]] == [2, 1]
+    assert (work / "new/pg_wal/00000002.history").exists()
+    server = PgCluster(work / "new")
+    server.configure("archive_mode = off", "postgresql.auto.conf")
+    with server:
+        server.start(**recovery.SERVE_SETTINGS)
+        assert server.value("SELECT timeline_id FROM pg_control_checkpoint()") == "2"

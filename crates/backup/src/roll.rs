@@ -256,10 +256,15 @@ impl Rolled<'_> {
         for segment in size.segment_of(start)..=size.segment_of(Lsn(self.end.0 - 1)) {
             let begin = size.start_of(segment);
             let end = self.end.min(size.start_of(segment + 1));
-            let timeline = source.timeline_at(begin);
-            let mut reader = WalReader { source: &source, next: begin, end, page: Vec::new(), at: 0 };
-            // Whoever is promoted must not archive it again.
-            wal_dir.keep_segment(timeline, segment, &mut io::empty(), &mut reader)?;
+            // Where timelines part, a file of each: recovery reads the newest, pg_verifybackup each up to its end.
+            for entry in history.of_segment(segment, size) {
+                let end = entry.end.map_or(end, |left| left.min(end));
+                if entry.begin.max(begin) < end {
+                    let mut reader = WalReader { source: &source, next: begin, end, page: Vec::new(), at: 0 };
+                    // Whoever is promoted must not archive it again.
+                    wal_dir.keep_segment(entry.timeline, segment, &mut io::empty(), &mut reader)?;
+                }
+            }
         }
         fs::remove_dir_all(&old).context("remove directory", &old)?;
         Ok(history)
