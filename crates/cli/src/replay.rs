@@ -144,7 +144,7 @@ pub fn run(args: ReplayArgs) -> ExitCode {
 }
 
 fn options(args: ReplayArgs) -> Result<Options, ArchiveError> {
-    let archive = args.wal.as_deref().map(|wal| wal::named_archive(wal, &args.data_dir, args.fetch_jobs.into()));
+    let archive = args.wal.as_deref().map(|wal| wal::named_archive(wal, &args.data_dir, args.fetch_jobs.into(), false));
     let archive = archive.transpose()?.flatten();
     let target = match (args.target_lsn, args.target_time, args.target_xid, args.target_name) {
         (Some(lsn), ..) => Some(RecoveryTarget::Lsn(lsn)),
