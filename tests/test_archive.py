@@ -1,7 +1,10 @@
 """`walrider wal put` and `get`: an archive in a directory or an object store, segments fetched ahead, and what may go wrong."""
 
+import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -387,6 +390,39 @@ def wait_for_segments(spool, count):
     """Segments in a spool, once there are so many."""
     wait_until(lambda: len(list(spool.glob("*/*-*"))) >= count)
     return list(spool.glob("*/*-*"))
+
+
+def test_what_backups_need_stays(archived, work):
+    """--keep-backups: the segments of the newest backup stay, in whatever form it was taken; what cannot be told removes nothing."""
+    env, backups = archived.store.environment, work / "backups"
+    backups.mkdir()
+
+    def expire(*options):
+        return wal("expire", "--archive", archived.places["objects"], "--keep-backups", "1", "--backups", backups, *options, env=env)
+
+    assert expire().returncode == FAILED, "there is no backup"
+    shutil.copytree(archived.backup, backups / "plain")
+    first = re.search(r"\(file (\w+)\)", (archived.backup / "backup_label").read_text())[1]
+    done = expire("--dry-run")
+    assert done.returncode == 0 and f'segments from "{first}" on stay' in done.stderr, done
+    assert archived.store.objects == archived.objects
+    # The same as tar files, of a backup that began later.
+    later = archived.segments[archived.segments.index(first) + 3]
+    (backups / "tar").mkdir()
+    (backups / "tar/base.tar.gz").touch()
+    done = expire()
+    assert done.returncode == FAILED and "is being taken" in done.stderr and archived.store.objects == archived.objects, done
+    manifest = json.loads((archived.backup / "backup_manifest").read_text())
+    manifest["WAL-Ranges"][0]["Start-LSN"] = f"0/{int(later[16:], 16) << 20:X}"
+    (backups / "tar/backup_manifest").write_text(json.dumps(manifest))
+    # One that is under way begins before.
+    (backups / "plain/backup_manifest").rename(work / "manifest")
+    assert f'segments from "{first}" on stay' in expire("--dry-run").stderr
+    (work / "manifest").rename(backups / "plain/backup_manifest")
+    done = expire()
+    assert done.returncode == 0, done
+    left = sorted(key.split("/")[-1][:24] for key in archived.store.objects if key.endswith(".zst"))
+    assert left == archived.segments[archived.segments.index(later):]
 
 
 def test_old_segments_expire(archived):

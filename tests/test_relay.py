@@ -87,6 +87,45 @@ def test_what_it_says_of_itself(table, relay):
     assert "only physical replication connections are served here" in done.stderr
 
 
+def test_which_of_several(table, relay):
+    """To a client that wants one of several, the relay is a standby that is read (target_session_attrs)."""
+    wait_position(table, stage="flush")
+    ours, other = relay.serves, table.port
+    for wanted, ports, expected in [("any", (ours, other), ours), ("read-write", (ours, other), other), ("primary", (ours, other), other),
+                                    ("read-only", (other, ours), ours), ("standby", (other, ours), ours),
+                                    ("prefer-standby", (other, ours), ours)]:
+        done = run([install.program("psql"), "-XAtq", "-d", f"host=127.0.0.1,127.0.0.1 port={ports[0]},{ports[1]} user=postgres "
+                    f"replication=true target_session_attrs={wanted}", "-c", "\\echo :PORT"])
+        assert done.stdout.strip() == str(expected), wanted
+
+
+@pytest.mark.every_major
+def test_alter_a_slot(table, relay):
+    """ALTER_REPLICATION_SLOT: a relay's slots are physical, and the answer is the primary's about one of its own, code and words."""
+    wait_position(table, stage="flush")
+
+    def said(port, command):
+        done = subprocess.run([install.program("psql"), "-XAtw", "-v", "VERBOSITY=verbose", "-d",
+                               f"host=127.0.0.1 port={port} user=postgres replication=true", "-c", command],
+                              capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr.partition("\n")[0]
+
+    for port in (table.port, relay.serves):
+        assert said(port, "CREATE_REPLICATION_SLOT s PHYSICAL") == (0, "")
+    for command, code in {
+        "ALTER_REPLICATION_SLOT s (FAILOVER true)": "0A000",
+        "ALTER_REPLICATION_SLOT s (FAILOVER)": "0A000",
+        "ALTER_REPLICATION_SLOT none (FAILOVER)": "42704",
+        "ALTER_REPLICATION_SLOT s (FAILOVER, FAILOVER false)": "42601",
+        "ALTER_REPLICATION_SLOT s (FAILOVER maybe)": "42601",
+        "ALTER_REPLICATION_SLOT s (nonsense)": "XX000",
+    }.items():
+        assert said(relay.serves, command) == said(table.port, command), command
+        assert f"ERROR:  {code}: " in said(relay.serves, command)[1], command
+    # It is nobody's after that.
+    ask(relay, "DROP_REPLICATION_SLOT s")
+
+
 def test_pg_receivewal_and_pg_basebackup(table, relay, work):
     """pg_receivewal with a slot gets the same files; pg_basebackup is told that there are no backups to be had."""
     (work / "wal").mkdir()
@@ -420,22 +459,25 @@ def test_a_silent_client_gets_everything(table, work):
             assert len(client.stream(start).wal(end)) >= end - start
 
 
-def test_a_slot_of_the_primary_does_not_go_back(table, work):
-    """With --ack-flush the relay tells the primary of what others have flushed, nothing at first.  A slot follows what it is told: it once went
-    to 0/1, and a checkpoint of the primary then kept no WAL at all."""
+@pytest.mark.parametrize("kind", ["relay", "standby"])
+def test_a_slot_of_the_primary_does_not_go_back(table, work, kind):
+    """With --ack-flush the relay, or a standby that serves, tells the primary of what others have flushed, nothing at first.  A slot follows
+    what it is told: it once went to 0/1, and a checkpoint of the primary then kept no WAL at all."""
     table.psql("ALTER SYSTEM SET wal_keep_size = 0; SELECT pg_reload_conf()", options=LOCALLY)
-    options = "-S", "relay", "--create-slot", "--if-not-exists", "--ack-flush", "ANY 1 (a)"
     at = lambda: parse_lsn(table.value("SELECT coalesce(restart_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = 'relay'"))
     table.psql("SELECT pg_create_physical_replication_slot('relay', true)", options=LOCALLY)
     before = at()
-    with Relay(work / "relay", table.port, *options).start() as relay:
+    options = "--slot", "relay", "--create-slot", "--ack-flush", "ANY 1 (a)"
+    relay = (Relay(work / "relay", table.port, *options, "--if-not-exists") if kind == "relay" else
+             that_serves(clone(table, work / "serving"), work / "access.toml", *options))
+    with relay.start():
         wait_streaming(table)
         Commit(table, "remote_write").wait()
         write(table, 30000)
         table.psql("CHECKPOINT", options=LOCALLY)
         wait_position(table, stage="write")
         assert at() >= before >> 20 << 20
-        with hot_standby(table, work / "a", relay, "a") as a:
+        with behind(table, work / "a", relay, "a") as a:
             Commit(table, "on").wait()
             reached = at()
             a.stop()
@@ -574,15 +616,20 @@ def test_help_names_what_it_needs():
     assert LOOPBACK
 
 
+def that_serves(data_dir, access, *options):
+    """`walrider standby --listen`, not started; as a relay has it, `serves` is its port."""
+    port = free_port()
+    access.write_text(LOOPBACK)
+    standby = Walrider(data_dir, "--listen", f"127.0.0.1:{port}", "--access", access, "--status-interval", "1s",
+                       "--restartpoint-wal", "4MB", "--restartpoint-interval", "1s", "--wal-keep", "0", *options)
+    standby.serves, standby.access = port, access
+    return standby
+
+
 @pytest.fixture
 def serving(table, work):
-    """`walrider standby --listen`, which streams; as a relay has it, `serves` is its port."""
-    access, port = work / "access.toml", free_port()
-    access.write_text(LOOPBACK)
-    standby = Walrider(clone(table, work / "serving"), "--listen", f"127.0.0.1:{port}", "--access", access, "--status-interval", "1s",
-                       "--restartpoint-wal", "4MB", "--restartpoint-interval", "1s", "--wal-keep", "0")
-    standby.serves, standby.access = port, access
-    with standby.start():
+    """One, which streams."""
+    with that_serves(clone(table, work / "serving"), work / "access.toml").start() as standby:
         wait_streaming(table)
         yield standby
 

@@ -305,6 +305,35 @@ def test_the_first_of_two_relays_is_killed(table, relay, work):
             assert rows(a) == rows(table)
 
 
+def test_a_standby_is_ahead_by_an_archive(table, work):
+    """The relay is cut off, and a standby behind it that starts again gets ahead of it out of an archive: it waits, and streams once the relay has
+    that, too."""
+    archive = work / "archive"
+    archive.mkdir()
+    settings = dict(hot_standby="on", wal_receiver_status_interval="1s", restore_command=f"cp '{archive}'/%f %p")
+    with Proxy(table.port) as network, Relay(work / "relay", network.port).start() as relay:
+        wait_streaming(table)
+        with hot_standby(table, work / "a", relay, "a", restore_command=settings["restore_command"]) as a:
+            wait_replayed(a, write(table))
+            network.cut(refuse=True)
+            a.stop()
+            first = table.value("SELECT pg_walfile_name(pg_current_wal_lsn())")
+            end = write(table)
+            last = table.value("SELECT pg_walfile_name(pg_switch_wal())")
+            for file in (table.data_dir / "pg_wal").iterdir():
+                if re.fullmatch("[0-9A-F]{24}", file.name) and first <= file.name <= last:
+                    shutil.copy(file, archive)
+            start_primary(a, **settings)
+            wait_replayed(a, end)
+            assert relay.position("written") < parse_lsn(end)
+            # It asks the relay meanwhile.
+            time.sleep(1)
+            network.restore()
+            relay.wait_downstream("a")
+            wait_replayed(a, write(table))
+            assert rows(a) == rows(table)
+
+
 def test_the_primary_is_restarted(table, relay, work, rng):
     """Immediate shutdowns under load while standbys stream: all go on by themselves, and have the same pages in the end."""
     bank = Bank(rng.randrange(1 << 30), levels=("on", "off"))

@@ -199,10 +199,7 @@ impl Archive {
                 }
                 None => Ok(None),
             },
-            Look::Empty => Err(ArchiveError::Refused(format!(
-                "there is no archive at \"{}\": nothing was ever put there, or it is not mounted",
-                self.backend.shown(WAL)
-            ))),
+            Look::Empty => Err(ArchiveError::Empty { place: self.backend.shown(WAL) }),
         }
     }
 
@@ -211,6 +208,23 @@ impl Archive {
         let contents = unpack(bytes).map_err(damaged)?;
         let facts = name.is_wal().then(|| check::segment(name, &contents)).transpose().map_err(damaged)?;
         Ok(Fetched { checksum: checksum(&contents), contents, facts })
+    }
+
+    /// What a segment says of itself, any that is there; `None`: there is none.
+    ///
+    /// # Errors
+    /// When they cannot be listed, or it is damaged.
+    pub fn facts(&self) -> Result<Option<SegmentFacts>> {
+        let timelines = self.backend.directories()?.into_iter().filter(|name| is_timeline(name));
+        for directory in timelines {
+            let objects = self.backend.list(&directory)?;
+            let mut names = objects.iter().filter_map(|object| WalName::parse(object.get(..24)?));
+            // The last: it may not be removed meanwhile.
+            if let Some(fetched) = names.next_back().and_then(|name| self.get(&name, &mut || ()).transpose()) {
+                return Ok(fetched?.facts);
+            }
+        }
+        Ok(None)
     }
 
     /// Removes segments and backup histories before a segment, on all timelines, as `pg_archivecleanup` does; history files

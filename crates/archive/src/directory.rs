@@ -8,7 +8,7 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::durable::{fsync_dir, fsync_file, list_dir, read_file, unlink};
 
 use crate::archive::{Backend, Look, is_timeline};
-use crate::error::{ArchiveError, Result};
+use crate::error::Result;
 use crate::frame::{HEADER_SIZE, MAX_CONTENTS};
 use crate::name::WAL;
 use crate::temporary::{Temporary, sweep};
@@ -66,9 +66,7 @@ impl Backend for Directory {
 
     fn create(&self, key: &str, bytes: &[u8]) -> Result<bool> {
         let path = self.0.join(key);
-        if !self.0.is_dir() {
-            return Err(ArchiveError::Refused(format!("there is no directory \"{}\"", self.0.display())));
-        }
+        fs::read_dir(&self.0).map_err(|error| DataDirError::io("open directory", &self.0, error))?;
         let unfinished = Path::new(WAL).join(UNFINISHED);
         self.make(&unfinished)?;
         self.make(Path::new(key).parent().unwrap_or(Path::new("")))?;

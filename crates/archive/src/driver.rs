@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use walrider_datadir::DataDirError;
 use walrider_store::StoreError;
@@ -26,14 +26,20 @@ pub struct ArchiveDriver {
     pg_wal: PathBuf,
     cluster: Option<Cluster>,
     jobs: usize,
+    /// A place that is out of reach, or has nothing yet, is asked again later: who asks has another source, or time.
+    waits: bool,
     state: Mutex<State>,
 }
+
+/// How often it is said that it is out of reach.
+const COMPLAIN: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct State {
     /// Those that nobody uses now: each is used by one thread at a time, with connections of its own.
     idle: Vec<Archive>,
     stops: bool,
+    complained: Option<Instant>,
     next: u64,
     delivered: Option<String>,
     stats: FetchStats,
@@ -48,7 +54,12 @@ impl ArchiveDriver {
         let pg_wal = pg_wal.into();
         let state = State { idle: vec![Archive::open(&place)?], ..State::default() };
         let cluster = Cluster::of(&pg_wal.join("x"));
-        Ok(ArchiveDriver { place, pg_wal, cluster, jobs: jobs.max(1), state: Mutex::new(state) })
+        Ok(ArchiveDriver { place, pg_wal, cluster, jobs: jobs.max(1), waits: false, state: Mutex::new(state) })
+    }
+
+    /// For a standby: what cannot be had now is taken for missing, and said.
+    pub fn waiting(self, waits: bool) -> ArchiveDriver {
+        ArchiveDriver { waits, ..self }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -100,6 +111,13 @@ impl Driver for ArchiveDriver {
             }
             // An archive that cannot be asked is an error: that it has no such file is certain.
             Ok(None) => Ok(Answer::Missing(None)),
+            Err(error @ (ArchiveError::Store { .. } | ArchiveError::Empty { .. })) if self.waits => {
+                if state.complained.is_none_or(|at| at.elapsed() >= COMPLAIN) {
+                    state.complained = Some(Instant::now());
+                    tracing::warn!("the archive is out of reach, and asked again: {error}");
+                }
+                Ok(Answer::Missing(None))
+            }
             Err(ArchiveError::File(error)) => Err(error.into()),
             Err(error @ ArchiveError::Damaged { .. }) => Err(StoreError::Corrupt(error.to_string())),
             Err(error) => Err(StoreError::Refused(error.to_string())),

@@ -35,6 +35,12 @@ pub enum ArchiveError {
         /// The object that is there.
         object: String,
     },
+    /// Nothing was ever archived there.
+    #[error("there is no archive at \"{place}\": nothing was ever put there, or it is not mounted")]
+    Empty {
+        /// Where.
+        place: String,
+    },
     /// Anything that the user has to set right first.
     #[error("{0}")]
     Refused(String),

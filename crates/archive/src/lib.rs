@@ -1,13 +1,14 @@
 //! Archives of WAL for PostgreSQL's `archive_command` and `restore_command`, in a directory or an object store.
 //!
 //! [`Archive`] puts and gets single files. [`restore`] is what `restore_command` does with it: it hands out what a process in the
-//! background ([`ahead`]) has fetched into a [`spool`] before it was asked for.
+//! background ([`ahead`]) has fetched into a [`spool`] before it was asked for. [`archiver`] archives what a directory receives.
 //!
 //! What an archive holds: `wal/TTTTTTTT/NNNNNNNNNNNNNNNNNNNNNNNN.zst` for a segment of timeline T, `.partial` ones and backup
 //! histories beside it, and `wal/TTTTTTTT.history`. Each has a header with its length and checksum ([`frame`]).
 
 pub mod ahead;
 pub mod archive;
+pub mod archiver;
 pub mod check;
 pub mod directory;
 pub mod driver;
@@ -17,6 +18,7 @@ pub mod name;
 pub mod objects;
 mod place;
 pub mod restore;
+pub mod retention;
 pub mod spool;
 mod temporary;
 #[cfg(test)]

@@ -9,6 +9,7 @@ macro_rules! eprintln {
     ($($text:tt)*) => { crate::out::complain(format_args!("{}\n", format_args!($($text)*))) };
 }
 
+mod archiving;
 mod backup;
 mod bench;
 mod compare;

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use clap::Args;
 use tracing_subscriber::filter::LevelFilter;
+use walrider_archive::ArchiveError;
 use walrider_layout::Lsn;
 use walrider_standby::{Receive, ReceiveSettings, StandbyError, describe_primary};
 
+use crate::archiving::ArchivingOptions;
 use crate::logging::{self, LogFormat, parse_level};
 use crate::service::{self, ServiceError, Wish};
 use crate::values::{parse_duration, parse_slot};
@@ -54,6 +56,8 @@ pub struct UpstreamArgs {
     /// With --create-slot: do not fail if the slot is there
     #[arg(long, requires = "create_slot")]
     if_not_exists: bool,
+    #[command(flatten)]
+    archiving: ArchivingOptions,
     /// Tell the primary at least this often how far it is; 0: only when something moved or it asks
     #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     status_interval: Duration,
@@ -98,8 +102,12 @@ impl UpstreamArgs {
     }
 
     /// What receiving is told: it connects again and again, and has no end.
-    pub fn settings(self) -> ReceiveSettings {
-        ReceiveSettings {
+    ///
+    /// # Errors
+    /// Options that do not go together.
+    pub fn settings(self) -> Result<ReceiveSettings, ArchiveError> {
+        Ok(ReceiveSettings {
+            archive: self.archiving.resolve()?,
             directory: self.directory,
             primary: self.dbname,
             slot: self.slot.filter(|name| !name.is_empty()),
@@ -111,7 +119,7 @@ impl UpstreamArgs {
             receiver_timeout: self.receiver_timeout,
             retry_interval: self.retry_interval,
             application_name_fallback: APPLICATION_NAME.to_owned(),
-        }
+        })
     }
 }
 
@@ -139,7 +147,7 @@ pub fn run(args: ReceiveArgs) -> ExitCode {
 
 fn receive(args: ReceiveArgs) -> Result<(), RunError> {
     let http = args.upstream.http();
-    let settings = args.upstream.settings();
+    let settings = args.upstream.settings().map_err(StandbyError::from)?;
     let receive = Receive::new(ReceiveSettings { reconnect: !args.no_loop, end: args.endpos, ..settings })?;
     let (told, observed) = (receive.clone(), receive.clone());
     let _http = service::start(http.as_deref(), Arc::new(move || observed.status()), move |wish| {

@@ -65,7 +65,8 @@ fn relay(args: RelayArgs) -> Result<(), RunError> {
     let serving = args.serving.resolve(args.wal_keep_size)?;
     let (settings, files) = serving.ok_or(ServingError::Refused("a relay needs --listen and --access"))?;
     let http = args.upstream.http();
-    let (receive, relay) = Relay::start(args.upstream.settings(), settings, files.read()?)?;
+    let receive = args.upstream.settings().map_err(StandbyError::from)?;
+    let (receive, relay) = Relay::start(receive, settings, files.read()?)?;
     let (told, served, observed) = (receive.clone(), relay.clone(), receive.clone());
     let _http = service::start(http.as_deref(), Arc::new(move || observed.status()), move |wish| match wish {
         Wish::Stop => {

@@ -190,7 +190,7 @@ pub fn plain_options(
     resources: &ResourceArgs,
 ) -> Result<Options, ArchiveError> {
     let fetch_jobs = resources.fetch_jobs.into();
-    let archive = wal.map(|wal| wal::named_archive(wal, &data_dir, fetch_jobs)).transpose()?.flatten();
+    let archive = wal.map(|wal| wal::named_archive(wal, &data_dir, fetch_jobs, false)).transpose()?.flatten();
     Ok(Options {
         data_dir,
         config_file: None,

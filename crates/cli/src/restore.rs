@@ -218,7 +218,7 @@ fn note_half_restored(data_dir: &Path) -> bool {
 /// What is wrong with where WAL is to come from had better be known before a backup is unpacked.
 pub fn check_wal(wal: &Path, data_dir: &Path) -> Result<(), Failure> {
     let refused = |message: String| Err(Failure::new(Exit::Refused, message));
-    match named_archive(wal, data_dir, 1) {
+    match named_archive(wal, data_dir, 1, false) {
         Err(error) => refused(error.to_string()),
         Ok(None) if !wal.is_dir() => refused(format!("there is no directory \"{}\", which --wal names", wal.display())),
         Ok(_) => Ok(()),

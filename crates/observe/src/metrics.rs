@@ -89,6 +89,23 @@ pub const METRICS: &[Metric] = &[
         Gauges("application_name", downstreams),
     ),
     metric("slot_retained_bytes", "WAL that each slot of a relay holds back.", Gauges("slot", slots)),
+    metric("archived_total", "Files of WAL archived.", Counter(|s| s.archiver.archived_count as f64)),
+    metric("archive_failures_total", "Attempts to archive that failed.", Counter(|s| s.archiver.failed_count as f64)),
+    metric(
+        "archive_given_up_total",
+        "Segments that were given up, and are missing in the archive.",
+        Counter(|s| s.archiver.given_up_count as f64),
+    ),
+    metric(
+        "archive_ready",
+        "Files that wait to be archived.",
+        Gauge(|s| s.archiver.place.as_ref().map(|_| s.archiver.ready_count as f64)),
+    ),
+    metric(
+        "archive_last_time_seconds",
+        "When a file was last archived, in seconds since 1970.",
+        Gauge(|s| Some(s.archiver.last_archived_time?.unix_seconds())),
+    ),
     metric("silent_seconds", "Time since the primary was last heard.", Gauge(|s| s.silent_seconds)),
     metric(
         "transfer_seconds",

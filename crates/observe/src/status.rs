@@ -328,6 +328,32 @@ pub struct SlotStatus {
     pub lost: bool,
 }
 
+/// Archiving of what is received (`pg_stat_archiver`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Archiver {
+    /// Where to; none: nothing is archived.
+    pub place: Option<String>,
+    /// Files archived since the start, also those that were there.
+    pub archived_count: u64,
+    /// The last of them.
+    pub last_archived_wal: Option<String>,
+    /// When.
+    pub last_archived_time: Option<Time>,
+    /// Attempts that failed.
+    pub failed_count: u64,
+    /// The file of the last of them.
+    pub last_failed_wal: Option<String>,
+    /// When.
+    pub last_failed_time: Option<Time>,
+    /// Why.
+    pub last_failed_error: Option<String>,
+    /// Segments that were given up: the archive lacks them.
+    pub given_up_count: u64,
+    /// Files that wait to be archived.
+    pub ready_count: u64,
+}
+
 /// All that is told. A snapshot: whoever fills it in copies counters, and holds no lock for longer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -401,6 +427,8 @@ pub struct StandbyStatus {
     pub downstreams: Vec<DownstreamStatus>,
     /// The slots of a relay, by name.
     pub slots: BTreeMap<String, SlotStatus>,
+    /// What is archived.
+    pub archiver: Archiver,
 }
 
 impl StandbyStatus {
@@ -535,6 +563,18 @@ pub(crate) mod tests {
                 segments_removed: 1011,
                 segment_waits: 1012,
                 segment_wait_seconds: 0.75,
+            },
+            archiver: Archiver {
+                place: Some("s3://bucket/main".into()),
+                archived_count: 1015,
+                last_archived_wal: Some("000000030000000000000001".into()),
+                last_archived_time: at(97.0),
+                failed_count: 1016,
+                last_failed_wal: Some("000000030000000000000002".into()),
+                last_failed_time: at(96.0),
+                last_failed_error: Some("no".into()),
+                given_up_count: 1017,
+                ready_count: 1018,
             },
             ..StandbyStatus::new()
         }

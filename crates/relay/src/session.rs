@@ -320,6 +320,14 @@ impl<'a> Session<'a> {
                 }
                 self.link.queue(|out| server::command_complete(out, "DROP_REPLICATION_SLOT"));
             }
+            ReplicationCommand::AlterReplicationSlot { slot: name, options } => {
+                check_alter(&options)?;
+                // Whoever uses it, or that it is not there, comes first, as in `ReplicationSlotAlter` (PostgreSQL 18).
+                self.service.slots.acquire(&name, self.number)?;
+                self.service.slots.release(&name, self.number);
+                let why = "cannot use ALTER_REPLICATION_SLOT with a physical replication slot";
+                return Err(Refusal::new("0A000", why).into());
+            }
             ReplicationCommand::StartPhysical { slot, start, timeline } => {
                 self.start(slot, start, timeline, client)?;
             }
@@ -455,14 +463,35 @@ fn reserved_from(origin: &Origin) -> Lsn {
 fn reserves_wal(options: &Options) -> Result<bool, Refusal> {
     let mut reserves = false;
     for (name, value) in options {
-        match (name.as_str(), value.as_deref().unwrap_or("true")) {
-            ("reserve_wal", "true" | "on" | "1") => reserves = true,
-            ("reserve_wal", "false" | "off" | "0") => reserves = false,
-            ("reserve_wal", _) => return Err(Refusal::new("42601", "reserve_wal requires a Boolean value")),
+        match name.as_str() {
+            "reserve_wal" => reserves = boolean(name, value.as_deref())?,
             _ => return Err(Refusal::new("42601", format!("unrecognized option: {name}"))),
         }
     }
     Ok(reserves)
+}
+
+/// `defGetBoolean` (`commands/define.c`, PostgreSQL 18).
+fn boolean(name: &str, value: Option<&str>) -> Result<bool, Refusal> {
+    match value.unwrap_or("true") {
+        "true" | "on" | "1" => Ok(true),
+        "false" | "off" | "0" => Ok(false),
+        _ => Err(Refusal::new("42601", format!("{name} requires a Boolean value"))),
+    }
+}
+
+/// Whether a slot could be altered so, if it were logical (`AlterReplicationSlot`, `replication/walsender.c`, PostgreSQL 18).
+fn check_alter(options: &Options) -> Result<(), Refusal> {
+    for (at, (name, value)) in options.iter().enumerate() {
+        if !["failover", "two_phase"].contains(&name.as_str()) {
+            return Err(Refusal::new("XX000", format!("unrecognized option: {name}")));
+        }
+        if options[..at].iter().any(|(other, _)| other == name) {
+            return Err(Refusal::new("42601", "conflicting or redundant options"));
+        }
+        boolean(name, value.as_deref())?;
+    }
+    Ok(())
 }
 
 /// There is no data directory.
@@ -473,14 +502,10 @@ fn no_backups() -> Refusal {
 
 /// What is not served, with what to do instead.
 fn unsupported(command: &ReplicationCommand) -> Refusal {
-    let refusal = |what: &str| Refusal::new("0A000", format!("{what} is not supported by a relay"));
     match command {
         ReplicationCommand::Sql => {
             Refusal::new("0A000", "cannot execute SQL commands in WAL sender for physical replication")
         }
-        ReplicationCommand::AlterReplicationSlot { .. } => {
-            refusal("ALTER_REPLICATION_SLOT").hint("A slot of a relay is physical and has nothing to alter.")
-        }
-        _ => refusal("logical replication").hint("Connect to the primary."),
+        _ => Refusal::new("0A000", "logical replication is not supported by a relay").hint("Connect to the primary."),
     }
 }

@@ -81,7 +81,10 @@ impl Spool {
         let mut removed = Removed::default();
         let outcome = old.into_iter().try_for_each(|(id, name)| {
             let whole = shared.size.file_name(id.0, id.1);
-            let may_remove = shared.archive_status.may_remove(&*shared.directory, name);
+            // What a timeline's end has left incomplete is not archived: the next one's first segment has it, too.
+            let incomplete = shared.partial && *name != whole;
+            let may_remove = || shared.archive_status.may_remove(&*shared.directory, name);
+            let may_remove = if incomplete { Ok(true) } else { may_remove() };
             if !may_remove.map_err(|error| shared.error("look at the archive status of", name, error))? {
                 removed.not_archived += 1;
                 return Ok(());

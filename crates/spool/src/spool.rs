@@ -407,6 +407,10 @@ fn sync_what_is_there(shared: &Shared) -> Result<()> {
         {
             let file = directory.open(&name).map_err(|error| shared.error("open file", &name, error))?;
             file.sync_all().map_err(|error| shared.fail("fsync file", &name, error))?;
+            if shared.partial && !name.ends_with(".partial") {
+                // Its name says that it is complete; an earlier run may have been killed before it noted that, or was not told to.
+                shared.note_complete(&name);
+            }
         }
     }
     shared.sync_directory()

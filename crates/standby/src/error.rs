@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use walrider_archive::ArchiveError;
 use walrider_datadir::DataDirError;
 use walrider_layout::Lsn;
 use walrider_relay::server::ListenError;
@@ -64,6 +65,9 @@ pub enum StandbyError {
         /// What came of it.
         why: String,
     },
+    /// What is received cannot be archived.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
     /// A relay cannot be served from.
     #[error(transparent)]
     Listen(#[from] ListenError),

@@ -4,6 +4,7 @@
 //! This crate never reads a command line, and never interprets WAL.
 
 mod admit;
+mod archiving;
 mod error;
 pub mod machine;
 mod node;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use tracing::Level;
+use walrider_archive::archiver::{Archiver, ArchiverSettings};
 use walrider_datadir::config::{Unit, parse_number};
 use walrider_layout::Lsn;
 use walrider_layout::positions::WalPositions;
@@ -23,6 +24,7 @@ use walrider_stream::timelines::check_next;
 use walrider_stream::upstream::{Early, Expected, Opened, Slot, Upstream, slot_position};
 use walrider_wire::pulse::Timing;
 
+use crate::archiving;
 use crate::error::StandbyError;
 use crate::machine::{FIRST_PAUSE, Task};
 use crate::relay::Relay;
@@ -42,6 +44,8 @@ pub struct ReceiveSettings {
     pub create_slot: bool,
     /// That it is there already is no error.
     pub if_not_exists: bool,
+    /// Where segments are archived, if anywhere.
+    pub archive: Option<ArchiverSettings>,
     /// Connect again when the connection is lost.
     pub reconnect: bool,
     /// End once WAL up to there is received.
@@ -64,6 +68,7 @@ struct Inner {
     settings: ReceiveSettings,
     board: Arc<Board>,
     spool: OnceLock<Arc<Spool>>,
+    archiver: OnceLock<Archiver>,
     shown: Mutex<StandbyStatus>,
     changed: Condvar,
     /// Who serves what is received, if anybody does.
@@ -89,6 +94,7 @@ impl Receive {
             settings,
             board: Arc::new(board),
             spool: OnceLock::new(),
+            archiver: OnceLock::new(),
             shown: Mutex::new(shown),
             changed: Condvar::new(),
             relay: OnceLock::new(),
@@ -151,6 +157,7 @@ impl Receive {
             status.downstreams = relay.downstreams();
             status.slots = relay.slots();
         }
+        status.archiver = archiving::status(inner.archiver.get());
         status.at(&positions, Lsn::INVALID, Lsn::INVALID)
     }
 }
@@ -327,14 +334,19 @@ impl Inner {
         if let Some(spool) = self.spool.get() {
             return Ok(spool);
         }
-        let spool = Spool::open(SpoolOptions {
+        let archive = self.settings.archive.as_ref();
+        let options = SpoolOptions {
             directory: self.settings.directory.clone(),
             segment_size,
-            archive_status: ArchiveStatus::None,
+            archive_status: if archive.is_some() { ArchiveStatus::Ready } else { ArchiveStatus::None },
             partial: true,
             group_access: false,
             max_recycled: 0,
-        })?;
+        };
+        let spool = Spool::open(options.clone())?;
+        if let Some(archiver) = archiving::start(archive, &options, &spool)? {
+            let _ = self.archiver.set(archiver);
+        }
         let board = self.board.clone();
         spool.on_flushed(Box::new(move |_| board.tell()));
         Ok(self.spool.get_or_init(|| spool))

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use walrider_archive::archiver::ArchiverSettings;
 use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::TargetTimeline;
+use walrider_replay::startup::NamedArchive;
 use walrider_session::{ConnectError, ConnectOptions};
 use walrider_wire::pulse::Timing;
 
@@ -58,6 +60,10 @@ pub struct Settings {
     pub archive_cleanup_command: Option<String>,
     /// A directory with WAL, in place of `restore_command`.
     pub wal: Option<PathBuf>,
+    /// An archive in place of both.
+    pub wal_archive: Option<NamedArchive>,
+    /// Where what is received is archived, if anywhere.
+    pub archive: Option<ArchiverSettings>,
     /// `wal_receiver_status_interval`; zero: never.
     pub status_interval: Duration,
     /// `wal_receiver_timeout`; zero: never.
@@ -116,10 +122,11 @@ impl Settings {
 
     /// In a line: which directory follows whom, and how.
     pub fn describe(&self) -> String {
-        let archive = match (&self.wal, &self.restore_command) {
-            (Some(wal), _) => format!("archive \"{}\"", wal.display()),
-            (None, Some(_)) => "archive behind restore_command".to_owned(),
-            (None, None) => "no archive".to_owned(),
+        let archive = match (&self.wal, &self.wal_archive, &self.restore_command) {
+            (Some(wal), ..) => format!("archive \"{}\"", wal.display()),
+            (None, Some(archive), _) => format!("archive as by {}", archive.restore_command),
+            (None, None, Some(_)) => "archive behind restore_command".to_owned(),
+            (None, None, None) => "no archive".to_owned(),
         };
         let Some(primary) = &self.primary else {
             return format!("data directory \"{}\", no primary, {archive}", shown(&self.data_dir).display());

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
+use walrider_archive::archiver::Archiver;
 use walrider_datadir::command;
 use walrider_datadir::durable::{read_file, write_file};
 use walrider_datadir::held::HeldDir;
@@ -21,6 +22,7 @@ use walrider_stream::board::Board;
 use walrider_stream::error::ReceiveError;
 
 use crate::admit::admit;
+use crate::archiving;
 use crate::error::StandbyError;
 use crate::machine::{Action, Ended, Event, LOOK_INTERVAL, Look, Machine, Next, Rules, Stored, Task, Verdict, Wait};
 use crate::relay::Relay;
@@ -77,6 +79,7 @@ pub(crate) struct Shell {
     opened: OnceLock<Opened>,
     /// Who serves what is received, if anybody does.
     relay: OnceLock<Arc<Relay>>,
+    archiver: OnceLock<Archiver>,
     pub started_at: SystemTime,
     /// What the machine's times are since.
     began: Instant,
@@ -102,6 +105,7 @@ impl Shell {
             changed: Condvar::new(),
             opened: OnceLock::new(),
             relay: OnceLock::new(),
+            archiver: OnceLock::new(),
             started_at: SystemTime::now(),
             began: Instant::now(),
         })
@@ -120,6 +124,11 @@ impl Shell {
     /// Who serves what is received.
     pub fn relay(&self) -> Option<&Arc<Relay>> {
         self.relay.get()
+    }
+
+    /// Who archives what is received.
+    pub fn archiver(&self) -> Option<&Archiver> {
+        self.archiver.get()
     }
 
     /// The settings as they are now.
@@ -218,10 +227,14 @@ impl Shell {
         }
         let settings = self.settings();
         let control = read_control(&settings.data_dir)?;
-        let spool = Spool::open(spool_options(&settings, &control)?)?;
+        let options = spool_options(&settings, &control)?;
+        let spool = Spool::open(options.clone())?;
         self.state().shown.checkpoint_redo = control.checkpoint_copy.redo;
         let board = self.board.clone();
         spool.on_flushed(Box::new(move |_| board.tell()));
+        if let Some(archiver) = archiving::start(settings.archive.as_ref(), &options, &spool)? {
+            let _ = self.archiver.set(archiver);
+        }
         let (system_identifier, major) = (control.system_identifier, control.major.number());
         if let Some(relay) = self.relay() {
             // Its clients want to know no more of it.
@@ -368,7 +381,7 @@ fn spool_options(settings: &Settings, control: &ControlFile) -> Result<SpoolOpti
         directory: settings.data_dir.join("pg_wal"),
         segment_size: control.segment_size,
         // The primary archives its own WAL: a server that is started here must not do it again (XLogWalRcvClose).
-        archive_status: if always { ArchiveStatus::Ready } else { ArchiveStatus::Done },
+        archive_status: if always || settings.archive.is_some() { ArchiveStatus::Ready } else { ArchiveStatus::Done },
         partial: false,
         group_access: group_access(&settings.data_dir),
         max_recycled: MAX_RECYCLED,

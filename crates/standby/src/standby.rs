@@ -23,6 +23,7 @@ use walrider_replay::stats::Stats;
 use walrider_replay::upstream::{Upstream, Wanted};
 use walrider_spool::{FSYNC_BUCKETS_MICROS, SpoolStats};
 
+use crate::archiving;
 use crate::error::StandbyError;
 use crate::machine::{Event, Link};
 use crate::node::server;
@@ -123,7 +124,7 @@ impl Standby {
             data_dir: settings.data_dir.clone(),
             config_file: settings.config_file.clone(),
             wal: settings.wal.clone(),
-            archive: None,
+            archive: settings.wal_archive.clone(),
             target: None,
             inclusive: None,
             timeline: Some(settings.timeline).filter(|&timeline| timeline != configured.target_timeline),
@@ -310,6 +311,7 @@ impl Standby {
             spool: spool.map(|spool| spool_status(&spool.stats())).unwrap_or_default(),
             downstreams: shell.relay().map(|relay| relay.downstreams()).unwrap_or_default(),
             slots: shell.relay().map(|relay| relay.slots()).unwrap_or_default(),
+            archiver: archiving::status(shell.archiver()),
             ..StandbyStatus::new()
         }
         .at(&positions, board.reported(), kept.checkpoint_redo)

@@ -44,23 +44,28 @@ class EarlyClient:
 
     def __init__(self, server, user="postgres", database="postgres", replication="database", options="",
                  application_name="early"):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(f"{server.sockets}/.s.PGSQL.{server.port}")
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(f"{server.sockets}/.s.PGSQL.{server.port}")
+        self._open(connection)
         parameters = dict(user=user, database=database, application_name=application_name)
         if replication:
             parameters["replication"] = replication
         if options:
             parameters["options"] = options
-        self._begin(parameters)
+        self._startup(parameters)
+        self._until_ready()
 
-    def _begin(self, parameters):
-        """The startup message, and what the server answers."""
+    def _open(self, connection):
+        """Nothing was said yet."""
+        self.socket = connection
         self.buffer = bytearray()
         self.notices = []
         self.sending = threading.Lock()
+
+    def _startup(self, parameters):
+        """The first packet."""
         body = b"".join(f"{key}\0{value}\0".encode() for key, value in parameters.items()) + b"\0"
         self.socket.sendall(struct.pack("!II", len(body) + 8, PROTOCOL) + body)
-        self._until_ready()
 
     # Messages
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.lab import install
 from tests.lab.server.cluster import PgCluster, format_lsn, free_port, parse_lsn
 from tests.lab.standby import standby
-from tests.lab.standby.early_client import PROTOCOL, EarlyClient
+from tests.lab.standby.early_client import EarlyClient
 from tests.lab.standby.standby import LOCALLY, Walrider, clone, conninfo, start_primary
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import binary
@@ -96,11 +96,11 @@ def ask(relay, command, user="postgres", options="", check=True, psql=None):
     return done
 
 
-class Raw:
-    """A client that sends what no library would; it reads only when it is told to."""
+class Raw(EarlyClient):
+    """A client over TCP that says and reads no more than it is told to, also what no library would; who it is, it has yet to say."""
 
     def __init__(self, port, timeout=30):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout)
+        self._open(socket.create_connection(("127.0.0.1", port), timeout))
 
     def send(self, data):
         """Bytes as they are."""
@@ -109,22 +109,25 @@ class Raw:
 
     def startup(self, **parameters):
         """The first packet, for physical replication."""
-        parameters = dict(dict(user="postgres", replication="true", application_name="raw"), **parameters)
-        body = struct.pack(">I", 3 << 16) + b"".join(f"{name}\0{value}\0".encode() for name, value in parameters.items()) + b"\0"
-        return self.send(struct.pack(">I", len(body) + 4) + body)
+        self._startup(dict(dict(user="postgres", replication="true", application_name="raw"), **parameters))
+        return self
 
     def message(self, tag, body=b""):
         """One, as the protocol frames it."""
         return self.send(frame(tag, body))
 
     def query(self, text):
-        """A simple query."""
+        """A simple query; what it is answered is read by whoever wants to."""
         return self.message(b"Q", text.encode() + b"\0")
 
     def read(self):
-        """The next message: its type and its body."""
-        head = self._exactly(5)
-        return head[:1], self._exactly(struct.unpack(">I", head[1:])[0] - 4)
+        """The next message, an error too: its type and its body."""
+        while not (message := self._take()):
+            piece = self.socket.recv(1 << 16)
+            if not piece:
+                raise ConnectionError("the relay has closed the connection")
+            self.buffer += piece
+        return message
 
     def read_until(self, *wanted):
         """Messages up to the first of these types; that one."""
@@ -133,24 +136,32 @@ class Raw:
             if tag in wanted:
                 return tag, body
 
-    def _exactly(self, count):
-        data = b""
-        while len(data) < count:
-            piece = self.socket.recv(count - len(data))
-            if not piece:
-                raise ConnectionError("the relay has closed the connection")
-            data += piece
-        return data
 
-    def close(self):
-        """Close it."""
-        self.socket.close()
+class Client(Raw):
+    """One that was let in, and streams."""
 
-    def __enter__(self):
+    def __init__(self, relay, user="postgres", name="client"):
+        super().__init__(relay.serves, None)
+        self.startup(user=user, application_name=name)._until_ready()
+
+    def stream(self, start, timeline=1, slot=None):
+        """START_REPLICATION; returns when the stream has begun."""
+        slot = f"SLOT {slot} " if slot else ""
+        self.query(f"START_REPLICATION {slot}PHYSICAL {format_lsn(start)} TIMELINE {timeline}")
+        tag, body = self._next()
+        assert tag == b"W", (tag, body)
         return self
 
-    def __exit__(self, *_exception):
-        self.close()
+    def wal(self, upto):
+        """The WAL up to there, as it comes."""
+        data = bytearray()
+        while True:
+            message = self.receive()
+            assert message and message["kind"] in ("wal", "keepalive"), (message, len(data))
+            if message["kind"] == "wal":
+                data += message["data"]
+                if message["start"] + len(message["data"]) >= upto:
+                    return bytes(data)
 
 
 def frame(tag, body=b""):
@@ -181,33 +192,6 @@ def wait_replayed(server, lsn, timeout=60):
     """Wait until a hot standby has replayed up to there."""
     query = f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'"
     wait_for(lambda: server.value(query) == "t", lambda: f"{lsn}: {server.value('SELECT pg_last_wal_replay_lsn()')}\n{server.log_tail()}", timeout)
-
-
-class Client(EarlyClient):
-    """A client of the replication protocol over TCP that says no more than it is told to."""
-
-    def __init__(self, relay, user="postgres", name="client"):
-        self.socket = socket.create_connection(("127.0.0.1", relay.serves))
-        self._begin(dict(user=user, replication="true", application_name=name))
-
-    def stream(self, start, timeline=1, slot=None):
-        """START_REPLICATION; returns when the stream has begun."""
-        slot = f"SLOT {slot} " if slot else ""
-        self._send(b"Q", f"START_REPLICATION {slot}PHYSICAL {format_lsn(start)} TIMELINE {timeline}\0".encode())
-        tag, body = self._next()
-        assert tag == b"W", (tag, body)
-        return self
-
-    def wal(self, upto):
-        """The WAL up to there, as it comes."""
-        data = bytearray()
-        while True:
-            message = self.receive()
-            assert message and message["kind"] in ("wal", "keepalive"), (message, len(data))
-            if message["kind"] == "wal":
-                data += message["data"]
-                if message["start"] + len(message["data"]) >= upto:
-                    return bytes(data)
 
 
 def segment(timeline, number, system=1, size=1 << 20, fill=b""):

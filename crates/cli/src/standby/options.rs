@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::{Deserialize, Deserializer};
 use tracing_subscriber::filter::LevelFilter;
+use walrider_archive::ArchiveError;
 use walrider_datadir::DataDirError;
 use walrider_datadir::config::{Config, Setting, Unit};
 use walrider_datadir::open::read_version;
@@ -16,12 +17,14 @@ use walrider_datadir::recovery_settings::{RecoverySettings, TargetTimeline};
 use walrider_session::ConnectOptions;
 use walrider_standby::{ConnectError, EarlyMode, Limits, ReadableSettings, RelaySettings, Settings};
 
+use crate::archiving::ArchivingOptions;
 use crate::logging::{LogFormat, parse_level};
 use crate::serving::{AccessFiles, ServingError, ServingOptions};
 use crate::values::{
     DEFAULT_FETCH_JOBS, MAX_FETCH_JOBS, default_jobs, default_memory, duration, parse_duration, parse_early,
     parse_memory, parse_size, parse_slot, parse_timeline, parsed, size,
 };
+use crate::wal::named_archive;
 
 /// Longest configuration file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -64,7 +67,7 @@ pub struct StandbyOptions {
     /// restore_command's at once; 1 for a command that must run alone [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_FETCH_JOBS))]
     pub fetch_jobs: Option<u16>,
-    /// Directory with WAL segments, instead of restore_command
+    /// Where WAL is that the primary no longer has, instead of restore_command: a directory of segments, or an archive as of walrider wal put, by its directory or URL
     #[arg(long, value_name = "SOURCE")]
     pub wal: Option<PathBuf>,
     /// Tell the primary at least this often how far it is; 0: only when something moved or it asks (wal_receiver_status_interval) [default: 10s]
@@ -133,6 +136,9 @@ pub struct StandbyOptions {
     /// Whom to serve.
     #[command(flatten)]
     pub serving: ServingOptions,
+    /// Where to archive.
+    #[command(flatten)]
+    pub archiving: ArchivingOptions,
     /// Form of the log, on stderr [default: text]
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -172,6 +178,9 @@ pub enum OptionsError {
     /// Whom to serve.
     #[error(transparent)]
     Serving(#[from] ServingError),
+    /// Where to archive.
+    #[error(transparent)]
+    Archiving(#[from] ArchiveError),
     /// The primary's connection string, or what it refers to.
     #[error("the connection string of the primary is wrong: {0}")]
     Conninfo(#[from] ConnectError),
@@ -182,7 +191,11 @@ impl OptionsError {
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
-            OptionsError::File { .. } | OptionsError::Refused(_) | OptionsError::Serving(_) | OptionsError::Conninfo(_)
+            OptionsError::File { .. }
+                | OptionsError::Refused(_)
+                | OptionsError::Serving(_)
+                | OptionsError::Archiving(_)
+                | OptionsError::Conninfo(_)
         )
     }
 }
@@ -230,6 +243,7 @@ impl Resolved {
     pub fn fixed(&self, new: &Resolved) -> Vec<&'static str> {
         let settings = (&self.settings, &new.settings);
         let same = [
+            ("archive", settings.0.archive == settings.1.archive),
             ("data_dir", settings.0.data_dir == settings.1.data_dir),
             ("fetch_jobs", settings.0.fetch_jobs == settings.1.fetch_jobs),
             ("http", self.http == new.http),
@@ -302,6 +316,7 @@ impl StandbyOptions {
                     slot,
                     temporary_slot: temporary,
                     serving: self.serving.or(other.serving),
+                    archiving: self.archiving.or(other.archiving),
                     $($field: self.$field.or(other.$field),)*
                 }
             };
@@ -409,6 +424,10 @@ impl StandbyOptions {
             return Err(OptionsError::Refused("create_slot needs the name of a slot: set slot".into()));
         }
         let cluster_name = some(config.get("cluster_name").map(|setting| setting.value.clone()));
+        let fetch_jobs = self.fetch_jobs.unwrap_or(DEFAULT_FETCH_JOBS).into();
+        let wal = self.wal.filter(|path| !path.as_os_str().is_empty());
+        let wal_archive =
+            wal.as_deref().map(|wal| named_archive(wal, &data_dir, fetch_jobs, true)).transpose()?.flatten();
         let settings = Settings {
             data_dir,
             config_file: self.config_file,
@@ -422,8 +441,10 @@ impl StandbyOptions {
             early: if readable.is_some() { EarlyMode::Off } else { self.early.unwrap_or_default() },
             restore_command: some(self.restore_command),
             archive_cleanup_command: some(config.get("archive_cleanup_command").map(|setting| setting.value.clone())),
-            fetch_jobs: self.fetch_jobs.unwrap_or(DEFAULT_FETCH_JOBS).into(),
-            wal: self.wal.filter(|path| !path.as_os_str().is_empty()),
+            fetch_jobs,
+            wal: wal.clone().filter(|_| wal_archive.is_none()),
+            wal_archive,
+            archive: self.archiving.resolve()?,
             status_interval: self.status_interval.unwrap_or(seconds(10)),
             receiver_timeout: self.receiver_timeout.unwrap_or(seconds(60)),
             retry_interval: self.retry_interval.unwrap_or(seconds(5)),
@@ -437,7 +458,7 @@ impl StandbyOptions {
             readable,
             application_name_fallback: cluster_name.unwrap_or_else(|| name.to_owned()),
         };
-        if settings.primary.is_none() && settings.restore_command.is_none() && settings.wal.is_none() {
+        if settings.primary.is_none() && settings.restore_command.is_none() && wal.is_none() {
             return Err(OptionsError::Refused(
                 "nothing says where WAL comes from: name the primary (--primary, primary_conninfo), or an archive \
                  (--restore-command, --wal)"
@@ -448,6 +469,10 @@ impl StandbyOptions {
         let serving = self.serving.resolve(0)?;
         if serving.is_some() && settings.readable.is_some() {
             let why = "listen and readable exclude each other: in its turn PostgreSQL serves others itself";
+            return Err(OptionsError::Refused(why.into()));
+        }
+        if settings.archive.is_some() && settings.readable.is_some() {
+            let why = "archive and readable exclude each other: in its turn PostgreSQL archives nothing, or by its own archive_command";
             return Err(OptionsError::Refused(why.into()));
         }
         let mut notes = Vec::new();

@@ -193,8 +193,10 @@ fn each_flag_has_its_key() {
         error.split('`').skip(3).step_by(2).map(str::to_owned).collect()
     };
     let mut known = keys_of("no_such_key = 1");
-    assert!(known.remove("serving"), "a table of its own");
-    known.extend(keys_of("[serving]\nno_such_key = 1"));
+    for table in ["serving", "archiving"] {
+        assert!(known.remove(table), "a table of its own");
+        known.extend(keys_of(&format!("[{table}]\nno_such_key = 1")));
+    }
     let command = Line::command();
     let flags: BTreeSet<String> = command
         .get_arguments()
@@ -220,10 +222,10 @@ fn each_flag_is_documented() {
 fn what_needs_a_restart_is_told() {
     let place = Configured::new(PRIMARY, "");
     let running = place.load(&[]).unwrap();
-    let toml = "http = 'h:1'\njobs = 9\nfetch_jobs = 9\nmemory = '17MB'\nlog_format = 'json'\nlog_level = 'warn'\nretry_interval = '1s'";
+    let toml = "archiving.archive = '/a'\nhttp = 'h:1'\njobs = 9\nfetch_jobs = 9\nmemory = '17MB'\nlog_format = 'json'\nlog_level = 'warn'\nretry_interval = '1s'";
     fs::write(place.dir.path().join("standby.toml"), toml).unwrap();
     let new = place.load(&[]).unwrap();
-    assert_eq!(running.fixed(&new), ["fetch_jobs", "http", "jobs", "log_format", "memory"]);
+    assert_eq!(running.fixed(&new), ["archive", "fetch_jobs", "http", "jobs", "log_format", "memory"]);
     assert!(running.fixed(&running.clone()).is_empty());
 }
 
@@ -246,6 +248,24 @@ fn whom_to_serve_has_a_table_of_its_own() {
         ("[serving]\naccess = '/a'", "listen"),
         ("[serving]\nlisten = 'h:1'\naccess = '/a'\ntls_key = 'k'", "go together"),
         ("[serving]\nack_apply = 'a'", "names no standbys"),
+    ] {
+        assert!(Configured::new(PRIMARY, toml).error(&[]).contains(expected), "{toml}");
+    }
+}
+
+#[test]
+fn where_to_archive_has_a_table_of_its_own() {
+    let toml = "[archiving]\narchive = 's3://bucket/main'\narchive_compression = 'lz4'\narchive_max_keep = '1GB'";
+    let resolved = Configured::new(PRIMARY, toml).load(&["--archive", "/a", "--archive-jobs", "2"]).unwrap();
+    let archive = resolved.settings.archive.unwrap();
+    assert_eq!((archive.place.to_string().as_str(), archive.jobs, archive.max_keep), ("/a", 2, Some(1 << 30)));
+    assert_eq!(archive.packing, walrider_archive::frame::Packing::Lz4);
+    assert_eq!(Configured::new(PRIMARY, "").load(&[]).unwrap().settings.archive, None);
+    for (toml, expected) in [
+        ("[archiving]\narchive = 'a'", "absolute path"),
+        ("[archiving]\narchive_jobs = 2", "says where"),
+        ("[archiving]\narchive = '/a'\narchive_jobs = 0", "archive_jobs"),
+        ("readable = true\npg_ctl = '/p'\n[archiving]\narchive = '/a'", "exclude each other"),
     ] {
         assert!(Configured::new(PRIMARY, toml).error(&[]).contains(expected), "{toml}");
     }

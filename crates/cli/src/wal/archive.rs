@@ -11,9 +11,10 @@ use std::time::Duration;
 use walrider_archive::ahead::Ahead;
 use walrider_archive::directory::Directory;
 use walrider_archive::driver::ArchiveDriver;
-use walrider_archive::frame::{MAX_CONTENTS, Packing};
+use walrider_archive::frame::MAX_CONTENTS;
 use walrider_archive::name::WalName;
 use walrider_archive::restore::{Cluster, Request, Restored};
+use walrider_archive::retention;
 use walrider_archive::spool::Spool;
 use walrider_archive::{Archive, ArchiveError, Place, Put};
 use walrider_datadir::DataDirError;
@@ -21,6 +22,7 @@ use walrider_datadir::durable::read_file;
 use walrider_layout::wal::SegmentSize;
 use walrider_replay::startup::NamedArchive;
 
+use crate::archiving::{Compression, parse_place};
 use crate::failure::{Exit, Failure, note, warning};
 
 /// What `get` ends with where it cannot tell whether the archive has a file: above 125, PostgreSQL stops recovery, and does not take
@@ -41,10 +43,6 @@ struct ArchiveArg {
     archive: Place,
 }
 
-fn parse_place(text: &str) -> Result<Place, String> {
-    Place::parse(text).map_err(|error| error.to_string())
-}
-
 fn parse_name(text: &str) -> Result<WalName, String> {
     WalName::parse(text).ok_or_else(|| "PostgreSQL archives nothing that is named so".into())
 }
@@ -62,16 +60,6 @@ pub struct PutArgs {
     compression: Compression,
     /// The file (%p); its name counts, without its directory
     path: PathBuf,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Compression {
-    /// Level 3
-    Zstd,
-    /// Less time, more bytes
-    Lz4,
-    /// Not at all
-    None,
 }
 
 /// Get a WAL file from an archive: a restore_command
@@ -106,14 +94,22 @@ pub struct GetArgs {
 /// Remove old segments from an archive
 ///
 /// Those of all timelines that lie before a segment, as pg_archivecleanup does, and the backup histories among them. History files
-/// of timelines stay.
+/// of timelines stay. The segment is named, or is the first that the backups need that are kept: those of pg_basebackup, plain or tar, each
+/// in a directory of its own with its backup_manifest. A backup without one may be under way: what it needs stays, or nothing is
+/// removed where that cannot be told. No backup is removed.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ExpireArgs {
     #[command(flatten)]
     archive: ArchiveArg,
     /// The oldest segment to keep: where the oldest backup begins, by its backup_label
-    #[arg(long, value_name = "SEGMENT", value_parser = parse_name)]
-    before: WalName,
+    #[arg(long, value_name = "SEGMENT", value_parser = parse_name, required_unless_present = "keep_backups")]
+    before: Option<WalName>,
+    /// Keep what the newest N whole backups need, and those that may be under way
+    #[arg(long, value_name = "N", requires = "backups", conflicts_with = "before", value_parser = clap::value_parser!(u32).range(1..))]
+    keep_backups: Option<u32>,
+    /// Where the backups are: a directory of directories; may be repeated
+    #[arg(long, value_name = "DIR", requires = "keep_backups")]
+    backups: Vec<PathBuf>,
     /// Only say how many there are
     #[arg(long)]
     dry_run: bool,
@@ -144,11 +140,17 @@ pub fn asks_for_wal() -> Option<u8> {
     (words == ["wal", "get"]).then_some(TROUBLE)
 }
 
-/// The archive that `--wal` names, for the replay of a directory; `None`: it names a directory of segments.
+/// The archive that `--wal` names, for the replay of a directory; `None`: it names a directory of segments. `waits`: it is asked
+/// again when it is out of reach.
 ///
 /// # Errors
 /// What is no place for an archive, and looks like one.
-pub fn named_archive(wal: &Path, data_dir: &Path, jobs: usize) -> Result<Option<NamedArchive>, ArchiveError> {
+pub fn named_archive(
+    wal: &Path,
+    data_dir: &Path,
+    jobs: usize,
+    waits: bool,
+) -> Result<Option<NamedArchive>, ArchiveError> {
     let place = match wal.to_str() {
         Some(text) if text.contains("://") => Place::parse(text)?,
         _ if Directory::is_archive(wal) => {
@@ -161,7 +163,7 @@ pub fn named_archive(wal: &Path, data_dir: &Path, jobs: usize) -> Result<Option<
     let quoted = |text: String| format!("'{}'", text.replace('%', "%%").replace('\'', "'\\''"));
     let program = quoted(program.display().to_string());
     let restore_command = format!("{program} wal get --archive {} %f '%p'", quoted(place.to_string()));
-    let driver = Arc::new(ArchiveDriver::new(place, data_dir.join("pg_wal"), jobs)?);
+    let driver = Arc::new(ArchiveDriver::new(place, data_dir.join("pg_wal"), jobs)?.waiting(waits));
     Ok(Some(NamedArchive { driver, restore_command }))
 }
 
@@ -172,11 +174,6 @@ fn complain(error: &ArchiveError) -> ExitCode {
 
 /// Runs `walrider wal put`.
 pub fn put(args: &PutArgs) -> ExitCode {
-    let packing = match args.compression {
-        Compression::Zstd => Packing::Zstd,
-        Compression::Lz4 => Packing::Lz4,
-        Compression::None => Packing::Raw,
-    };
     let refused = |message: &dyn Display| Failure::new(Exit::Refused, message).complain();
     let name = args.path.file_name().and_then(|name| WalName::parse(name.to_str()?));
     let Some(name) = name else {
@@ -190,7 +187,9 @@ pub fn put(args: &PutArgs) -> ExitCode {
         Ok(None) => return refused(&format_args!("there is no file \"{}\"", args.path.display())),
         Err(error) => return refused(&error),
     };
-    match Archive::open(&args.archive.archive).and_then(|archive| archive.put(&name, &contents, packing)) {
+    match Archive::open(&args.archive.archive)
+        .and_then(|archive| archive.put(&name, &contents, args.compression.into()))
+    {
         Ok(Put::Done) => ExitCode::SUCCESS,
         Ok(Put::Again) => {
             note(format_args!("\"{}\" was archived before, with the same contents", name.as_str()));
@@ -278,10 +277,26 @@ pub fn ahead(args: &AheadArgs) -> ExitCode {
     }
 }
 
+fn remove_old(args: &ExpireArgs) -> Result<u64, ArchiveError> {
+    let archive = Archive::open(&args.archive.archive)?;
+    if let Some(before) = &args.before {
+        return archive.expire(before, args.dry_run);
+    }
+    let Some(facts) = archive.facts()? else { return Ok(0) };
+    let backups = retention::backups(&args.backups)?;
+    let kept = retention::kept(&backups, args.keep_backups.unwrap_or(u32::MAX) as usize);
+    let before = retention::first_segment(&kept, facts)?;
+    for backup in &kept {
+        let whole = if backup.whole { "" } else { ", has no backup_manifest, and may be under way" };
+        note(format_args!("\"{}\" begins at {}{whole}", backup.path.display(), backup.start));
+    }
+    note(format_args!("segments from \"{}\" on stay", before.as_str()));
+    archive.expire(&before, args.dry_run)
+}
+
 /// Runs `walrider wal expire`.
 pub fn expire(args: &ExpireArgs) -> ExitCode {
-    let expired = Archive::open(&args.archive.archive).and_then(|archive| archive.expire(&args.before, args.dry_run));
-    match expired {
+    match remove_old(args) {
         Ok(removed) => {
             println!("{removed} {}", if args.dry_run { "would be removed" } else { "removed" });
             ExitCode::SUCCESS

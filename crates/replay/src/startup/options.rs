@@ -1,5 +1,6 @@
 //! What a replay is asked for, and what came of it.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -76,6 +77,19 @@ pub struct NamedArchive {
     pub driver: Arc<dyn Driver>,
     /// The `restore_command` with which PostgreSQL reads it.
     pub restore_command: String,
+}
+
+/// The same archive, read by whomever.
+impl PartialEq for NamedArchive {
+    fn eq(&self, other: &NamedArchive) -> bool {
+        self.restore_command == other.restore_command
+    }
+}
+
+impl fmt::Debug for NamedArchive {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.restore_command)
+    }
 }
 
 /// Who ends recovery.
