@@ -107,7 +107,7 @@ mod tests {
             .image(BKPIMAGE_APPLY, 0, 0, page(2))
             .block(2, TEST_REL, ForkNumber::Main, 9)
             .data(b"two")
-            .main_data(&[5; 300])
+            .main_data([5; 300])
             .build();
         let whole = RecordBuilder::parse(&bytes, Lsn(40));
         for picked in [0u8, 1, 2, 9] {
