@@ -68,9 +68,7 @@ fn get(archive: &Archive, name: &WalName) -> Option<Vec<u8>> {
 fn what_is_put_is_got() {
     each(|archive| {
         let history = name("00000002.history");
-        assert!(
-            matches!(archive.get(&history, &mut || ()), Err(ArchiveError::Refused(why)) if why.contains("no archive"))
-        );
+        assert!(matches!(archive.get(&history, &mut || ()), Err(ArchiveError::Empty { .. })));
         for (number, packing) in (1..).zip(Packing::ALL) {
             assert_eq!(archive.put(&numbered(number), &segment(number, 1), packing).unwrap(), Put::Done);
             assert_eq!(get(archive, &numbered(number)), Some(segment(number, 1)));
@@ -166,7 +164,9 @@ fn what_was_left_unfinished_goes() {
 fn a_directory_that_is_not_there_is_not_made() {
     let dir = tempfile::tempdir().unwrap();
     let archive = Archive::open(&Place::Directory(dir.path().join("mnt"))).unwrap();
-    assert!(archive.put(&numbered(5), &segment(5, 1), Packing::Zstd).unwrap_err().to_string().contains("no directory"));
+    assert!(
+        archive.put(&numbered(5), &segment(5, 1), Packing::Zstd).unwrap_err().to_string().contains("open directory")
+    );
     assert!(archive.get(&numbered(5), &mut || ()).unwrap_err().to_string().contains("no archive"));
     assert!(!dir.path().join("mnt").exists());
 }

@@ -85,11 +85,16 @@ impl Gaps {
             *up &= *best + 1 < SIZES.len();
             *trial = if *up { *best + 1 } else { *best - 1 };
         } else {
-            match seen[*trial].rate() > BETTER * seen[*best].rate() {
-                true => *best = *trial,
-                false => *up = !*up,
+            let (rate, best_rate) = (seen[*trial].rate(), seen[*best].rate());
+            let next = if *up { *trial + 1 } else { trial.wrapping_sub(1) };
+            if rate > BETTER * best_rate {
+                (*best, *trial) = (*trial, *trial);
+            } else if rate * BETTER > best_rate && next < SIZES.len() {
+                // No worse: where pages lie farther apart than that, what is better is behind it.
+                *trial = next;
+            } else {
+                (*up, *trial) = (!*up, *best);
             }
-            *trial = *best;
         }
         seen[*trial] = Seen::default();
     }
