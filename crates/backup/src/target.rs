@@ -227,3 +227,53 @@ fn take(place: &Path, state: State, mode: u32) -> Result<File> {
     fsync_dir(place)?;
     Ok(marker)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_says_that_it_is_incomplete_is_emptied() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("a/b");
+        let states = |place: &Path| [false, true].map(|start_over| state(place, start_over).ok());
+        assert_eq!(states(&place), [Some(State::Absent); 2]);
+        fs::create_dir_all(&place).unwrap();
+        assert_eq!(states(&place), [Some(State::Empty); 2]);
+        fs::write(place.join("PG_VERSION"), "18\n").unwrap();
+        assert_eq!(states(&place), [None; 2]);
+        fs::write(place.join(MARKER), "").unwrap();
+        assert_eq!(states(&place), [None, Some(State::LeftOver)]);
+        // It was complete, and perhaps a server has run on it.
+        fs::create_dir(place.join("global")).unwrap();
+        fs::write(place.join(CONTROL_FILE), "").unwrap();
+        assert_eq!(states(&place), [None; 2]);
+        assert_eq!(states(&place.join("PG_VERSION")), [None; 2]);
+        fs::remove_file(place.join(CONTROL_FILE)).unwrap();
+        drop(take(&place, State::LeftOver, 0o700).unwrap());
+        assert_eq!(list_dir(&place).unwrap().len(), 1);
+        let lock = take(&place, State::LeftOver, 0o700).unwrap();
+        assert!(take(&place, State::LeftOver, 0o700).unwrap_err().to_string().contains("at work"));
+        drop(lock);
+    }
+
+    #[test]
+    fn tablespaces_are_beside_all_else() {
+        let check = |locations: &[&str]| {
+            check_locations(Path::new("/data"), &locations.iter().map(PathBuf::from).collect::<Vec<_>>())
+        };
+        check(&["/a", "/b", "/data2"]).unwrap();
+        for bad in [
+            &["a"][..],
+            &["/a/../data"],
+            &["/data"],
+            &["/data/pg_tblspc/x"],
+            &["/"],
+            &["/a", "/a/b"],
+            &["/a", "/a"],
+            &[""],
+        ] {
+            assert!(check(bad).is_err(), "{bad:?}");
+        }
+    }
+}
