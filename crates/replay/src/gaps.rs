@@ -88,7 +88,7 @@ impl Gaps {
             let (rate, best_rate) = (seen[*trial].rate(), seen[*best].rate());
             let next = if *up { *trial + 1 } else { trial.wrapping_sub(1) };
             if rate > BETTER * best_rate {
-                (*best, *trial) = (*trial, *trial);
+                *best = *trial;
             } else if rate * BETTER > best_rate && next < SIZES.len() {
                 // No worse: where pages lie farther apart than that, what is better is behind it.
                 *trial = next;
