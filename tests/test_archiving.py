@@ -198,7 +198,7 @@ def test_a_standby_archives(table, work):
         wait_position(table)
         wait_for(lambda: ours.status()["replay"]["restartpoints"] >= 2, lambda: f"{ours.status()}")
         assert (data_dir / "pg_wal" / first).exists()
-        assert "No such file or directory" in archiver(ours)["last_failed_error"]
+        wait_for(lambda: "No such file or directory" in (archiver(ours)["last_failed_error"] or ""), lambda: f"{archiver(ours)}")
         (work / "archive").mkdir()
         walrider("wal", "put", "--archive", work / "archive", table.data_dir / "pg_wal" / first).expect()
         # What was to be done is found again.

@@ -44,7 +44,7 @@ def limit_open_files(most):
 def walrider(*args, env=None, file_size_limit=None, open_files=None, timeout=900):
     """Run with `--json` where the subcommand has it, and parse what it prints."""
     command = [binary(), *map(str, args)]
-    prints_json = args and args[0] in ("replay", "restore", "backup", "compare", "wal") and args[1] not in ("put", "get", "expire")
+    prints_json = args and args[0] in ("replay", "restore", "backup", "compare", "wal") and args[1:2] not in [("put",), ("get",), ("expire",)]
     if "--json" not in command and prints_json:
         command.append("--json")
 
