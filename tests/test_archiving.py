@@ -267,7 +267,6 @@ def test_a_standby_reads_from_an_archive(table, store, work, kind):
             assert promoted.value("SELECT count(*) FROM t") == str(count + 100)
 
 
-@pytest.mark.xfail(strict=True, reason="the standby passes over a segment that nobody has, as one that is damaged: Machine::wait, `skips`")
 def test_a_gap_is_not_acknowledged(table, store, work):
     """A segment that neither the primary nor the archive has: nothing past it may be told as durable, since it can never be replayed."""
     data_dir = work / "standby"

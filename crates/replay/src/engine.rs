@@ -14,7 +14,7 @@ use walrider_datadir::timestamp::TimestampTz;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{BLCKSZ, Lsn, RelFileLocator, TimelineId};
 use walrider_store::read::ReadWal;
-use walrider_wal::decode::Span;
+use walrider_wal::decode::{Span, WalFormat};
 
 use crate::actions;
 use crate::base::{Base, Unchanged};
@@ -183,6 +183,11 @@ impl<'a> Engine<'a> {
     /// Where the last record that was replayed begins; `None` before the first.
     pub fn last_record(&self) -> Option<Lsn> {
         self.last_record.is_valid().then_some(self.last_record)
+    }
+
+    /// How WAL is checked.
+    pub fn format(&self) -> &WalFormat {
+        self.feed.loader.format()
     }
 
     /// Where replay needs more WAL to go on: past [`Engine::replayed`] if a record was found in part.

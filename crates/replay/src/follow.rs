@@ -6,10 +6,12 @@ use std::time::{Duration, Instant, SystemTime};
 use walrider_datadir::timestamp::TimestampTz;
 use walrider_datadir::watch::{Watch, Woken};
 use walrider_layout::history::TimelineHistory;
+use walrider_layout::wal::page_of;
 use walrider_layout::{Lsn, XLOG_BLCKSZ};
 use walrider_store::StoreError;
-use walrider_store::read::{ReadWal, agrees};
+use walrider_store::read::{ReadWal, agrees, has_page};
 use walrider_store::source::Source;
+use walrider_wal::decode::WalFormat;
 
 use crate::engine::{Engine, Flow, Stop};
 use crate::error::ReplayError;
@@ -168,16 +170,16 @@ fn wait_for_more(
 /// Has more brought, and waits as [`Upstream::wait`] does.
 fn bring_more(engine: &Engine<'_>, source: &Source, upstream: &dyn Upstream, why: &str) -> Result<News, ReplayError> {
     let needed = engine.needed();
-    upstream.wait(missing(source, engine.replayed(), needed)?, why)
+    upstream.wait(missing(source, engine.format(), engine.replayed(), needed)?, why)
 }
 
 /// What is missing where replay has got to `replayed`, and finds nothing at `needed`.
 ///
 /// # Errors
 /// When looking for it fails.
-pub fn missing(source: &Source, replayed: Lsn, needed: Lsn) -> Result<Missing, StoreError> {
-    let (timeline, has_file) = (source.timeline_needed(needed), source.has_segment(needed)?);
-    Ok(Missing { replayed, needed, timeline, has_file })
+pub fn missing(source: &Source, format: &WalFormat, replayed: Lsn, needed: Lsn) -> Result<Missing, StoreError> {
+    let (timeline, has_wal) = (source.timeline_needed(needed), has_page(source, format, page_of(needed))?);
+    Ok(Missing { replayed, needed, timeline, has_wal })
 }
 
 /// Follows what is written into the source's directories.

@@ -42,8 +42,9 @@ pub struct Missing {
     pub needed: Lsn,
     /// On this timeline.
     pub timeline: TimelineId,
-    /// There is a file for it, which ends before, or has something else.
-    pub has_file: bool,
+    /// There is WAL in the page that it begins in, so that what is missing may be what it goes on in. A file alone does not say so:
+    /// one that was made ahead has nothing yet.
+    pub has_wal: bool,
 }
 
 /// Tells whether replay reads these bytes at a position.

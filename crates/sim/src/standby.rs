@@ -563,7 +563,8 @@ impl Standby {
             return;
         }
         let needed = self.needed.max(self.replayed);
-        let missing = missing(&self.source, self.replayed, needed).expect("files that can be read");
+        let missing =
+            missing(&self.source, self.loader.format(), self.replayed, needed).expect("files that can be read");
         let wait = self.shared.machine().wait(missing, self.shared.stored(), segment_size());
         self.notified = false;
         match wait {

@@ -458,7 +458,7 @@ impl Machine {
                 && stored.written >= missing.replayed
                 && self.refused != Some(Task { start: stored.written, ..asked });
             // What is there may be right, and the damage in the next segment, where the record goes on.
-            let skips = missing.has_file && self.refused == Some(asked);
+            let skips = missing.has_wal && self.refused == Some(asked);
             self.skipped = Some(asked).filter(|_| skips && !goes_on);
             let start = match (goes_on, skips) {
                 (true, _) => stored.written,

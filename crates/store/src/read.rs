@@ -82,6 +82,20 @@ pub fn agrees(source: &dyn ReadWal, at: Lsn, bytes: &[u8]) -> Result<bool, Store
     Ok(true)
 }
 
+/// Whether there is WAL at a page: a file that holds that page, and not something else, as one does that was made ahead.
+///
+/// # Errors
+/// When the source fails.
+pub fn has_page(source: &dyn ReadWal, format: &WalFormat, page: Lsn) -> Result<bool, StoreError> {
+    let mut buffer = [0; XLOG_BLCKSZ];
+    if !source.has_segment(page)? || source.read(page, &mut [IoSliceMut::new(&mut buffer)])? < XLOG_BLCKSZ {
+        return Ok(false);
+    }
+    let header = WalPageHeader::parse(&buffer);
+    let timeline = source.timeline_at(page);
+    Ok(header.is_some_and(|header| check_page_header(&header, page, format, timeline).is_ok()))
+}
+
 /// Whether WAL goes on past a page that is not valid, in its segment or at the beginning of the next: then it is damaged there,
 /// and does not end.
 ///
@@ -89,22 +103,13 @@ pub fn agrees(source: &dyn ReadWal, at: Lsn, bytes: &[u8]) -> Result<bool, Store
 /// When the source fails.
 pub fn goes_on_past(source: &dyn ReadWal, format: &WalFormat, page: Lsn) -> Result<bool, StoreError> {
     let size = format.segment_size;
-    let mut buffer = vec![0; XLOG_BLCKSZ];
-    let mut valid_at = |at: Lsn| -> Result<bool, StoreError> {
-        if source.read(at, &mut [IoSliceMut::new(&mut buffer)])? < XLOG_BLCKSZ {
-            return Ok(false);
-        }
-        let header = WalPageHeader::parse(&buffer);
-        let timeline = source.timeline_at(at);
-        Ok(header.is_some_and(|header| check_page_header(&header, at, format, timeline).is_ok()))
-    };
     let segment_end = size.start_of(size.segment_of(page) + 1);
     let mut at = Lsn(page_of(page).0 + XLOG_BLCKSZ as u64);
     while at < segment_end && source.has_segment(page)? {
-        if valid_at(at)? {
+        if has_page(source, format, at)? {
             return Ok(true);
         }
         at = Lsn(at.0 + XLOG_BLCKSZ as u64);
     }
-    Ok(source.has_segment(segment_end)? && valid_at(segment_end)?)
+    has_page(source, format, segment_end)
 }

@@ -58,7 +58,7 @@ impl Beginning {
                      receiving"
                 )));
             }
-            upstream.wait(missing(source, from, from)?, &why)?;
+            upstream.wait(missing(source, format, from, from)?, &why)?;
             source.close_all();
         }
     }

@@ -15,7 +15,7 @@ fn size() -> SegmentSize {
 }
 
 fn missing(at: u64) -> Missing {
-    Missing { replayed: Lsn(at), needed: Lsn(at), timeline: ONE, has_file: true }
+    Missing { replayed: Lsn(at), needed: Lsn(at), timeline: ONE, has_wal: true }
 }
 
 fn at(written: u64) -> Stored {
@@ -215,7 +215,7 @@ fn where_a_segment_is_there_and_refused_the_next_one_is_tried() {
     };
     assert_eq!(request(&mut machine, damaged), MB);
     refuse(&mut machine);
-    assert_eq!(request(&mut machine, Missing { has_file: false, ..damaged }), MB);
+    assert_eq!(request(&mut machine, Missing { has_wal: false, ..damaged }), MB);
     refuse(&mut machine);
     assert_eq!(request(&mut machine, damaged), 2 * MB);
     refuse(&mut machine);
@@ -236,7 +236,7 @@ fn where_a_stream_cannot_go_on_it_begins_past_what_the_archive_had() {
     let task = begin(&mut machine, MB, SECOND);
     machine.session_ends(task, at(MB + 8), Ended::Failed(Failure::Passing), SECOND);
     // The archive had the rest of the segment; the record at MB + 8 goes on in the next.
-    let next = Missing { replayed: Lsn(MB + 8), needed: Lsn(2 * MB), has_file: false, ..missing(0) };
+    let next = Missing { replayed: Lsn(MB + 8), needed: Lsn(2 * MB), has_wal: false, ..missing(0) };
     let mut asked = Vec::new();
     for round in 1..=3 {
         let mut wait = || machine.wait(next, at(MB + 8), size());

@@ -281,9 +281,9 @@ impl World {
 
     /// `Shell::news`
     fn wait(&mut self) {
-        let has_file = self.files.get(usize::from(self.replayed / 2)).is_some_and(|has| *has);
+        let has_wal = self.files.get(usize::from(self.replayed / 2)).is_some_and(|has| *has);
         let needed = lsn(self.replayed);
-        let missing = Missing { replayed: needed, needed, timeline: ONE, has_file };
+        let missing = Missing { replayed: needed, needed, timeline: ONE, has_wal };
         self.replay = match self.machine.wait(missing, self.stored, size()) {
             Wait::No(news) => {
                 self.news = news;
