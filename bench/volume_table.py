@@ -62,7 +62,8 @@ COLUMNS = [
 
 def figure(runs, name, unit, which):
     """One of the columns; runs without such a figure have none."""
-    known = [dict(run, cpu_seconds=run["user_seconds"] + run["system_seconds"]) for run in runs]
+    # Of a server that was killed nobody knows what its processes took.
+    known = [dict(run, cpu_seconds=run["user_seconds"] + run["system_seconds"]) if run["finished"] else run for run in runs]
     values = [run[name] / unit for run in known if name in run]
     if not values:
         return "-"
