@@ -335,9 +335,14 @@ impl Progress {
         self.print_position(lsn);
         let first = *self.first.get_or_insert(lsn);
         let seconds = self.started.elapsed().as_secs_f64().max(1e-3);
-        let megabytes = (lsn.0 - first.0) as f64 / 1e6;
+        let at = stats.spilled_to.unwrap_or(lsn);
+        let megabytes = (at.0 - first.0) as f64 / 1e6;
+        let what = match stats.spilled_to {
+            Some(to) => format!("at {lsn}, WAL put apart up to {to}"),
+            None => format!("at {lsn}"),
+        };
         self.bar.set_message(format!(
-            "at {lsn}: {} records, {} transactions, {:.0} MB/s",
+            "{what}: {} records, {} transactions, {:.0} MB/s",
             stats.records,
             stats.transactions,
             megabytes / seconds

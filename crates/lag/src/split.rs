@@ -107,7 +107,7 @@ impl Part {
 pub fn replay_part(wait: &str) -> Option<Part> {
     let (kind, event) = wait.split_once(':').unwrap_or(("", wait));
     Some(match (kind, event) {
-        ("", "" | "load" | "sequence" | "gather" | "apply" | "fsm") => Part::ReplayCpu,
+        ("", "" | "load" | "sequence" | "gather" | "apply" | "spill" | "fsm") => Part::ReplayCpu,
         ("", "fetch") => Part::WalFetch,
         ("", "read") => Part::ReplayRead,
         ("", "actions" | "write" | "sync") => Part::ReplayWrite,
