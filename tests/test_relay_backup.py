@@ -386,14 +386,16 @@ def test_prepared_transactions(table, serving, work):
     table.psql("BEGIN; INSERT INTO t (v) VALUES ('old'); PREPARE TRANSACTION 'old'", options=LOCALLY)
     serving.restartpoint(table)
     slow = subprocess.Popen([install.program("pg_basebackup"), "-h", "127.0.0.1", "-p", str(serving.serves), "-U", "postgres",
-                             "-D", str(work / "backup"), "-X", "stream", "--max-rate", "1M"], stderr=subprocess.PIPE, text=True)
+                             "-D", str(work / "backup"), "-X", "stream", "--max-rate", "8M"], stderr=subprocess.PIPE, text=True)
     wait_for(lambda: "base backup" in serving.log_text(), serving.log_tail)
+    slow.send_signal(signal.SIGSTOP)
     table.psql("BEGIN; INSERT INTO t (v) VALUES ('new'); PREPARE TRANSACTION 'new'", options=LOCALLY)
     table.psql("COMMIT PREPARED 'old'", options=LOCALLY)
     serving.restartpoint(table)
     files = lambda: sorted(file.name for file in (serving.data_dir / "pg_twophase").iterdir())
     wait_for(files, "a file of the transaction")
-    assert slow.poll() is None, "it was to last longer"
+    assert not (work / "backup" / "backup_manifest").exists(), "it was to last longer"
+    slow.send_signal(signal.SIGCONT)
     assert slow.wait(120) == 0, slow.stderr.read()
     verify(work / "backup")
     assert files() and not list((work / "backup" / "pg_twophase").iterdir())

@@ -177,10 +177,10 @@ class Chain:
         for file in relay.data_dir.iterdir():
             file.unlink()
         relay.start()
+        wait_streaming(promoted)
         if self.chances.slots:
             for name in ("a", "b"):
                 ask(relay, f"CREATE_REPLICATION_SLOT {name} PHYSICAL RESERVE_WAL")
-        wait_streaming(promoted)
         return True
 
 

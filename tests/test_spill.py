@@ -14,7 +14,9 @@ from tests.lab import walrider
 from tests.lab.faults.shim import Disk
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
-from tests.lab.server.cluster import PgCluster
+from tests.lab.server.cluster import PgCluster, parse_lsn
+from tests.lab.standby.standby import Walrider, clone, wait_position
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import replay
 
 ROUNDS = int(os.environ.get("WALRIDER_SPILL_ROUNDS", "4"))
@@ -128,3 +130,57 @@ def test_killed(updated, work, rng):
         recovery.discard(ours)
     print(f"{ROUNDS} rounds, {killed} kills at work, a whole run takes {seconds:.2f} s")
     assert killed >= ROUNDS // 2
+
+
+@pytest.fixture
+def behind(primary, work):
+    """A standby with little memory, and a primary that has done much since it was last there."""
+    for setting in ("wal_keep_size = '1GB'", "max_wal_size = '4GB'", "full_page_writes = off", "autovacuum = off",
+                    "synchronous_commit = local"):
+        primary.psql(f"ALTER SYSTEM SET {setting}")
+    primary.psql("SELECT pg_reload_conf()")
+    primary.psql(SETUP)
+    standby = Walrider(clone(primary, work / "ours"), *LITTLE)
+    for number in range(8):
+        for step in STEPS:
+            primary.psql(step.format(n=number))
+    return standby
+
+
+def test_a_standby_far_behind(primary, behind):
+    """It catches up by batches larger than memory, and replays what comes then one by one; its pages are the primary's."""
+    with behind.start():
+        wait_position(primary)
+        swept = behind.status()["replay"]["sweeps"]
+        assert swept > 0, behind.status()
+        for _ in range(3):
+            primary.psql("UPDATE t SET n = n + 1 WHERE id % 1000 = 0")
+            wait_position(primary)
+        assert behind.status()["replay"]["sweeps"] == swept, behind.status()
+        primary.psql("VACUUM; CHECKPOINT")
+        primary.stop()
+        final = primary.controldata()["Latest checkpoint location"]
+        wait_for(lambda: parse_lsn(behind.status()["positions"]["replayed"]["lsn"]) > parse_lsn(final), behind.status)
+        behind.stop()
+    found = walrider.walrider("compare", behind.data_dir, primary.data_dir).json
+    # A primary's control file is another.
+    assert found["differences"] == found["classes"]["control"] and found["pages"] > 10000, found
+
+
+@pytest.mark.parametrize("how", ["stopped", "promoted"])
+def test_a_standby_in_a_batch(primary, behind, how):
+    """Told to stop or to end recovery while it puts WAL apart, it does what it has first; nothing is lost."""
+    behind.data_dir.joinpath("walrider.pause").touch()
+    with behind.start():
+        wait_position(primary, stage="flush")
+        assert behind.status()["replay"]["records"] == 0, behind.status()
+        expected = primary.psql("SELECT count(*), sum(n) FROM t")
+        behind.resume()
+        if how == "stopped":
+            behind.stop()
+            behind.start()
+            wait_position(primary)
+        primary.kill()
+        behind.promote()
+        with behind.serve() as server:
+            assert server.psql("SELECT count(*), sum(n) FROM t") == expected

@@ -157,6 +157,7 @@ fn reload(args: &StandbyArgs, running: &Resolved, level: &LevelSwitch, node: &No
                 tracing::warn!("\"{name}\" cannot be changed without restarting walrider");
             }
             new.settings.memory_bytes = running.settings.memory_bytes;
+            new.settings.spill = running.settings.spill.clone();
             level.set(new.log_level);
             node.reload(new.settings);
         }

@@ -122,6 +122,11 @@ pub const METRICS: &[Metric] = &[
     metric("replayed_aborts_total", "Transactions whose rollback was replayed.", Counter(|s| s.replay.aborts as f64)),
     metric("pages_read_total", "Pages read from relation files.", Counter(|s| s.replay.pages_read as f64)),
     metric("pages_written_total", "Pages written to relation files.", Counter(|s| s.replay.pages_written as f64)),
+    metric(
+        "replay_sweeps_total",
+        "Batches larger than memory that were replayed.",
+        Counter(|s| s.replay.sweeps as f64),
+    ),
     metric("restartpoints_total", "Restartpoints made.", Counter(|s| s.replay.restartpoints as f64)),
     metric(
         "replay_seconds_total",

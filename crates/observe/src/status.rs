@@ -229,6 +229,8 @@ pub struct Replay {
     pub pages_written: u64,
     /// Restartpoints made.
     pub restartpoints: u64,
+    /// Batches larger than memory, whose WAL was put apart by where its pages are.
+    pub sweeps: u64,
     /// Seconds of each stage so far. It is in one of them at each moment.
     pub stages: BTreeMap<String, f64>,
     /// The stage that it is in.
@@ -546,6 +548,7 @@ pub(crate) mod tests {
                 pages_read: 1004,
                 pages_written: 1005,
                 restartpoints: 1006,
+                sweeps: 1019,
                 stages: BTreeMap::from([("apply".into(), 30.5), ("wait".into(), 60.0)]),
                 stage: Some("apply".into()),
             },

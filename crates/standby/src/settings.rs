@@ -6,7 +6,7 @@ use std::time::Duration;
 use walrider_archive::archiver::ArchiverSettings;
 use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::TargetTimeline;
-use walrider_replay::startup::NamedArchive;
+use walrider_replay::startup::{NamedArchive, SpillOptions};
 use walrider_session::{ConnectError, ConnectOptions};
 use walrider_wire::pulse::Timing;
 
@@ -82,6 +82,8 @@ pub struct Settings {
     pub restartpoint_wal_bytes: u64,
     /// Memory for pages and WAL, in bytes.
     pub memory_bytes: u64,
+    /// Where batches go that are larger than memory.
+    pub spill: SpillOptions,
     /// `pg_ctl`, to start a server once promoted, and to be read; none: somebody else does.
     pub pg_ctl: Option<PathBuf>,
     /// PostgreSQL has the directory while it keeps up; none: never.

@@ -18,7 +18,7 @@ use walrider_replay::end_of_recovery::Promoted;
 use walrider_replay::engine::{Flow, Stop};
 use walrider_replay::restartpoint::RestartpointPolicy;
 use walrider_replay::stages::Stages;
-use walrider_replay::startup::{Options, Promotion, SpillOptions, Summary, replay};
+use walrider_replay::startup::{Options, Promotion, Summary, replay};
 use walrider_replay::stats::Stats;
 use walrider_replay::upstream::{Upstream, Wanted};
 use walrider_spool::{FSYNC_BUCKETS_MICROS, SpoolStats};
@@ -129,8 +129,7 @@ impl Standby {
             inclusive: None,
             timeline: Some(settings.timeline).filter(|&timeline| timeline != configured.target_timeline),
             memory_bytes: settings.memory_bytes,
-            // Whoever waits for a transaction to be applied would wait for all of a batch.
-            spill: SpillOptions { bytes: Some(0), ..SpillOptions::default() },
+            spill: settings.spill.clone(),
             base: None,
             verify_images: false,
             follow: true,
@@ -190,6 +189,7 @@ impl Standby {
             pages_read: stats.pages_read,
             pages_written: stats.pages_written,
             restartpoints: stats.restartpoints,
+            sweeps: stats.sweeps,
             ..status::Replay::default()
         };
         replayed.stages = stats.stages.clone();

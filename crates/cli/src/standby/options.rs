@@ -14,6 +14,7 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::config::{Config, Setting, Unit};
 use walrider_datadir::open::read_version;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetTimeline};
+use walrider_replay::startup::SpillOptions;
 use walrider_session::ConnectOptions;
 use walrider_standby::{ConnectError, EarlyMode, Limits, ReadableSettings, RelaySettings, Settings};
 
@@ -133,6 +134,14 @@ pub struct StandbyOptions {
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     #[serde(deserialize_with = "memory")]
     pub memory: Option<u64>,
+    /// Most disk space for a batch that is larger than memory, far behind, so that each page is read and written once; 0: visit
+    /// pages again and again instead [default: half of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[serde(deserialize_with = "size")]
+    pub spill_size: Option<u64>,
+    /// Where that space is [default: base/pgsql_tmp in the data directory]
+    #[arg(long, value_name = "DIR")]
+    pub spill_dir: Option<PathBuf>,
     /// Whom to serve.
     #[command(flatten)]
     pub serving: ServingOptions,
@@ -251,6 +260,8 @@ impl Resolved {
             ("log_format", self.log_format == new.log_format),
             ("memory", settings.0.memory_bytes == settings.1.memory_bytes),
             ("readable", settings.0.readable.is_some() == settings.1.readable.is_some()),
+            ("spill_dir", settings.0.spill.directory == settings.1.spill.directory),
+            ("spill_size", settings.0.spill.bytes == settings.1.spill.bytes),
         ];
         same.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
     }
@@ -323,7 +334,8 @@ impl StandbyOptions {
         }
         first! {
             data_dir config_file primary create_slot early status_interval receiver_timeout retry_interval min_apply_delay
-            wal_keep timeline restartpoint_interval restartpoint_wal http pg_ctl jobs fetch_jobs memory log_format
+            wal_keep timeline restartpoint_interval restartpoint_wal http pg_ctl jobs fetch_jobs memory spill_size
+            spill_dir log_format
             log_level readable readable_within catch_up_beyond catch_up_after local_conninfo
         }
     }
@@ -454,6 +466,7 @@ impl StandbyOptions {
             restartpoint_interval: self.restartpoint_interval.unwrap_or(seconds(300)),
             restartpoint_wal_bytes: self.restartpoint_wal.unwrap_or(1 << 30),
             memory_bytes: self.memory.unwrap_or_else(default_memory),
+            spill: SpillOptions { bytes: self.spill_size, directory: self.spill_dir, always: false },
             pg_ctl: self.pg_ctl,
             readable,
             application_name_fallback: cluster_name.unwrap_or_else(|| name.to_owned()),

@@ -91,7 +91,7 @@ fn flags_before_file_before_directory() {
     let conf = "primary_conninfo = 'host=directory'\nwal_receiver_timeout = 1s\nwal_retrieve_retry_interval = 1s\n\
                 recovery_min_apply_delay = 1s\n";
     let toml = "primary = 'host=file'\nretry_interval = '2s'\nmin_apply_delay = '2s'\ncreate_slot = true\nslot = 'f'\n\
-                timeline = 3\nlog_level = 'debug'\nmemory = 33554432\njobs = 2\nfetch_jobs = 3\n";
+                timeline = 3\nlog_level = 'debug'\nmemory = 33554432\njobs = 2\nfetch_jobs = 3\nspill_size = '1GB'\n";
     let place = Configured::new(conf, toml);
     let resolved = place.load(&["--primary", "host=flag", "--min-apply-delay", "3s"]).unwrap();
     let settings = resolved.settings;
@@ -102,6 +102,7 @@ fn flags_before_file_before_directory() {
     assert_eq!(settings.timeline, TargetTimeline::Number(TimelineId(3)));
     assert_eq!((settings.memory_bytes, resolved.jobs, resolved.log_level), (32 << 20, 2, LevelFilter::DEBUG));
     assert_eq!(settings.fetch_jobs, 3);
+    assert_eq!(settings.spill.bytes, Some(1 << 30));
     assert!(settings.create_slot);
     assert!(!place.load(&["--create-slot=false"]).unwrap().settings.create_slot);
 }
@@ -222,10 +223,10 @@ fn each_flag_is_documented() {
 fn what_needs_a_restart_is_told() {
     let place = Configured::new(PRIMARY, "");
     let running = place.load(&[]).unwrap();
-    let toml = "archiving.archive = '/a'\nhttp = 'h:1'\njobs = 9\nfetch_jobs = 9\nmemory = '17MB'\nlog_format = 'json'\nlog_level = 'warn'\nretry_interval = '1s'";
+    let toml = "archiving.archive = '/a'\nhttp = 'h:1'\njobs = 9\nfetch_jobs = 9\nmemory = '17MB'\nlog_format = 'json'\nlog_level = 'warn'\nretry_interval = '1s'\nspill_dir = '/s'";
     fs::write(place.dir.path().join("standby.toml"), toml).unwrap();
     let new = place.load(&[]).unwrap();
-    assert_eq!(running.fixed(&new), ["archive", "fetch_jobs", "http", "jobs", "log_format", "memory"]);
+    assert_eq!(running.fixed(&new), ["archive", "fetch_jobs", "http", "jobs", "log_format", "memory", "spill_dir"]);
     assert!(running.fixed(&running.clone()).is_empty());
 }
 

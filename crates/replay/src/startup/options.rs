@@ -60,7 +60,7 @@ pub struct Options {
 }
 
 /// The temporary file of batches that are larger than memory.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpillOptions {
     /// Most bytes of it; 0: no batch is larger than memory. Without, half of what is free.
     pub bytes: Option<u64>,
