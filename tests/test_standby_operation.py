@@ -171,6 +171,22 @@ def test_restartpoints(primary, directory, work):
             assert server.value("SET enable_seqscan = off; SELECT count(*) FROM r WHERE id > 0") == count
 
 
+def test_a_restartpoint_while_nothing_comes(primary, directory):
+    """It is made, and told, although no more WAL follows the checkpoint: the primary's only process that writes by itself is halted.  It
+    was told with the next WAL, a quarter of a minute later or never."""
+    writer, = primary.psql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'")[0]
+    with Walrider(directory, "--restartpoint-interval", "1s").start() as follower:
+        wait_streaming(primary)
+        os.kill(int(writer), signal.SIGSTOP)
+        try:
+            primary.psql("CHECKPOINT")
+            end = wait_position(primary)
+            wait_for(lambda: follower.status()["replay"]["restartpoints"] == 1, follower.status)
+            assert primary.wal_end() == end
+        finally:
+            os.kill(int(writer), signal.SIGCONT)
+
+
 def test_a_stop_does_not_undo_a_promotion(primary, directory, work):
     """SIGTERM while the directory is handed over: whether to promote was asked before.  It was asked once more behind the last
     restartpoint, and the directory stayed a standby's, although nothing more was received."""

@@ -239,10 +239,13 @@ impl<'a> Engine<'a> {
                     progress(&self.stats, self.replayed);
                 }
                 self.unpack()?;
+                let restartpoints = self.stats.restartpoints;
                 self.work_on_restartpoint(Duration::ZERO)?;
                 if !self.last_record.is_valid() {
                     // Nobody was told yet where the directory stands.
                     self.tell_where();
+                    progress(&self.stats, self.replayed);
+                } else if self.stats.restartpoints > restartpoints {
                     progress(&self.stats, self.replayed);
                 }
                 return self.feed.ending(self.recovery().is_archive_recovery());
@@ -497,6 +500,15 @@ impl<'a> Engine<'a> {
         let started = Instant::now();
         let time = batch_took.max(LEAST_RESTARTPOINT_STEP);
         while self.step_restartpoint()? && started.elapsed() < time {}
+        Ok(())
+    }
+
+    /// Gets on with a restartpoint where there is nothing to replay, until `busy` or until it has to wait.
+    ///
+    /// # Errors
+    /// When something could not be written or made durable.
+    pub fn rest(&mut self, busy: impl Fn() -> bool) -> Result<(), ReplayError> {
+        while !busy() && self.step_restartpoint()? {}
         Ok(())
     }
 

@@ -125,6 +125,10 @@ fn follow_upstream(
         match stop {
             Stop::EndOfWal { why } => match at_end(wanted, news, engine.replayed() > before) {
                 AtEnd::Wait => {
+                    if engine.replayed() == before {
+                        let visible = upstream.visible();
+                        engine.rest(|| upstream.visible() != visible)?;
+                    }
                     news = wait_for_more(engine, source, upstream, &why)?;
                     if news == News::Perhaps && latest {
                         look_for_timeline(engine, source)?;
