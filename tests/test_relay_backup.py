@@ -189,6 +189,7 @@ def test_backups_under_load(table, serving, load, work, form, wal):
         same_pages(table, {data_dir: stopper(server)})
 
 
+@pytest.mark.every_major
 def test_a_backup_is_promoted(table, serving, load, work):
     """Recovery of it alone, with the WAL that came along, ends after all that the primary had committed before it ended."""
     take(serving, work / "backup", wal="stream")
