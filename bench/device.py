@@ -3,7 +3,8 @@
     python3 -m bench.device [--image DIR] -- COMMAND ...    run COMMAND with such a device, where the machine allows one
 
 The limits are those of version 1 of control groups (blkio.throttle), set for this device in the group that everything is in: there
-they hold for reads and for writes, those of the system's write-back too, each on its own.
+they hold for reads and for writes, those of the system's write-back too, each on its own.  Each request can take a while besides, many
+of them side by side, as on a network (delayed_file.c).
 """
 
 import json
@@ -11,10 +12,12 @@ import os
 import shutil
 import signal
 import socketserver
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from socket import AF_UNIX, socket
 
@@ -24,6 +27,7 @@ VARIABLE = "WALRIDER_BENCH_DEVICE"
 THROTTLE = Path("/sys/fs/cgroup/blkio")
 IMAGES = Path("/dev/shm")
 SECTOR = 512
+SOURCE = Path(__file__).with_name("delayed_file.c")
 
 
 class Device:
@@ -32,32 +36,56 @@ class Device:
     def __init__(self, images, user):
         self.directory = Path(tempfile.mkdtemp(prefix="walrider-volume-", dir=images))
         self.mount_point = Path(tempfile.mkdtemp(prefix="walrider-volume-", dir="/var/tmp"))
-        self.user, self.loop = user, None
+        self.user, self.loop, self.server = user, None, None
+        self.delay = self.directory / "delay"
+        self.set_delay(0)
 
     def about(self):
         """What it is, in words."""
         return f"ext4 on a loop device, its image on {_run('stat', '-f', '-c', '%T', self.directory)}"
 
-    def fresh(self, size):
-        """A new, empty file system of so many bytes that belongs to the user."""
+    def fresh(self, size, delays):
+        """A new, empty file system of so many bytes that belongs to the user; `delays`: its requests can take a while."""
         self.close()
         image = self.directory / "image"
         with open(image, "wb") as file:
             file.truncate(size)
-        self.loop = _run("losetup", "--find", "--show", image)
+        if delays:
+            self.loop = _run("losetup", "--direct-io=on", "--find", "--show", self.delayed(image))
+        else:
+            self.loop = _run("losetup", "--find", "--show", image)
         # All of its tables now: what is written later would count as the measured side's.
         _run("mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0", self.loop)
         _run("mount", "-o", "noatime", self.loop, self.mount_point)
         os.chown(self.mount_point, self.user.pw_uid, self.user.pw_gid)
         return dict(path=str(self.mount_point), name=Path(self.loop).name)
 
+    def delayed(self, image):
+        """The image as a file whose requests take a while."""
+        program, shown = self.directory / "delayed_file", self.directory / "shown"
+        if not program.exists():
+            _run("cc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", program, SOURCE)
+        shown.touch()
+        self.server = subprocess.Popen([program, image, shown, self.delay])
+        while not os.path.ismount(shown):
+            if self.server.poll() is not None:
+                raise OSError("no file by FUSE")
+            time.sleep(0.01)
+        return shown
+
     def forget(self):
         """Everything written, nothing cached."""
         _run("umount", self.mount_point)
         _run("mount", "-o", "noatime", self.loop, self.mount_point)
 
-    def limit(self, requests, size):
-        """So many requests and bytes a second, reading and writing; 0 is no limit."""
+    def set_delay(self, microseconds):
+        """How long each request takes at least."""
+        with open(self.delay, "r+b" if self.delay.exists() else "wb") as file:
+            file.write(struct.pack("=I", microseconds))
+
+    def limit(self, requests, size, microseconds):
+        """So many requests and bytes a second, reading and writing; 0 is no limit. Each takes so long besides."""
+        self.set_delay(microseconds)
         numbers = Path(f"/sys/block/{Path(self.loop).name}/dev").read_text().strip()
         for direction in ("read", "write"):
             for what, value in (("iops", requests), ("bps", size)):
@@ -66,17 +94,23 @@ class Device:
     def close(self):
         """No image, no device, no limit."""
         if self.loop:
-            self.limit(0, 0)
+            self.limit(0, 0, 0)
             if os.path.ismount(self.mount_point):
                 _run("umount", self.mount_point)
             _run("losetup", "--detach", self.loop)
             self.loop = None
-        (self.directory / "image").unlink(missing_ok=True)
+        if self.server:
+            if os.path.ismount(self.directory / "shown"):
+                _run("umount", self.directory / "shown")
+            self.server.wait()
+            self.server = None
+        for name in ("image", "shown"):
+            (self.directory / name).unlink(missing_ok=True)
 
     def remove(self):
         """Nothing is left of it."""
         self.close()
-        self.directory.rmdir()
+        shutil.rmtree(self.directory)
         self.mount_point.rmdir()
 
 
@@ -96,10 +130,10 @@ class Volume:
         """What it is, in words."""
         return self._ask("about") if self.can_limit else "a directory of the machine's own disk"
 
-    def fresh(self, size):
-        """An empty volume; returns its directory."""
+    def fresh(self, size, delays=False):
+        """An empty volume; returns its directory. `delays`: its requests can take a while."""
         if self.can_limit:
-            made = self._ask("fresh", size)
+            made = self._ask("fresh", size, int(delays))
             self.path, self.name = Path(made["path"]), made["name"]
         self.path.mkdir(exist_ok=True)
         return self.path
@@ -114,10 +148,10 @@ class Volume:
         if self.can_limit:
             _run("sync", "--file-system", self.path)
 
-    def limit(self, requests=0, size=0):
-        """So many requests and bytes a second."""
+    def limit(self, requests=0, size=0, microseconds=0):
+        """So many requests and bytes a second, and how long each takes at least."""
         if self.can_limit:
-            self._ask("limit", requests, size)
+            self._ask("limit", requests, size, microseconds)
 
     def counts(self):
         """Requests and bytes since it was made, from /sys/block; empty without a device.

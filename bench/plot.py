@@ -46,7 +46,7 @@ def points(results):
         for run in result["runs"]:
             of.setdefault((*key(run), run["side"]), []).append(run)
         for (images, wal, volume, side), runs in of.items():
-            load, (_, bandwidth) = sizes[images], result["volumes"][volume]["limit"]
+            load, (_, bandwidth, *_) = sizes[images], result["volumes"][volume]["limit"]
             place = found.setdefault((images, volume), {}).setdefault(side, [])
             place.append((load["wal_bytes"][f"wal-{wal:g}"], estimated(runs), all(run["finished"] for run in runs)))
             if bandwidth:

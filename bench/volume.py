@@ -36,8 +36,9 @@ from .replay import FIXTURES, SMOKE_SIZE, commit, machine, nameless
 from .volume_probe import Watch, probe
 from .volume_table import table
 
-# Requests and bytes a second.
-VOLUMES = {"3000": (3_000, 125_000_000), "16000": (16_000, 1_000_000_000), "none": (0, 0)}
+# Requests and bytes a second, and how many microseconds each takes.
+VOLUMES = {"3000": (3_000, 125_000_000, 0), "16000": (16_000, 1_000_000_000, 0), "none": (0, 0, 0),
+           "5ms": (16_000, 1_000_000_000, 5_000)}
 MEMORY = 512 * MB       # for everything, at full size
 LEAST_MEMORY = 128 * MB
 # As recovery is configured with care: reads ahead, another process that writes, no restartpoint before the end. No segment is written
@@ -130,7 +131,7 @@ class Bench:
     def conditions(self):
         """Every (volume, amount of WAL); where nothing can be limited, only what needs no limit."""
         return [(name, amount) for amount in self.args.wal for name in self.args.volumes
-                if self.volume.can_limit or VOLUMES[name] == (0, 0)]
+                if self.volume.can_limit or not any(VOLUMES[name])]
 
     def prepare(self, side, amount):
         """A server on a fresh copy of the backup, on the volume as it is limited now."""
@@ -156,7 +157,8 @@ class Bench:
     def one(self, side, name, amount, kept):
         """One recovery; a copy of what has come of it in `kept`, if wanted."""
         found = dict(side=side, volume=name, wal=amount, images=self.info["images"])
-        self.volume.fresh(self.info["grown_bytes"] * 2 + 3 * self.info["wal_bytes"][volume_load.restore_point(amount)] + 512 * MB)
+        self.volume.fresh(self.info["grown_bytes"] * 2 + 3 * self.info["wal_bytes"][volume_load.restore_point(amount)] + 512 * MB,
+                          VOLUMES[name][2] > 0)
         try:
             self.volume.limit(*VOLUMES[name])
             with self.group.entered({}):

@@ -17,7 +17,7 @@ def probe(volume, limits):
     """Requests a second of one block at random, and bytes a second of 1 MB each in order, around the cache; empty without a device."""
     if not volume.can_limit:
         return {}
-    path = volume.fresh(2 * FILE) / "probe"
+    path = volume.fresh(2 * FILE, limits[2] > 0) / "probe"
     with open(path, "wb") as file:
         for _ in range(FILE // MB):
             file.write(os.urandom(MB))

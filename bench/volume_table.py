@@ -29,8 +29,9 @@ def times(runs, others):
 
 def rate(limit):
     """A limit in words."""
-    requests, size = limit
-    return f"{requests:,} requests/s and {size / 1e6:,.0f} MB/s" if requests else "no limit"
+    requests, size, *microseconds = limit
+    text = f"{requests:,} requests/s and {size / 1e6:,.0f} MB/s" if requests else "no limit"
+    return text + (f", {microseconds[0] / 1000:g} ms each" if any(microseconds) else "")
 
 
 def volume_lines(result):
