@@ -5,7 +5,6 @@ import time
 
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
-from tests.lab.server.cluster import PgCluster, controldata
 from tests.lab.walrider import replay, start
 
 ROUNDS = int(os.environ.get("WALRIDER_CRASH_ROUNDS", "5"))
@@ -20,19 +19,6 @@ def kill_after(fixture, data_dir, seconds, options=()):
     process.wait()
     process.stderr.close()
     return alive
-
-
-def finish_with_stock(fixture, data_dir):
-    """What a user does who gives up on us: start PostgreSQL on the directory."""
-    if controldata(data_dir)["Latest checkpoint location"] == fixture.info["final_checkpoint"]:
-        recovery.pin_tablespaces(data_dir)
-        return      # killed in its last moments: nothing is left to replay, so no target to reach
-    (data_dir / "recovery.signal").touch()
-    server = PgCluster(data_dir)
-    server.configure("archive_mode = off\n" + recovery.restore_settings(
-        fixture.archive, target=("lsn", fixture.info["final_checkpoint"]), action="shutdown"), "postgresql.auto.conf")
-    with server:
-        recovery.finish_stock(server, fixture.info["final_checkpoint"])
 
 
 def test_killed_and_continued(plain, work, rng):
@@ -56,7 +42,7 @@ def test_killed_and_continued(plain, work, rng):
             full_seconds *= 0.8
         try:
             if number % 4 == 3:
-                finish_with_stock(plain, ours)
+                recovery.take_over(ours, plain.archive, plain.info["final_checkpoint"])
             else:
                 replay(ours, plain.archive).expect()
                 recovery.pin_tablespaces(ours)
@@ -72,5 +58,5 @@ def test_a_killed_run_keeps_stock_away_or_consistent(plain, work):
     """Straight after a kill, without our help: stock PostgreSQL reaches the end by itself."""
     ours = plain.copy(work / "ours")
     kill_after(plain, ours, 0.2, ("--memory", "16MB"))
-    finish_with_stock(plain, ours)
+    recovery.take_over(ours, plain.archive, plain.info["final_checkpoint"])
     compare(ours, plain.stock)

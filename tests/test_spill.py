@@ -1,7 +1,8 @@
-"""Batches larger than memory: the same pages, each visited once; kills meanwhile; and what does not fit on the disk.
+"""Batches larger than memory: the same pages, each visited once; truncations within them; kills meanwhile; and what does not fit on
+the disk.
 
-Not tried: terabytes; a disk that is lost while the temporary file is on it; power cuts (test_powercut.py has pages that pass through little
-memory). `make soak-spill` does 200 rounds of kills.
+Not tried: terabytes; visibility maps of more than a page that are cut; a disk that is lost while the temporary file is on it; power
+cuts (test_powercut.py has pages that pass through little memory). `make soak-spill` does 200 rounds of kills for each load.
 """
 
 import os
@@ -10,14 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.lab import walrider
 from tests.lab.faults.shim import Disk
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
 from tests.lab.server.cluster import PgCluster, parse_lsn
 from tests.lab.standby.standby import Walrider, clone, wait_position
 from tests.lab.waiting import wait_for
-from tests.lab.walrider import replay
+from tests.lab.walrider import replay, start, walrider
 
 ROUNDS = int(os.environ.get("WALRIDER_SPILL_ROUNDS", "4"))
 # 80 MB of data, of which most pages are visited many times, far apart.
@@ -31,6 +31,42 @@ STEPS = ["UPDATE t SET n = n + 1 WHERE hashint4(id + {n}) % 5 = 0",
          "DELETE FROM t WHERE hashint4(id) % 100 = {n}", "CREATE TABLE new_{n} AS SELECT g FROM generate_series(1, 3000) g"]
 SETTINGS = "autovacuum = off\nmax_wal_size = 4GB\nfull_page_writes = off\n"
 LITTLE = ("--memory", "16MB")
+# A heap of more than a page of the free space map, one that is emptied again and again, TOAST and its index, an index that loses pages;
+# and a table whose maps are not there before.
+CUT_SETUP = """
+CREATE TABLE wide (id int PRIMARY KEY, v text) WITH (fillfactor = 10);
+INSERT INTO wide SELECT g, repeat('w', 700) FROM generate_series(1, 4600) g;
+CREATE TABLE queue (id int PRIMARY KEY, v text);
+INSERT INTO queue SELECT g, repeat('q', 200) FROM generate_series(1, 4000) g;
+CREATE TABLE large (id int PRIMARY KEY, v text);
+ALTER TABLE large ALTER v SET STORAGE EXTERNAL;
+INSERT INTO large SELECT g, repeat('l', 6000) FROM generate_series(1, 300) g;
+CREATE TABLE t (id int PRIMARY KEY, n int, v text) WITH (fillfactor = 60);
+INSERT INTO t SELECT g, 0, repeat('x', 600) FROM generate_series(1, 15000) g;
+CREATE TABLE kept AS SELECT g AS id, repeat('k', 200) AS v FROM generate_series(1, 3000) g;
+VACUUM wide; VACUUM queue; VACUUM large; VACUUM t; VACUUM kept
+"""
+CUT_STEPS = [
+    "UPDATE t SET n = n + 1 WHERE hashint4(id + {n}) % 5 = 0",
+    # Within the second page of the map, with what lies before the end changed before and after.
+    "UPDATE wide SET v = 'before {n}' WHERE id % 50 = {n}; DELETE FROM wide WHERE id > 4200 + 20 * {n}; VACUUM wide",
+    "INSERT INTO wide SELECT g, repeat('n', 700) FROM generate_series(4201 + 20 * {n}, 4500) g; UPDATE wide SET v = 'after {n}' WHERE id % 70 = {n}",
+    "DELETE FROM queue; VACUUM queue; INSERT INTO queue SELECT g, repeat('r', 200) FROM generate_series(1, 1000 + 100 * {n}) g",
+    "DELETE FROM large WHERE id > 100; VACUUM large; INSERT INTO large SELECT g, repeat('m', 6000) FROM generate_series(101, 250) g",
+    # Half empty at the truncation, which the map's upper levels then say, and full after it.
+    "DELETE FROM kept WHERE id % 2 = 0 OR id > 2500; VACUUM kept; INSERT INTO kept SELECT g, repeat('k', 200) FROM generate_series(2, 3500, 2) g",
+    "VACUUM wide; VACUUM queue",
+]
+# Two of which nothing was known, one that crosses a page of the map, one that is dropped, and ends of all.
+CUT_LAST = """
+CREATE TABLE fresh (id int, v text); INSERT INTO fresh SELECT g, repeat('f', 300) FROM generate_series(1, 2000) g;
+DELETE FROM fresh WHERE id > 700; VACUUM fresh; INSERT INTO fresh SELECT g, repeat('g', 300) FROM generate_series(701, 1500) g;
+DELETE FROM fresh WHERE id > 900; VACUUM fresh;
+DELETE FROM wide WHERE id > 3000; VACUUM wide;
+DELETE FROM t WHERE id > 9000; VACUUM t; UPDATE t SET n = 0 WHERE id % 3 = 0;
+CREATE TABLE goes AS SELECT g FROM generate_series(1, 20000) g; DELETE FROM goes; VACUUM goes; DROP TABLE goes;
+DELETE FROM queue WHERE id > 500; VACUUM queue; DELETE FROM large WHERE id > 120; VACUUM large
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +88,43 @@ def updated(scratch):
     recovery.discard(server.data_dir)
     recovery.stock_replay(backup, server.archive, directory / "stock", final)
     return SimpleNamespace(archive=server.archive, stock=directory / "stock", copy=lambda to: recovery.copy_backup(backup, to))
+
+
+def truncations(directory, checksums):
+    """A backup, also packed, and WAL that truncates tables again and again. Without checksums the WAL determines all of the free space
+    maps; with images, what a recovery comes to does not depend on whether it was interrupted."""
+    directory.mkdir()
+    settings = "autovacuum = off\nmax_wal_size = 4GB\nmax_parallel_maintenance_workers = 0\n"
+    with PgCluster.init(directory / "primary", directory / "archive", checksums=checksums, conf=settings) as server:
+        server.start()
+        for command in CUT_SETUP.split(";"):
+            server.psql(command)
+        backup = server.basebackup(directory / "backup")
+        server.basebackup(directory / "tar", "-Ft")
+        for number in range(6):
+            for command in [command for step in CUT_STEPS for command in step.format(n=number).split(";")]:
+                server.psql(command)
+        for command in CUT_LAST.split(";"):
+            server.psql(command)
+        server.stop()
+        server.complete_archive()
+    final = server.controldata()["Latest checkpoint location"]
+    recovery.discard(server.data_dir)
+    recovery.stock_replay(backup, server.archive, directory / "stock", final)
+    return SimpleNamespace(archive=server.archive, stock=directory / "stock", tar=directory / "tar", backup=backup, final=final,
+                           copy=lambda to: recovery.copy_backup(backup, to))
+
+
+@pytest.fixture(scope="module")
+def truncated(scratch):
+    """Where all of each map is determined by the WAL."""
+    return truncations(scratch / "truncated", checksums=False)
+
+
+@pytest.fixture(scope="module")
+def cut_with_images(scratch):
+    """With checksums, so that pages that are cut or torn show."""
+    return truncations(scratch / "cut_with_images", checksums=True)
 
 
 @pytest.mark.every_major
@@ -78,6 +151,29 @@ def test_worth_it(updated, work):
         visits[name] = result["pages_read"]
     # So many more were read where it was forbidden.
     assert visits["never"] > 2 * visits["small"], visits
+
+
+@pytest.mark.every_major
+def test_truncations(truncated, work):
+    """They do not end a batch where the maps tell what comes of them; pages and lengths are PostgreSQL's."""
+    types = walrider("wal", "stats", truncated.archive, "--json").expect().json["types"]
+    count = next(entry["count"] for entry in types if (entry["rmgr"], entry["type"]) == ("Storage", "TRUNCATE"))
+    for memory in ("16MB", "1GB"):
+        ours = truncated.copy(work / memory)
+        result = replay(ours, truncated.archive, "--memory", memory, "--spill-always").expect().json
+        compare(ours, truncated.stock)
+        assert 0 < result["sweeps"] < count / 3, (count, result)
+    ours = truncated.copy(work / "never")
+    replay(ours, truncated.archive, "--spill-size", "0").expect()
+    compare(ours, truncated.stock)
+
+
+@pytest.mark.parametrize("form", ["plain", "tar"])
+def test_truncations_while_unpacking(truncated, work, form):
+    """In the single pass of `walrider restore`."""
+    source = truncated.backup if form == "plain" else truncated.tar
+    walrider("restore", "--backup", source, "--wal", truncated.archive, "-D", work / "ours", *LITTLE).expect()
+    compare(work / "ours", truncated.stock)
 
 
 def test_little_room(updated, work):
@@ -108,16 +204,20 @@ def test_no_directory(updated, work):
     compare(ours, updated.stock)
 
 
-def test_killed(updated, work, rng):
-    """At any moment, while WAL is put apart and while pages are written; then it is done again, with or without little memory."""
-    whole = updated.copy(work / "whole")
-    seconds = replay(whole, updated.archive, *LITTLE).expect().json["total_seconds"]
+@pytest.mark.parametrize("load", ["updated", "cut_with_images"])
+def test_killed(load, request, work, rng):
+    """At any moment, while WAL is put apart, files are cut and pages are written; then it is done again, with or without little memory,
+    or by PostgreSQL where that comes to the same."""
+    fixture = request.getfixturevalue(load)
+    kill = LITTLE if load == "updated" else (*LITTLE, "--spill-always")
+    whole = fixture.copy(work / "whole")
+    seconds = replay(whole, fixture.archive, *kill).expect().json["total_seconds"]
     recovery.discard(whole)
     killed = 0
     for number in range(ROUNDS):
-        ours = updated.copy(work / f"round{number}")
-        moment = rng.uniform(0.1, 1.1) * seconds
-        process = walrider.start("replay", "--data-dir", ours, "--wal", updated.archive, *LITTLE, stdout=subprocess.DEVNULL)
+        ours = fixture.copy(work / f"round{number}")
+        moment, killed_before = rng.uniform(0.1, 1.1) * seconds, killed
+        process = start("replay", "--data-dir", ours, "--wal", fixture.archive, *kill, stdout=subprocess.DEVNULL)
         try:
             process.wait(moment)
         except subprocess.TimeoutExpired:
@@ -125,10 +225,18 @@ def test_killed(updated, work, rng):
         finally:
             process.kill()
             process.communicate()
-        replay(ours, updated.archive, *rng.choice([LITTLE, (*LITTLE, "--spill-size", "0"), ()])).expect()
-        compare(ours, updated.stock)
+        if killed == killed_before and moment < seconds:
+            seconds *= 0.8      # the machine was busier when we measured
+        if load != "updated" and number % 4 == 3:
+            recovery.take_over(ours, fixture.archive, fixture.final)
+        else:
+            replay(ours, fixture.archive, *rng.choice([LITTLE, kill, (*LITTLE, "--spill-size", "0"), ()])).expect()
+        try:
+            compare(ours, fixture.stock)
+        except AssertionError as error:
+            raise AssertionError(f"round {number}, killed after {moment} of {seconds} s: {error}") from error
         recovery.discard(ours)
-    print(f"{ROUNDS} rounds, {killed} kills at work, a whole run takes {seconds:.2f} s")
+    print(f"{load}: {ROUNDS} rounds, {killed} kills at work, a whole run takes {seconds:.2f} s")
     assert killed >= ROUNDS // 2
 
 
@@ -162,7 +270,7 @@ def test_a_standby_far_behind(primary, behind):
         final = primary.controldata()["Latest checkpoint location"]
         wait_for(lambda: parse_lsn(behind.status()["positions"]["replayed"]["lsn"]) > parse_lsn(final), behind.status)
         behind.stop()
-    found = walrider.walrider("compare", behind.data_dir, primary.data_dir).json
+    found = walrider("compare", behind.data_dir, primary.data_dir).json
     # A primary's control file is another.
     assert found["differences"] == found["classes"]["control"] and found["pages"] > 10000, found
 

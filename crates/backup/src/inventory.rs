@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use walrider_datadir::relation::SegmentFile;
+use walrider_layout::ForkNumber;
 
 use crate::checksum::{Checksums, Sum, hex};
 use crate::error::{BackupError, Result};
@@ -144,6 +146,13 @@ impl Inventory {
             true => Err(BackupError::damaged(name.to_string(), "is there twice")),
             false => Ok(Some(expected)),
         }
+    }
+
+    /// How long the segment files of relations' maps are, in bytes.
+    pub fn maps(&self) -> HashMap<SegmentFile, u64> {
+        let is_map = |file: &SegmentFile| matches!(file.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap);
+        let segments = self.files.iter().filter_map(|(name, expected)| Some((name.segment()?, expected.size)));
+        segments.filter(|(file, _)| is_map(file)).collect()
     }
 
     /// Whether there are files whose names begin so.

@@ -17,5 +17,5 @@ pub mod tree;
 pub mod unpack;
 
 pub use error::{BackupError, Result};
-pub use source::Backup;
+pub use source::{Backup, MapLengths};
 pub use target::Mapping;

@@ -1,6 +1,6 @@
 //! A base backup as `pg_basebackup` has made it: a directory that is like a data directory, or one with archives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use walrider_datadir::backup_label::{BackupLabel, MappedTablespace, parse_tablespace_map};
 use walrider_datadir::durable::{list_dir, read_file};
-use walrider_layout::Oid;
+use walrider_datadir::relation::SegmentFile;
+use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Oid, RELSEG_SIZE, RelFileLocator};
 
 use crate::error::{BackupError, IoContext, Result, quoted};
 use crate::inventory::{Inventory, MANIFEST, incremental};
@@ -76,6 +77,26 @@ impl Part {
             Part::Tablespace(oid) => format!("pg_tblspc/{oid}/"),
             Part::Wal => "pg_wal/".to_owned(),
         }
+    }
+}
+
+/// How long the maps of a backup's relations are.
+#[derive(Debug)]
+pub struct MapLengths(HashMap<SegmentFile, u64>);
+
+impl MapLengths {
+    /// Whole blocks of a map, up to the first file that is not full (`mdnblocks`); 0 if there is none.
+    pub fn blocks(&self, rel: RelFileLocator, fork: ForkNumber) -> BlockNumber {
+        let mut blocks: BlockNumber = 0;
+        for segment in 0.. {
+            let size = self.0.get(&SegmentFile { rel, fork, segment }).copied().unwrap_or(0);
+            let here = (size / BLCKSZ as u64).min(u64::from(RELSEG_SIZE)) as BlockNumber;
+            blocks = blocks.saturating_add(here);
+            if here < RELSEG_SIZE {
+                break;
+            }
+        }
+        blocks
     }
 }
 
@@ -184,6 +205,11 @@ impl Backup {
     /// Whether there is a manifest to verify it by.
     pub fn has_manifest(&self) -> bool {
         self.inventory.is_some()
+    }
+
+    /// How long the maps of relations are, as the manifest says; `None` without one.
+    pub fn map_lengths(&self) -> Option<MapLengths> {
+        Some(MapLengths(self.inventory.as_ref()?.maps()))
     }
 }
 

@@ -9,10 +9,10 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use walrider_backup::unpack::{Begun, Destination, Pages, PagesError, Unchanged, Unpacked, begin, unpack};
-use walrider_backup::{Backup, BackupError, Mapping};
+use walrider_backup::{Backup, BackupError, MapLengths, Mapping};
 use walrider_datadir::config::is_half_restored;
 use walrider_datadir::relation::SegmentFile;
-use walrider_layout::BlockNumber;
+use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 use walrider_replay::base::{Base, PassPages};
 use walrider_replay::error::ReplayError;
 
@@ -108,6 +108,8 @@ impl Restored {
 /// A backup whose relations come into the directory during replay, which changes them on their way; or have come before.
 pub struct Unpacking {
     backup: Arc<Backup>,
+    /// Of what is not there yet.
+    maps: Option<MapLengths>,
     begun: Mutex<Option<Begun>>,
     bar: ProgressBar,
     done: OnceLock<(Unpacked, Duration)>,
@@ -128,6 +130,13 @@ impl Base for Unpacking {
         })?;
         self.done.set((unpacked, started.elapsed())).expect("once");
         Ok(())
+    }
+
+    fn blocks(&self, rel: RelFileLocator, fork: ForkNumber) -> Option<BlockNumber> {
+        match fork {
+            ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap => Some(self.maps.as_ref()?.blocks(rel, fork)),
+            ForkNumber::Main | ForkNumber::Init => None,
+        }
     }
 }
 
@@ -202,7 +211,8 @@ impl UnpackArgs {
             }
             false => Some(begin(backup.clone(), &destination, &progress)?),
         };
-        Ok(Unpacking { backup, begun: Mutex::new(begun), bar, done })
+        let maps = begun.as_ref().and_then(|_| backup.map_lengths());
+        Ok(Unpacking { backup, maps, begun: Mutex::new(begun), bar, done })
     }
 }
 

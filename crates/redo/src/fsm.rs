@@ -204,16 +204,44 @@ pub fn prepare_truncate<F: FsmFork>(fork: &mut F, first_removed: BlockNumber) ->
     if slot == 0 {
         return Ok((fork.blocks()? > block).then_some(block));
     }
-    let truncated = fork.page(block, |target| {
-        let mut page = PageMut(target.bytes);
-        if page.get().is_new() {
-            page.init(0);
-        }
-        truncate_avail(&mut page, slot);
-        // Written back even if no slot had a value, and even where hint bits are logged (MarkBufferDirty).
-        target.dirty = true;
-    })?;
+    let truncated = fork.page(block, |target| truncate_tail(target, slot))?;
     Ok(truncated.map(|()| block + 1))
+}
+
+/// Zeroes the slots of removed heap blocks, from `first_slot` on, on the last page that stays.
+pub fn truncate_tail(target: &mut Target<'_>, first_slot: u16) {
+    let mut page = PageMut(target.bytes);
+    if page.get().is_new() {
+        page.init(0);
+    }
+    truncate_avail(&mut page, first_slot);
+    // Written back even if no slot had a value, and even where hint bits are logged (MarkBufferDirty).
+    target.dirty = true;
+}
+
+/// How many blocks a map keeps that has as many as `first_removed` heap blocks ask for, and the slot from which on the last of
+/// them is zeroed; 0: none of it, as the map's first removed page begins just there.
+pub fn truncation(first_removed: BlockNumber) -> (BlockNumber, u16) {
+    let (block, slot) = location(first_removed);
+    if slot == 0 { (block, 0) } else { (block + 1, slot) }
+}
+
+/// The blocks of the map above the one that has a heap block's slot.
+pub fn blocks_above(heap_block: BlockNumber) -> [BlockNumber; 2] {
+    let (lowest, _) = Address::of_heap_block(heap_block);
+    let (middle, _) = lowest.parent();
+    [ROOT, middle].map(|address| address.block().expect("it is before the one below"))
+}
+
+/// Whether a page is initialised, and the next search on it begins at its first slot.
+pub fn is_settled(page: Page<'_>) -> bool {
+    !page.is_new() && page.0[NEXT_SLOT..NODES].iter().all(|&byte| byte == 0)
+}
+
+/// Whether a block of the map is above the lowest level: no heap block has its slot there.
+pub fn is_upper(block: BlockNumber) -> bool {
+    // The root, and then each page of the middle level before those below it.
+    block == 0 || (block - 1).is_multiple_of(SLOTS_PER_PAGE as u32 + 1)
 }
 
 /// Brings the upper levels up to date for the heap blocks from `start` on, to `end` (exclusive; `BlockNumber::MAX`
@@ -258,10 +286,20 @@ fn vacuum_page<F: FsmFork>(
             set_slots(fork, block, slot, last_slot, 0, dirties)?;
         }
     }
-    fork.page(block, |target| {
-        put_u32(target.bytes, NEXT_SLOT, 0);
-        max_avail(Page(target.bytes))
-    })
+    fork.page(block, reset_next_slot)
+}
+
+/// Lets the next search on a page begin at its first slot, which is no reason to write the page; returns the page's largest value.
+pub fn reset_next_slot(target: &mut Target<'_>) -> u8 {
+    put_u32(target.bytes, NEXT_SLOT, 0);
+    max_avail(Page(target.bytes))
+}
+
+/// A page whose largest value is this, for [`vacuum_range`] to look at.
+pub fn page_with(value: u8) -> PageBytes {
+    let mut page = [0; BLCKSZ];
+    page[NODES] = value;
+    page
 }
 
 /// The slots of an upper page for the pages that cover the heap blocks from `start` to `last`; the first is greater than
@@ -327,6 +365,14 @@ mod tests {
         assert_eq!(ROOT.block(), Some(0));
         assert_eq!(Address { level: 1, number: 0 }.block(), Some(1));
         assert_eq!(Address { level: 1, number: 1 }.block(), Some(4071));
+        for block in [0, 1, 4071, 8141] {
+            assert!(is_upper(block), "{block}");
+        }
+        for block in [2, 3, 4070, 4072, 8140, 8142] {
+            assert!(!is_upper(block), "{block}");
+        }
+        assert_eq!([0, 4069 * 4069 - 1, 4069 * 4069].map(blocks_above), [[0, 1], [0, 1], [0, 4071]]);
+        assert_eq!((truncation(0), truncation(100), truncation(4069)), ((2, 0), (3, 100), (3, 0)));
         // Every heap block's place exists, even that of the last.
         assert_eq!(location(u32::MAX).0, u32::MAX / 4069 + u32::MAX / (4069 * 4069) + 2);
     }

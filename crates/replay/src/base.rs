@@ -1,7 +1,7 @@
 //! A base backup whose relations are on their way: they get what the WAL says before they are in the directory.
 
 use walrider_datadir::relation::SegmentFile;
-use walrider_layout::BlockNumber;
+use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 
 use crate::error::ReplayError;
 
@@ -12,6 +12,9 @@ pub trait Base: Send + Sync {
     /// # Errors
     /// Also those of `pages`, which end it.
     fn unpack(&self, pages: &dyn PassPages) -> Result<(), ReplayError>;
+
+    /// How many blocks a fork will have when it is there; `None` if that is not known before.
+    fn blocks(&self, rel: RelFileLocator, fork: ForkNumber) -> Option<BlockNumber>;
 }
 
 /// Sees the pages of relation files, and changes them.

@@ -4,6 +4,7 @@ use std::collections::{HashSet, VecDeque};
 
 use walrider_layout::{Lsn, RelFileLocator};
 
+use crate::cuts::Cuts;
 use crate::engine::Stop;
 use crate::globals::Action;
 use crate::partition::Part;
@@ -16,6 +17,8 @@ pub struct Batch {
     pub upto: Vec<u32>,
     /// Relations dropped in it.
     pub drops: HashSet<RelFileLocator>,
+    /// Relations truncated in it, if it is one that may be larger than memory; others end with a truncation.
+    pub cuts: Cuts,
     /// Done after its pages, in order.
     pub actions: Vec<Action>,
     /// The last plain commit of the stretch that is being sequenced.

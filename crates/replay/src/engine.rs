@@ -19,15 +19,16 @@ use walrider_wal::decode::{Span, WalFormat};
 use crate::actions;
 use crate::base::{Base, Unchanged};
 use crate::batch::{Batch, loaded_end};
+use crate::cuts::Lengths;
 use crate::error::ReplayError;
 use crate::feed::Feed;
 use crate::globals::Globals;
 use crate::load::Loader;
 use crate::pages::{MemoryShares, Pages, is_small};
-use crate::partition::PageSettings;
+use crate::partition::{PageSettings, Part};
 use crate::plan::{PARTITIONS, Planned};
 use crate::restartpoint::Recovery;
-use crate::sequence::Sequencer;
+use crate::sequence::{Before, Sequencer};
 use crate::spill::{Spill, SpillSettings};
 use crate::spread::{Spread, Step};
 use crate::stages::Stage;
@@ -251,13 +252,28 @@ impl<'a> Engine<'a> {
                 return self.feed.ending(self.recovery().is_archive_recovery());
             }
             let batch_started = Instant::now();
+            let may_spill = self.spilling.is_some() || self.is_worth_spilling();
+            if may_spill && self.spilling.is_none() {
+                // Whether a truncation ends the batch depends on what files have.
+                self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
+                self.pages.write_upper_levels()?;
+            }
             let begun = self.spilling.as_mut().map(|spilling| std::mem::take(&mut spilling.batch)).unwrap_or_default();
-            let mut batch = self.sequencer.sequence(&self.feed.queue, begun, self.replayed, &mut self.stats)?;
+            let base = self.base.as_deref();
+            let lengths = may_spill.then(|| Lengths {
+                rels: self.pages.rels(),
+                files: self.pages.files(),
+                base,
+                env: self.pages.env(),
+            });
+            let before = Before { replayed: self.replayed, lengths };
+            let mut batch = self.sequencer.sequence(&self.feed.queue, begun, &before, &mut self.stats)?;
             assert!(
                 !batch.upto.is_empty() && batch.upto.len() <= self.feed.queue.len(),
                 "a batch is of what is loaded"
             );
-            let stop = if self.spilling.is_some() || self.is_worth_spilling(&batch) {
+            let is_spilled = self.spilling.is_some() || self.base.is_some() || !batch.cuts.is_empty();
+            let stop = if is_spilled || (may_spill && !batch.ends) {
                 self.spill(batch, progress)?
             } else {
                 self.apply_batch(&mut batch, stretches)?;
@@ -312,20 +328,25 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Whether pages are visited less often if the batch becomes larger than memory.
-    fn is_worth_spilling(&self, batch: &Batch) -> bool {
+    /// Whether pages are visited less often if the next batch becomes larger than memory.
+    fn is_worth_spilling(&self) -> bool {
         if self.base.is_some() {
             return true;
         }
-        if self.spill.file_bytes == 0 || batch.ends || self.sequencer.commits_until.is_some() {
+        if self.spill.file_bytes == 0 || self.sequencer.commits_until.is_some() {
             return false;
         }
         if self.spill.always {
             return true;
         }
-        let parts = batch.parts(&self.feed.queue);
-        let wal = (batch.upto.len() as u64) * self.feed.window_bytes();
-        self.pages.is_worth_spilling(&parts, wal)
+        let queue = &self.feed.queue;
+        // Whoever keeps up has less, and must not wait for more.
+        if queue.len() < self.feed.stretches {
+            return false;
+        }
+        let whole = |planned| Part::new(planned, planned.done, planned.stretch.places().len() as u32);
+        let parts: Vec<Part<'_>> = queue.iter().map(whole).collect();
+        self.pages.is_worth_spilling(&parts, queue.len() as u64 * self.feed.window_bytes())
     }
 
     /// Puts the batch apart, to go on with it; does what has come together if it ends here, or there is no room for more.
@@ -373,12 +394,13 @@ impl<'a> Engine<'a> {
         let Spilling { spill, mut batch, last, records } = spilling;
         let (lsn, end, used) = last.unwrap_or((self.last_record, self.replayed, self.used));
         let (recovery, stats) = (&mut self.sequencer.recovery, &mut self.stats);
+        let needless = self.pages.needless(&batch);
         match self.base.take() {
             Some(base) => {
-                self.pages.unpack(&*base, spill, &batch.drops, end, recovery, stats)?;
+                self.pages.unpack(&*base, spill, &needless, end, recovery, stats)?;
                 config::let_servers_in(recovery.data_dir().path())?;
             }
-            None => self.pages.sweep(spill, &batch.drops, end, recovery, stats)?,
+            None => self.pages.sweep(spill, &needless, end, recovery, stats)?,
         }
         batch.upto.clear();
         self.do_actions(&mut batch, end)?;

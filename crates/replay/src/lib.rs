@@ -6,6 +6,7 @@
 mod actions;
 pub mod base;
 mod batch;
+mod cuts;
 pub mod end_of_recovery;
 pub mod engine;
 pub mod error;

@@ -8,13 +8,16 @@ use std::time::Instant;
 use rayon::prelude::*;
 use walrider_datadir::relation::RelationFiles;
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, RelFileLocator};
-use walrider_redo::Change;
+use walrider_redo::{Change, Env, fsm};
 
 use crate::base::Base;
+use crate::batch::Batch;
+use crate::cuts::Needless;
 use crate::error::{ReplayError, page_name};
 use crate::gaps::Gaps;
 use crate::partition::passing::Passing;
 use crate::partition::sweep::Sweep;
+use crate::partition::upper;
 use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
 use crate::plan::{PARTITIONS, partition_of};
 use crate::rels::{PageKey, RelTable};
@@ -113,6 +116,11 @@ impl<'a> Pages<'a> {
         self.files
     }
 
+    /// What redo depends on.
+    pub fn env(&self) -> Env {
+        self.settings.env
+    }
+
     /// The pages of some batch did not fit into memory.
     pub fn is_short(&self) -> bool {
         self.is_short
@@ -163,6 +171,17 @@ impl<'a> Pages<'a> {
         written.try_reduce(|| 0, |a, b| Ok(a + b))
     }
 
+    /// Writes upper levels of free space maps that have changed.
+    ///
+    /// # Errors
+    /// When one cannot be written.
+    pub fn write_upper_levels(&mut self) -> Result<(), ReplayError> {
+        let (partitions, shared, _) = self.split();
+        let is_upper =
+            |key: PageKey| fsm::is_upper(key.block()) && shared.rels.fork(key.fork()).fork == ForkNumber::FreeSpaceMap;
+        partitions.iter_mut().try_for_each(|partition| partition.write_back(&shared, is_upper).map(drop))
+    }
+
     /// By number, which forks these relations have.
     fn forks_of(&self, relations: &HashSet<RelFileLocator>) -> Vec<bool> {
         let mut found = vec![false; if relations.is_empty() { 0 } else { self.rels.len() }];
@@ -172,6 +191,11 @@ impl<'a> Pages<'a> {
             }
         }
         found
+    }
+
+    /// What need not be done of a batch that is larger than memory.
+    pub fn needless(&self, batch: &Batch) -> Needless {
+        Needless::new(&batch.cuts, &batch.drops, self.forks_of(&batch.drops), &self.rels)
     }
 
     /// Does a batch's page operations. `drops`: relations dropped in it. `end`: of its last record.
@@ -252,7 +276,7 @@ impl<'a> Pages<'a> {
     }
 
     /// Has the relation files of a base backup come into the directory, and on their way does the page operations of a spilled batch
-    /// that ends at `end`. `drops`: relations dropped in it.
+    /// that ends at `end`.
     ///
     /// # Errors
     /// What [`ReplayError`] lists.
@@ -260,50 +284,57 @@ impl<'a> Pages<'a> {
         &mut self,
         base: &dyn Base,
         spill: Spill,
-        drops: &HashSet<RelFileLocator>,
+        needless: &Needless,
         end: Lsn,
         recovery: &mut Recovery,
         stats: &mut Stats,
     ) -> Result<(), ReplayError> {
         recovery.ensure_min_recovery_point(end)?;
-        let dropped = self.forks_of(drops);
+        self.invalid.retain(|&key| !needless.is_behind(key));
         let sorting = stats.stages.enter(Stage::Spill);
         let sorted = spill.sorted()?;
         drop(sorting);
         let applying = stats.stages.enter(Stage::Apply);
         let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
-        let passing = Passing::new(&shared, &dropped, sorted, &self.gaps);
+        let passing = Passing::new(&shared, needless, sorted, &self.gaps);
         base.unpack(&passing)?;
-        let report = passing.finish();
+        let mut report = passing.finish();
+        if report.failure.is_none() {
+            upper::bring_up_to_date(&shared, needless, &mut report)?;
+        }
         drop(applying);
         self.take_reports(vec![report], &mut [], stats)
     }
 
-    /// Does the page operations of a spilled batch that ends at `end`. No page is in memory, before and after. `drops`: relations
-    /// dropped in it.
+    /// Does the page operations of a spilled batch that ends at `end`. No page is in memory, before and after.
     ///
     /// # Errors
     /// What [`ReplayError`] lists.
     pub fn sweep(
         &mut self,
         spill: Spill,
-        drops: &HashSet<RelFileLocator>,
+        needless: &Needless,
         end: Lsn,
         recovery: &mut Recovery,
         stats: &mut Stats,
     ) -> Result<(), ReplayError> {
         recovery.ensure_min_recovery_point(end)?;
-        let dropped = self.forks_of(drops);
+        self.invalid.retain(|&key| !needless.is_behind(key));
         let applying = stats.stages.enter_on(Stage::Apply, rayon::current_num_threads());
         let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
-        let reports = spill.each(|mut partition| {
+        needless.cut_files(&shared)?;
+        let mut reports = spill.each(|mut partition| {
             let (started, mut report) =
                 (Instant::now(), Report { stages: Some(stats.stages.clone()), ..Report::default() });
-            let (mut sweep, mut bytes) = (Sweep::new(&shared, &dropped, &self.gaps), Vec::new());
+            let tails = needless.tails_in(partition.number, shared.rels);
+            let (mut sweep, mut bytes) = (Sweep::new(&shared, needless, tails, &self.gaps), Vec::new());
             loop {
                 match partition.read(&mut bytes) {
                     Ok(true) => sweep.pass(&bytes, &mut report),
-                    Ok(false) => break,
+                    Ok(false) => {
+                        sweep.end(&mut report);
+                        break;
+                    }
                     Err(error) => {
                         report.fail(Lsn::INVALID, error);
                         break;
@@ -318,6 +349,15 @@ impl<'a> Pages<'a> {
         })?;
         applying.end(reports.iter().map(|report| report.took).sum());
         stats.request_bytes = self.gaps.best();
+        let mut last = Report::default();
+        for report in &mut reports {
+            last.cleared.append(&mut report.cleared);
+            last.upper.append(&mut report.upper);
+        }
+        if reports.iter().all(|report| report.failure.is_none()) {
+            upper::bring_up_to_date(&shared, needless, &mut last)?;
+        }
+        reports.push(last);
         self.take_reports(reports, &mut [], stats)
     }
 

@@ -7,6 +7,7 @@
 mod cache;
 pub mod passing;
 pub mod sweep;
+pub mod upper;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use walrider_redo::{Change, Effects, Env, FreeSpace, Outcome, RedoError, Target,
 use walrider_wal::decode::Place;
 use walrider_wal::record::Record;
 
+use crate::cuts::ForkCuts;
 use crate::error::{RedoFailure, ReplayError};
 use crate::frames::Frames;
 use crate::plan::{PageOp, Planned};
@@ -121,6 +123,10 @@ pub struct ImageDifference {
 pub struct Report {
     /// Changes of free space maps that are to follow.
     pub fsm: Vec<FsmOp>,
+    /// Of pages of free space maps whose tail a truncation has cleared: its number, and the largest value that they then had.
+    pub cleared: Vec<(usize, u8)>,
+    /// Entries of a spilled batch that are about upper levels of free space maps which truncations have to do with.
+    pub upper: Vec<u8>,
     /// Forks that have become longer.
     pub grown: Vec<u32>,
     /// Pages that a record expected and that did not exist or were all zeros.
@@ -154,6 +160,8 @@ impl Report {
     /// Adds what another one tells.
     pub fn add(&mut self, other: Report) {
         self.fsm.extend(other.fsm);
+        self.cleared.extend(other.cleared);
+        self.upper.extend(other.upper);
         self.grown.extend(other.grown);
         self.invalid.extend(other.invalid);
         self.images_verified += other.images_verified;
@@ -177,14 +185,21 @@ impl Report {
 ///
 /// What earlier ones said is overwritten: each entry of the map tells of one page, and those above it are made from these.
 /// But a page of the map comes into being with the first entry that is not zero, and stays, even if that becomes zero.
+/// And a truncation in between brings upper levels of the map up to date, for which it must be told all that was said before.
 #[derive(Default)]
-struct LastFreeSpace(Option<(Lsn, FreeSpace)>);
+struct LastFreeSpace<'c> {
+    last: Option<(Lsn, FreeSpace)>,
+    cuts: Option<&'c ForkCuts>,
+}
 
-impl LastFreeSpace {
+impl LastFreeSpace<'_> {
     /// Takes what a record says. Returns what the map must be told before.
     fn say(&mut self, lsn: Lsn, free: FreeSpace) -> Option<(Lsn, FreeSpace)> {
-        let before = self.0.replace((lsn, free));
-        before.filter(|(_, before)| fsm::category(free.free_bytes) == 0 && fsm::category(before.free_bytes) != 0)
+        let before = self.last.replace((lsn, free));
+        before.filter(|(told, before)| {
+            let becomes_zero = fsm::category(free.free_bytes) == 0 && fsm::category(before.free_bytes) != 0;
+            becomes_zero || self.cuts.is_some_and(|cuts| cuts.is_between(*told, lsn))
+        })
     }
 }
 
@@ -461,7 +476,7 @@ impl Partition {
                 fork.grow_to(slot.key.block() + 1);
                 report.grown.push(slot.key.fork());
             }
-            if let Some((lsn, free)) = free_space.0 {
+            if let Some((lsn, free)) = free_space.last {
                 report.note_free_space(fork.free_space_map(shared.rels), lsn, free);
             }
         }
@@ -529,7 +544,7 @@ struct PageWork<'r, 'a> {
     key: PageKey,
     shared: &'r Shared<'a>,
     report: &'r mut Report,
-    free_space: &'r mut LastFreeSpace,
+    free_space: &'r mut LastFreeSpace<'a>,
 }
 
 impl PageWork<'_, '_> {
@@ -603,6 +618,19 @@ mod tests {
         assert_eq!(last.say(Lsn(24), free(2000)), None);
         assert_eq!(last.say(Lsn(32), free(0)), Some((Lsn(24), free(2000))));
         assert_eq!(last.say(Lsn(40), free(0)), None);
-        assert_eq!(last.0, Some((Lsn(40), free(0))));
+        assert_eq!(last.last, Some((Lsn(40), free(0))));
+    }
+
+    /// Upper levels of the map get what was said before the truncation that brings them up to date.
+    #[test]
+    fn free_space_before_a_truncation_is_told() {
+        let rel = RelFileLocator { tablespace: 1663, database: 5, relation: 16384 };
+        let free = |free_bytes| FreeSpace { rel, block: 7, free_bytes };
+        let cuts = ForkCuts::new(vec![(Lsn(20), 9)]);
+        let mut last = LastFreeSpace { last: None, cuts: Some(&cuts) };
+        assert_eq!(last.say(Lsn(8), free(4000)), None);
+        assert_eq!(last.say(Lsn(16), free(3000)), None);
+        assert_eq!(last.say(Lsn(24), free(2000)), Some((Lsn(16), free(3000))));
+        assert_eq!(last.say(Lsn(32), free(1000)), None);
     }
 }

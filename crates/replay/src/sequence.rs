@@ -12,6 +12,7 @@ use walrider_wal::records::xact;
 use walrider_wal::rmgr::RmgrId;
 
 use crate::batch::Batch;
+use crate::cuts::Lengths;
 use crate::engine::Stop;
 use crate::error::{ReplayError, type_name};
 use crate::globals::{Action, GlobalError, Globals};
@@ -20,6 +21,14 @@ use crate::restartpoint::Recovery;
 use crate::stages::Stage;
 use crate::stats::Stats;
 use crate::target::RecoveryStop;
+
+/// What stands before a batch.
+pub struct Before<'b> {
+    /// The directory, here.
+    pub replayed: Lsn,
+    /// How long files are, for a batch that may be larger than memory: then truncations may be part of it.
+    pub lengths: Option<Lengths<'b>>,
+}
 
 /// Replays what is not a page, and decides where batches and replay end.
 pub struct Sequencer<'a> {
@@ -55,8 +64,7 @@ impl<'a> Sequencer<'a> {
         self.recovery.is_consistent(self.globals.backup(), replayed)
     }
 
-    /// Takes the records that are replayed in order, up to the end of the next batch, or more for one that has begun. The directory
-    /// stands at `replayed`.
+    /// Takes the records that are replayed in order, up to the end of the next batch, or more for one that has begun.
     ///
     /// # Errors
     /// What [`ReplayError`] lists.
@@ -64,7 +72,7 @@ impl<'a> Sequencer<'a> {
         &mut self,
         queue: &VecDeque<Planned>,
         begun: Batch,
-        replayed: Lsn,
+        before: &Before<'_>,
         stats: &mut Stats,
     ) -> Result<Batch, ReplayError> {
         let _sequence = stats.stages.enter(Stage::Sequence);
@@ -72,7 +80,7 @@ impl<'a> Sequencer<'a> {
         batch.upto.clear();
         for planned in queue {
             self.pass_over(&planned.stretch);
-            let (upto, ends) = self.sequence_stretch(planned, &mut batch, replayed, stats)?;
+            let (upto, ends) = self.sequence_stretch(planned, &mut batch, before, stats)?;
             if let Some(record) = batch.last_commit.take().and_then(|number| self.record(planned, number).ok()) {
                 stats.note_commit(&record);
             }
@@ -113,11 +121,11 @@ impl<'a> Sequencer<'a> {
         &mut self,
         planned: &Planned,
         batch: &mut Batch,
-        replayed: Lsn,
+        before: &Before<'_>,
         stats: &mut Stats,
     ) -> Result<(u32, bool), ReplayError> {
         let (limit, stop) = self.limit(planned);
-        let mut consistent_at = self.consistency_limit(planned, planned.done, replayed);
+        let mut consistent_at = self.consistency_limit(planned, planned.done, before.replayed);
         let first = planned.plan.globals.partition_point(|global| global.number < planned.done);
         let goal = &self.stop.target;
         let commits_are_plain = self.commits_until.is_none()
@@ -137,11 +145,11 @@ impl<'a> Sequencer<'a> {
                 self.flush_globals(planned, number)?;
                 continue;
             }
-            if let Some(upto) = self.sequence_record(planned, number, newest_xid, batch, replayed, stats)? {
+            if let Some(upto) = self.sequence_record(planned, number, newest_xid, batch, before, stats)? {
                 return Ok((upto, true));
             }
             if self.stop.target == Some(RecoveryTarget::Immediate) {
-                consistent_at = self.consistency_limit(planned, number + 1, replayed);
+                consistent_at = self.consistency_limit(planned, number + 1, before.replayed);
             }
         }
         if let Some(at) = consistent_at.filter(|&at| at <= limit) {
@@ -166,7 +174,7 @@ impl<'a> Sequencer<'a> {
         number: u32,
         newest_xid: TransactionId,
         batch: &mut Batch,
-        replayed: Lsn,
+        before: &Before<'_>,
         stats: &mut Stats,
     ) -> Result<Option<u32>, ReplayError> {
         let record = self
@@ -177,7 +185,7 @@ impl<'a> Sequencer<'a> {
             batch.stop = Some(Stop::Target);
             return Ok(Some(number));
         }
-        if let Some(committed) = self.waits(&record, replayed) {
+        if let Some(committed) = self.waits(&record, before.replayed) {
             self.advance_up_to(planned, number);
             batch.stop = Some(Stop::ApplyDelay { committed });
             return Ok(Some(number));
@@ -195,7 +203,7 @@ impl<'a> Sequencer<'a> {
         self.flush_globals(planned, number)?;
         let mut ends = false;
         for action in actions {
-            ends |= self.take_action(action, &record, batch)?;
+            ends |= self.take_action(action, &record, batch, before)?;
         }
         if self.stop.stops_after(&record) {
             batch.stop = Some(Stop::Target);
@@ -292,7 +300,19 @@ impl<'a> Sequencer<'a> {
     }
 
     /// Files an action with the batch. True: the batch ends with its record.
-    fn take_action(&mut self, action: Action, record: &Record<'_>, batch: &mut Batch) -> Result<bool, ReplayError> {
+    fn take_action(
+        &mut self,
+        action: Action,
+        record: &Record<'_>,
+        batch: &mut Batch,
+        before: &Before<'_>,
+    ) -> Result<bool, ReplayError> {
+        if let Action::TruncateRelation { rel, blocks, flags } = action
+            && let Some(lengths) = &before.lengths
+            && batch.cuts.take(record.end, rel, blocks, flags, lengths)?
+        {
+            return Ok(false);
+        }
         match action {
             Action::Checkpoint(seen) => Ok(self.recovery.saw_checkpoint(seen)),
             Action::SwitchTimeline { from, to, previous } => {

@@ -296,6 +296,7 @@ def replay_ours(directory, info, rng, note):
     ours = recovery.copy_backup(directory / "backup", directory / "ours")
     options = ["--jobs", rng.choice([1, 2, 3, 8])]
     options += ["--memory", rng.choice(["16MB", "32MB", "128MB"])] if rng.random() < 0.7 else []
+    options += ["--spill-always"] if rng.random() < 0.5 else []
     if info["options"]["settings"]["wal_consistency_checking"]:
         options += ["--verify-images"]
     moments = [rng.uniform(0.05, 4) for _ in range(rng.choice([0, 0, 1, 2]))]

@@ -138,6 +138,19 @@ def finish_stock(server, final_checkpoint, progress=None, timeout=1800, **settin
     return timings(server, time.monotonic() - begun)
 
 
+def take_over(data_dir, archive, final_checkpoint):
+    """What a user does who gives up on us: start PostgreSQL on the directory."""
+    if controldata(data_dir)["Latest checkpoint location"] == final_checkpoint:
+        pin_tablespaces(data_dir)
+        return      # killed in its last moments: nothing is left to replay, so no target to reach
+    (data_dir / "recovery.signal").touch()
+    server = PgCluster(data_dir)
+    server.configure("archive_mode = off\n" + restore_settings(archive, target=("lsn", final_checkpoint), action="shutdown"),
+                     "postgresql.auto.conf")
+    with server:
+        finish_stock(server, final_checkpoint)
+
+
 def timings(server, total_seconds=0.0):
     """The redo time from the log's own timestamps."""
     stamp = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) UTC \[\d+\] "

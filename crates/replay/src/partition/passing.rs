@@ -6,17 +6,19 @@ use rustc_hash::FxHashMap;
 use walrider_datadir::relation::SegmentFile;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, RELSEG_SIZE};
 
-use super::sweep::{PageAtWork, Sweep, visits};
+use super::sweep::{Op, Operations, PageAtWork, Sweep, Tails, visits};
 use super::{Report, Shared};
 use crate::base::PassPages;
+use crate::cuts::{ForkCuts, Needless, TailChange};
 use crate::error::ReplayError;
 use crate::gaps::Gaps;
+use crate::rels::PageKey;
 use crate::spill::sorted::{BlockRange, Sorted};
 
 /// A spilled batch that pages pass.
 pub struct Passing<'a> {
     shared: &'a Shared<'a>,
-    dropped: &'a [bool],
+    needless: &'a Needless,
     sorted: Sorted,
     gaps: &'a Gaps,
     /// Where files that have passed end.
@@ -25,16 +27,16 @@ pub struct Passing<'a> {
 }
 
 impl<'a> Passing<'a> {
-    /// Nothing has passed yet. `dropped[fork]`: the fork is dropped in this batch.
-    pub fn new(shared: &'a Shared<'a>, dropped: &'a [bool], sorted: Sorted, gaps: &'a Gaps) -> Passing<'a> {
-        Passing { shared, dropped, sorted, gaps, ends: Mutex::default(), report: Mutex::default() }
+    /// Nothing has passed yet.
+    pub fn new(shared: &'a Shared<'a>, needless: &'a Needless, sorted: Sorted, gaps: &'a Gaps) -> Passing<'a> {
+        Passing { shared, needless, sorted, gaps, ends: Mutex::default(), report: Mutex::default() }
     }
 
-    fn sweep(&self) -> Sweep<'_> {
-        Sweep::new(self.shared, self.dropped, self.gaps)
+    fn sweep(&self) -> Sweep<'a> {
+        Sweep::new(self.shared, self.needless, Vec::new(), self.gaps)
     }
 
-    /// Does what is left when all has passed: pages that the files did not have, and the free space maps.
+    /// Does what is left when all has passed: pages that the files did not have, or no longer have, and the free space maps.
     pub fn finish(self) -> Report {
         let mut report = std::mem::take(&mut *self.report.lock().expect("no panic while locked"));
         if let Err(error) = self.finish_ranges(&mut report) {
@@ -45,7 +47,8 @@ impl<'a> Passing<'a> {
 
     fn finish_ranges(&self, report: &mut Report) -> Result<(), ReplayError> {
         let ends = std::mem::take(&mut *self.ends.lock().expect("no panic while locked"));
-        let (mut bytes, mut map_bytes, mut maps) = (Vec::new(), Vec::new(), Vec::new());
+        self.needless.cut_files(self.shared)?;
+        let (mut bytes, mut map_bytes) = (Vec::new(), Vec::new());
         let mut sweep = self.sweep();
         let mut ranges: Vec<BlockRange> = self.sorted.ranges().collect();
         ranges.sort_unstable();
@@ -53,9 +56,10 @@ impl<'a> Passing<'a> {
             let fork = self.shared.rels.fork(range.fork);
             let has_passed = |block: BlockNumber| {
                 let file = SegmentFile { rel: fork.rel, fork: fork.fork, segment: block / RELSEG_SIZE };
-                ends.get(&file).is_some_and(|&end| block < end)
+                let is_behind = self.needless.is_behind(PageKey::new(range.fork, block));
+                !is_behind && ends.get(&file).is_some_and(|&end| block < end)
             };
-            if has_passed(range.end() - 1) {
+            if fork.fork != ForkNumber::FreeSpaceMap && has_passed(range.end() - 1) {
                 continue;
             }
             let mut next = 0;
@@ -64,16 +68,19 @@ impl<'a> Passing<'a> {
                     map_bytes.extend_from_slice(&bytes);
                     continue;
                 }
-                let mut ops = Vec::new();
-                sweep.operations(&bytes, &mut ops, &mut Vec::new());
-                ops.retain(|op| !has_passed(op.key.block()));
-                sweep.sweep(ops, &bytes, report);
+                let mut found = sweep.operations(&bytes);
+                sweep.note(&mut found, report)?;
+                found.pages.retain(|op| !has_passed(op.key.block()));
+                sweep.sweep(found.pages, &bytes, report);
             }
         }
-        sweep.operations(&map_bytes, &mut Vec::new(), &mut maps);
-        sweep.told(std::mem::take(&mut report.fsm), &mut maps);
+        let mut found = sweep.operations(&map_bytes);
+        sweep.note(&mut found, report)?;
+        sweep.told(std::mem::take(&mut report.fsm), &mut found.maps);
+        let tails = self.needless.tails(|tail| matches!(tail.change, TailChange::FreeSpaceMap(..)));
+        found.maps.extend(tails.into_iter().map(Op::from));
         if report.failure.is_none() {
-            sweep.sweep(maps, &map_bytes, report);
+            sweep.sweep(found.maps, &map_bytes, report);
         }
         Ok(())
     }
@@ -88,24 +95,37 @@ impl PassPages for Passing<'_> {
         }
         let fork = self.shared.rels.fork(number);
         let (pages, _) = pages.as_chunks_mut::<BLCKSZ>();
-        let end = first + pages.len() as BlockNumber;
+        let cuts = self.needless.cuts_of(number);
+        let least = cuts.map_or(BlockNumber::MAX, ForkCuts::least);
+        let end = (first + pages.len() as BlockNumber).min(least);
         let (sweep, mut report, mut bytes) = (self.sweep(), Report::default(), Vec::new());
+        let mut redo = |mut ops: Vec<Op>, bytes: &[u8]| {
+            for visit in visits(&mut ops).iter().filter(|visit| visit.used) {
+                let page = &mut pages[(visit.key.block() - first) as usize];
+                let mut work = PageAtWork { shared: self.shared, fork: &fork, cuts, visit, exists: true, bytes: page };
+                report.pages_read += 1;
+                work.redo(&ops[visit.ops.clone()], bytes, &mut report);
+            }
+        };
         let mut block = first;
         while block < end {
             let range = BlockRange::of(number, block);
             let upto = end.min(range.end());
+            let is_here = |key: PageKey| key.fork() == number && (block..upto).contains(&key.block());
+            let mut tails = Tails::from(match fork.fork {
+                ForkNumber::VisibilityMap => self.needless.tails(|tail| is_here(tail.key)),
+                _ => Vec::new(),
+            });
             let mut next = 0;
             while self.sorted.read(range, &mut next, &mut bytes)? {
-                let mut ops = Vec::new();
-                sweep.operations(&bytes, &mut ops, &mut Vec::new());
-                ops.retain(|op| (block..upto).contains(&op.key.block()));
-                for visit in visits(&mut ops).iter().filter(|visit| visit.used) {
-                    let page = &mut pages[(visit.key.block() - first) as usize];
-                    let mut work = PageAtWork { shared: self.shared, fork: &fork, visit, exists: true, bytes: page };
-                    report.pages_read += 1;
-                    work.redo(&ops[visit.ops.clone()], &bytes, &mut report);
-                }
+                let mut found = sweep.operations(&bytes);
+                tails.add_before(found.end, &mut found);
+                found.pages.retain(|op| is_here(op.key));
+                redo(found.pages, &bytes);
             }
+            let mut rest = Operations::default();
+            tails.add_before(Lsn(u64::MAX), &mut rest);
+            redo(rest.pages, &[]);
             block = upto;
         }
         if let Some((_, error)) = report.failure.take() {

@@ -3,20 +3,22 @@
 //! Pages that lie close together are read in one request, and written in one, with what lies between them: a device that allows
 //! so many requests a second gives them for nothing. How close is close, [`Gaps`] finds out.
 
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use walrider_layout::checksum::page_checksum;
 use walrider_layout::page::{Page, PageMut};
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
-use walrider_redo::{Change, Target, fsm};
+use walrider_redo::{Change, Target, fsm, vm};
 use walrider_wal::record::Record;
 
 use super::cache::{known_blocks, verify_page};
 use super::{FsmChange, FsmOp, LastFreeSpace, PageWork, Report, Shared};
+use crate::cuts::{ForkCuts, Needless, Tail, TailChange};
 use crate::error::{RedoFailure, ReplayError};
 use crate::gaps::Gaps;
 use crate::rels::{PageKey, RelFork};
@@ -39,6 +41,49 @@ pub(super) struct Op {
 pub(super) enum What {
     Redo(EntryPlace, Change),
     FreeSpace { slot: u16, category: u8 },
+    Tail(TailChange),
+}
+
+impl From<Tail> for Op {
+    fn from(Tail { lsn, key, change }: Tail) -> Op {
+        Op { key, order: lsn.0, what: What::Tail(change) }
+    }
+}
+
+/// What some entries of a spilled partition ask for.
+#[derive(Default)]
+pub(super) struct Operations {
+    /// Of pages that are none of free space maps.
+    pub pages: Vec<Op>,
+    /// Of pages of free space maps.
+    pub maps: Vec<Op>,
+    /// Entries about upper levels of free space maps that are truncated.
+    upper: Vec<u8>,
+    /// Forks that had so many blocks, as far as truncations have left them.
+    pub cut: FxHashMap<u32, BlockNumber>,
+    /// End of the last record.
+    pub end: Lsn,
+}
+
+/// What truncations do to pages of maps, in the order of the WAL, as far as it is not done.
+pub(super) struct Tails(VecDeque<Tail>);
+
+impl From<Vec<Tail>> for Tails {
+    fn from(tails: Vec<Tail>) -> Tails {
+        Tails(tails.into())
+    }
+}
+
+impl Tails {
+    /// Adds what comes before a record that ends at `end`.
+    pub fn add_before(&mut self, end: Lsn, found: &mut Operations) {
+        while self.0.front().is_some_and(|tail| tail.lsn < end)
+            && let Some(tail) = self.0.pop_front()
+        {
+            let is_free_space = matches!(tail.change, TailChange::FreeSpaceMap(..));
+            (if is_free_space { &mut found.maps } else { &mut found.pages }).push(tail.into());
+        }
+    }
 }
 
 /// A page, and where its operations are.
@@ -47,7 +92,7 @@ pub(super) struct Visit {
     pub ops: Range<usize>,
     /// Whether anything has to do with what the page holds, and whether that matters.
     pub used: bool,
-    wanted: bool,
+    pub wanted: bool,
 }
 
 /// Pages that are read and written together.
@@ -65,8 +110,9 @@ struct Run {
 /// The passes over a partition.
 pub struct Sweep<'a> {
     shared: &'a Shared<'a>,
-    /// By number, which forks are dropped in this batch.
-    dropped: &'a [bool],
+    /// What need not be done.
+    needless: &'a Needless,
+    tails: Tails,
     gaps: &'a Gaps,
     /// Pages that came into being behind the end of their files: the next pass finds them there.
     made: FxHashSet<PageKey>,
@@ -74,45 +120,93 @@ pub struct Sweep<'a> {
 }
 
 impl<'a> Sweep<'a> {
-    /// Ready for a partition. `dropped[fork]`: the fork is dropped in this batch, so that nothing needs to be done to it.
-    pub fn new(shared: &'a Shared<'a>, dropped: &'a [bool], gaps: &'a Gaps) -> Sweep<'a> {
-        Sweep { shared, dropped, gaps, made: FxHashSet::default(), buffer: Vec::new() }
+    /// Ready for pages to which truncations do `tails`, in the order of the WAL.
+    pub fn new(shared: &'a Shared<'a>, needless: &'a Needless, tails: Vec<Tail>, gaps: &'a Gaps) -> Sweep<'a> {
+        Sweep { shared, needless, tails: tails.into(), gaps, made: FxHashSet::default(), buffer: Vec::new() }
     }
 
     /// Does all operations in `bytes`, entries of a spilled partition: first those on pages, then what these tell the free
     /// space maps, with what records themselves do to those.
     pub fn pass(&mut self, bytes: &[u8], report: &mut Report) {
-        let (mut ops, mut maps) = (Vec::new(), Vec::new());
-        self.operations(bytes, &mut ops, &mut maps);
-        self.sweep(ops, bytes, report);
-        self.told(std::mem::take(&mut report.fsm), &mut maps);
-        self.sweep(maps, bytes, report);
+        let mut found = self.operations(bytes);
+        self.tails.add_before(found.end, &mut found);
+        self.work_on(found, bytes, report);
     }
 
-    /// The operations in `bytes`: those on pages of free space maps apart from the others.
-    pub(super) fn operations(&self, bytes: &[u8], ops: &mut Vec<Op>, maps: &mut Vec<Op>) {
-        entry::each(bytes, |place, end, Operation { key, change }| {
-            if self.is_dropped(key) {
-                return;
+    /// Does what truncations do to pages of maps behind all that was passed.
+    pub fn end(&mut self, report: &mut Report) {
+        if !self.tails.0.is_empty() {
+            let mut found = Operations::default();
+            self.tails.add_before(Lsn(u64::MAX), &mut found);
+            self.work_on(found, &[], report);
+        }
+    }
+
+    fn work_on(&mut self, mut found: Operations, bytes: &[u8], report: &mut Report) {
+        if let Err(error) = self.note(&mut found, report) {
+            return report.fail(Lsn::INVALID, error);
+        }
+        self.sweep(found.pages, bytes, report);
+        self.told(std::mem::take(&mut report.fsm), &mut found.maps);
+        self.sweep(found.maps, bytes, report);
+    }
+
+    /// Notes what is left of operations that were left out, or are put off.
+    pub(super) fn note(&self, found: &mut Operations, report: &mut Report) -> Result<(), ReplayError> {
+        report.upper.append(&mut found.upper);
+        for (number, blocks) in found.cut.drain() {
+            let fork = self.shared.rels.fork(number);
+            if known_blocks(&fork, self.shared.files)? < blocks {
+                fork.grow_to(blocks);
+                report.grown.push(number);
             }
-            let what = What::Redo(place, change);
-            match self.shared.rels.fork(key.fork()).fork {
-                ForkNumber::FreeSpaceMap => maps.push(Op { key, order: end.0, what }),
-                _ => ops.push(Op { key, order: ops.len() as u64, what }),
-            }
+        }
+        Ok(())
+    }
+
+    /// The operations in `bytes` that are to be done.
+    pub(super) fn operations(&self, bytes: &[u8]) -> Operations {
+        let mut found = Operations::default();
+        entry::each(bytes, |place, end, operation| {
+            found.end = found.end.max(end);
+            self.operation(bytes, place, end, operation, &mut found);
         });
+        found
+    }
+
+    #[inline]
+    fn operation(&self, bytes: &[u8], place: EntryPlace, end: Lsn, operation: Operation, found: &mut Operations) {
+        let Operation { key, change } = operation;
+        if self.needless.is_dropped(key) {
+            return;
+        }
+        let what = What::Redo(place, change);
+        let fork = self.shared.rels.fork(key.fork()).fork;
+        let cuts = self.needless.cuts_of(key.fork());
+        if let Some(left) = cuts.map(|cuts| cuts.least_after(end)).filter(|&left| left <= key.block()) {
+            // Maps have the length that truncations leave already. Of other forks, records make pages that they overwrite.
+            let made = if matches!(change, Change::Overwrite(_)) && fork == ForkNumber::Main { left } else { 0 };
+            let blocks = found.cut.entry(key.fork()).or_default();
+            *blocks = made.max(*blocks);
+            return;
+        }
+        match fork {
+            ForkNumber::FreeSpaceMap if cuts.is_some() && fsm::is_upper(key.block()) => {
+                let (span, record) = entry::record(bytes, place);
+                entry::put(&mut found.upper, span, record, &[operation]).expect("it was put once");
+            }
+            ForkNumber::FreeSpaceMap => found.maps.push(Op { key, order: end.0, what }),
+            ForkNumber::VisibilityMap => found.pages.push(Op { key, order: end.0, what }),
+            _ => found.pages.push(Op { key, order: found.pages.len() as u64, what }),
+        }
     }
 
     /// What redo of heap pages has told, as operations on pages of free space maps.
     pub(super) fn told(&self, told: Vec<FsmOp>, maps: &mut Vec<Op>) {
-        for told in told.into_iter().filter(|told| !self.is_dropped(told.key)) {
+        for told in told.into_iter().filter(|told| !self.needless.is_dropped(told.key)) {
             let FsmChange::Set { slot, category } = told.change else { unreachable!("only redo of heap pages tells") };
             maps.push(Op { key: told.key, order: told.lsn.0, what: What::FreeSpace { slot, category } });
         }
-    }
-
-    fn is_dropped(&self, key: PageKey) -> bool {
-        self.dropped.get(key.fork() as usize).copied().unwrap_or(false)
     }
 
     /// Does operations, whose records are in `bytes`, page by page in file order.
@@ -216,6 +310,7 @@ impl<'a> Sweep<'a> {
             let mut page = PageAtWork {
                 shared: self.shared,
                 fork: &run.fork,
+                cuts: self.needless.cuts_of(visit.key.fork()),
                 visit,
                 exists: visit.key.block() < run.file_blocks || self.made.contains(&visit.key),
                 bytes: &mut pages[at],
@@ -260,12 +355,13 @@ impl<'a> Sweep<'a> {
 pub(super) struct PageAtWork<'w, 'a> {
     pub shared: &'w Shared<'a>,
     pub fork: &'w RelFork,
+    pub cuts: Option<&'a ForkCuts>,
     pub visit: &'w Visit,
     pub exists: bool,
     pub bytes: &'w mut PageBytes,
 }
 
-impl PageAtWork<'_, '_> {
+impl<'a> PageAtWork<'_, 'a> {
     /// Redoes operations. Whether the page has changed; `None` after a failure.
     pub fn redo(&mut self, ops: &[Op], entries: &[u8], report: &mut Report) -> Option<bool> {
         let (key, fork, settings) = (self.visit.key, self.fork, &self.shared.settings);
@@ -282,13 +378,22 @@ impl PageAtWork<'_, '_> {
             self.bytes.fill(0);
         }
         let mut target = Target { bytes: self.bytes, exists: self.exists, dirty: false };
-        let mut free_space = LastFreeSpace::default();
+        let mut free_space = LastFreeSpace::<'a> { last: None, cuts: self.cuts };
         let mut record = Record::empty(settings.env.major);
         for op in ops {
             let (place, change) = match op.what {
                 What::Redo(place, change) => (place, change),
                 What::FreeSpace { slot, category } => {
                     fsm::record_free_space(&mut target, slot, category);
+                    continue;
+                }
+                What::Tail(TailChange::VisibilityMap(blocks)) => {
+                    vm::truncate_tail(&mut target, blocks);
+                    continue;
+                }
+                What::Tail(TailChange::FreeSpaceMap(first_slot, nth)) => {
+                    fsm::truncate_tail(&mut target, first_slot);
+                    report.cleared.push((nth, fsm::reset_next_slot(&mut target)));
                     continue;
                 }
             };
@@ -306,7 +411,7 @@ impl PageAtWork<'_, '_> {
             fork.grow_to(key.block() + 1);
             report.grown.push(key.fork());
         }
-        if let Some((lsn, free)) = free_space.0 {
+        if let Some((lsn, free)) = free_space.last {
             report.note_free_space(fork.free_space_map(self.shared.rels), lsn, free);
         }
         if dirty && settings.checksums && !Page(self.bytes).is_new() {
@@ -358,7 +463,10 @@ fn gap_for(visits: &[Visit], target: usize) -> BlockNumber {
 fn first_lsn(ops: &[Op], entries: &[u8]) -> Lsn {
     let places = ops.iter().filter_map(|op| match op.what {
         What::Redo(place, _) => Some(place),
-        What::FreeSpace { .. } => None,
+        What::FreeSpace { .. } | What::Tail(_) => None,
     });
     places.map(|place| entry::record(entries, place).0.lsn).min().unwrap_or(Lsn::INVALID)
 }
+
+#[cfg(test)]
+mod tests;

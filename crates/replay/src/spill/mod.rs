@@ -27,7 +27,7 @@ use walrider_redo::fsm;
 use crate::error::ReplayError;
 use crate::partition::Part;
 use crate::plan::{PageOp, Planned};
-use crate::rels::{PageKey, RelTable};
+use crate::rels::{PageKey, RelFork, RelTable};
 
 /// A spilled batch is in so many partitions.
 pub const SPILL_PARTITIONS: usize = 256;
@@ -76,6 +76,21 @@ pub struct SpillPartition {
 struct ForkPlace {
     seed: u64,
     fork: ForkNumber,
+}
+
+impl ForkPlace {
+    fn of(fork: &RelFork) -> ForkPlace {
+        // The map of a heap goes with the heap.
+        let with = if fork.fork == ForkNumber::FreeSpaceMap { ForkNumber::Main } else { fork.fork };
+        let mut hasher = FxHasher::default();
+        (fork.rel, with as u8).hash(&mut hasher);
+        ForkPlace { seed: hasher.finish(), fork: fork.fork }
+    }
+}
+
+/// The partition of a page of this fork.
+pub fn spill_partition_of(key: PageKey, fork: &RelFork) -> usize {
+    partition_of(key, ForkPlace::of(fork))
 }
 
 /// The file, and how much there is.
@@ -136,12 +151,7 @@ impl Spill {
     /// When the file cannot be written, except for want of room: then all is kept in memory, and no more should come.
     pub fn take(&mut self, parts: &[Part<'_>], rels: &RelTable) -> Result<(), ReplayError> {
         for number in self.forks.len()..rels.len() {
-            let fork = rels.fork(number as u32);
-            // The map of a heap goes with the heap.
-            let with = if fork.fork == ForkNumber::FreeSpaceMap { ForkNumber::Main } else { fork.fork };
-            let mut hasher = FxHasher::default();
-            (fork.rel, with as u8).hash(&mut hasher);
-            self.forks.push(ForkPlace { seed: hasher.finish(), fork: fork.fork });
+            self.forks.push(ForkPlace::of(&rels.fork(number as u32)));
         }
         let empty = || vec![Vec::new(); SPILL_PARTITIONS];
         let mut pieces: Vec<Vec<Vec<u8>>> = parts.iter().map(|_| self.spare.pop().unwrap_or_else(empty)).collect();
@@ -194,8 +204,8 @@ impl Spill {
     pub fn each<T: Send>(mut self, work: impl Fn(SpilledPartition<'_>) -> T + Sync) -> Result<Vec<T>, ReplayError> {
         self.close()?;
         let Spill { store, partitions, .. } = self;
-        let one = |partition| work(SpilledPartition { partition, store: &store, next: 0 });
-        Ok(partitions.into_par_iter().with_max_len(1).map(one).collect())
+        let one = |(number, partition)| work(SpilledPartition { number, partition, store: &store, next: 0 });
+        Ok(partitions.into_par_iter().enumerate().with_max_len(1).map(one).collect())
     }
 }
 
@@ -334,6 +344,8 @@ impl Store {
 
 /// A partition that is read, a pass at a time.
 pub struct SpilledPartition<'s> {
+    /// Which it is.
+    pub number: usize,
     partition: SpillPartition,
     store: &'s Store,
     next: usize,

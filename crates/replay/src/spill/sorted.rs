@@ -47,8 +47,9 @@ impl Spill {
     pub fn sorted(mut self) -> Result<Sorted, ReplayError> {
         self.close()?;
         let Spill { store, partitions, .. } = self;
-        let one = |partition| sort(SpilledPartition { partition, store: &store, next: 0 });
-        let found: Vec<_> = partitions.into_par_iter().with_max_len(1).map(one).collect::<Result<_, _>>()?;
+        let one = |(number, partition)| sort(SpilledPartition { number, partition, store: &store, next: 0 });
+        let found: Vec<_> =
+            partitions.into_par_iter().enumerate().with_max_len(1).map(one).collect::<Result<_, _>>()?;
         let mut ranges: FxHashMap<BlockRange, Vec<Chunk>> = FxHashMap::default();
         for (range, chunk) in found.into_iter().flatten() {
             ranges.entry(range).or_default().push(chunk);
