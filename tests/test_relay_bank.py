@@ -236,6 +236,10 @@ def one_round(chain, bank):
     found = bank.audit(promoted)
     has_ended = chain.follow(promoted)
     assert has_ended or not chances.ahead
+    if has_ended:
+        # An empty one has WAL from where the new primary is now; what a standby may lack from before comes from an archive.
+        other.psql(f"ALTER SYSTEM SET restore_command = 'cp {promoted.data_dir}/pg_wal/%f %p'")
+        other.psql("SELECT pg_reload_conf()")
     # Not earlier: the relay serves what it has of the old timeline, until it knows of the new one.
     for proxy in chain.down.values():
         proxy.restore()
@@ -250,6 +254,7 @@ def one_round(chain, bank):
     relay.options = relay.options[2:]
     relay.start()
     relay.wait_downstream(left)
+    wait_streaming(promoted)
     same_pages(promoted, other)
     print(f"{found}, {len(books.latencies)} waited; {snapshots} snapshots; "
           f"{'the relay had more, ended, was emptied; ' if has_ended else ''}{', '.join(chances.done)}", flush=True)
