@@ -17,16 +17,13 @@ import pytest
 from tests.lab import install
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
-from tests.lab.server.backups import extract, verify
+from tests.lab.server.backups import FORMATS, extract, kept_out, pack_all, verify
 from tests.lab.server.cluster import PgCluster, controldata, copy_tree
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import CORRUPT, FAILED, USAGE, start, walrider
 
 MARKER = "walrider.restoring"
 SUMS = "SELECT count(*), sum(hashtext(x::text)) FROM {} x"
-# What packs an archive, by the programs of that name; one that is not there is left out.
-ENDINGS = {"gzip": "gz", "lz4": "lz4", "zstd": "zst"}
-FORMATS = ["plain", "tar", *(name for name in ENDINGS if shutil.which(name))]
 
 
 @dataclass
@@ -89,12 +86,7 @@ def archived(scratch):
         server.stop()
         server.complete_archive()
         final_checkpoint = server.controldata()["Latest checkpoint location"]
-    for form in FORMATS[2:]:
-        copy_tree(directory / "tar", directory / form)
-        for archive in list((directory / form).glob("*.tar")):
-            with open(f"{archive}.{ENDINGS[form]}", "wb") as out:
-                subprocess.run([form, "-c", archive], stdout=out, check=True)
-            archive.unlink()
+    pack_all(directory)
     archived = Archived(directory, final_checkpoint, half)
     recovery.stock_replay(archived.backup("plain"), archived.wal, archived.stock, final_checkpoint)
     return archived
@@ -105,13 +97,6 @@ def rows_at_half(archived, server):
     for name, rows in archived.half.items():
         assert server.psql(SUMS.format(name)) == rows, name
     assert server.value("SELECT to_regclass('late') IS NULL AND to_regclass('gone') IS NULL") == "t"
-
-
-def refuses(data_dir):
-    """What PostgreSQL says that does not start on it."""
-    done = subprocess.run([install.program("postgres"), "-D", data_dir], capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0
-    return done.stderr
 
 
 @pytest.mark.every_major
@@ -196,12 +181,6 @@ TAR_DAMAGE = {
     "device": ("base.tar", lambda path: add_member(path, "base/x", tarfile.CHRTYPE), "base/x"),
     "long name": ("base.tar", lambda path: add_member(path, "base/x", tarfile.GNUTYPE_LONGNAME), "base/x"),
 }
-
-
-def kept_out(data_dir):
-    """No server starts: there is no control file yet, nor perhaps postgresql.conf, or a line says why not."""
-    said = refuses(data_dir)
-    assert "could not find the database system" in said or "postgresql.conf" in said or "walrider_was_interrupted" in said, said
 
 
 @pytest.mark.parametrize("form, damage", [("plain", PLAIN_DAMAGE), ("tar", TAR_DAMAGE)], ids=["plain", "tar"])
