@@ -198,7 +198,7 @@ soak-spill: build fetch
 
 # Kills of restores in their single pass, of backups in each format: half an hour.
 soak-restore: build fetch
-	$(SOAK) WALRIDER_RESTORE_ROUNDS=$${WALRIDER_RESTORE_ROUNDS:-200} $(E2E) tests/test_restore_kills.py -s $(PYTEST_ARGS)
+	$(SOAK) WALRIDER_RESTORE_ROUNDS=$${WALRIDER_RESTORE_ROUNDS:-200} $(E2E) tests/test_restore_interrupted.py -s $(PYTEST_ARGS)
 
 # Random work on every kind of index, for an hour unless WALRIDER_STRESS_SECONDS says otherwise.
 soak-stress: build fetch

@@ -17,7 +17,7 @@ use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile};
 use walrider_layout::{BLCKSZ, BlockNumber, RELSEG_SIZE};
 
 use crate::error::{BackupError, IoContext, Result};
-use crate::inventory::{Expected, MANIFEST};
+use crate::inventory::{Expected, Inventory, MANIFEST};
 use crate::name::Name;
 use crate::source::{Archive, Backup, Form};
 use crate::target::{CONTROL_FILE, MARKER, Mapping, Target};
@@ -100,6 +100,11 @@ pub fn begin(backup: Arc<Backup>, destination: &Destination, progress: &(dyn Fn(
 }
 
 impl Begun {
+    /// How many bytes the files of relations have; 0 where there is no manifest to tell.
+    pub fn relation_bytes(&self) -> u64 {
+        self.backup.inventory.as_ref().map_or(0, Inventory::relation_bytes)
+    }
+
     /// Unpacks the files of relations; durable on return. Servers are kept out as before.
     ///
     /// # Errors

@@ -114,6 +114,10 @@ pub struct Unpacking {
 }
 
 impl Base for Unpacking {
+    fn bytes(&self) -> u64 {
+        self.begun.lock().expect("no panic while locked").as_ref().map_or(0, Begun::relation_bytes)
+    }
+
     fn unpack(&self, pages: &dyn PassPages) -> Result<(), ReplayError> {
         let started = Instant::now();
         let begun = self.begun.lock().expect("no panic while locked").take().expect("once");

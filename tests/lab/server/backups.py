@@ -29,9 +29,10 @@ def refuses(data_dir):
 
 
 def kept_out(data_dir):
-    """No server starts: there is no control file yet, nor perhaps postgresql.conf, or a line says why not."""
+    """No server starts: there is no control file yet, nor perhaps PG_VERSION or postgresql.conf, or a line says why not."""
     said = refuses(data_dir)
-    assert "could not find the database system" in said or "postgresql.conf" in said or "walrider_was_interrupted" in said, said
+    reasons = "could not find the database system", "PG_VERSION", "postgresql.conf", "walrider_was_interrupted"
+    assert any(reason in said for reason in reasons), said
 
 
 def verify(backup, *options):

@@ -1,4 +1,5 @@
-"""Kills of `walrider restore` at any moment of its single pass; then what docs/restore.md tells the operator to do, until it is done.
+"""Kills of `walrider restore` at any moment of its single pass, and disks that become full in it; then what docs/restore.md tells the
+operator to do, until it is done.
 
 What must never be: a directory that PostgreSQL starts on, and that is not what its own recovery makes of the backup and the WAL.
 Not tried: power cuts; kills of PostgreSQL, when it ends the recovery. `make soak-restore` does 200 rounds.
@@ -26,6 +27,7 @@ from tests.lab.walrider import FAILED
 
 ROUNDS = int(os.environ.get("WALRIDER_RESTORE_ROUNDS", "2"))
 MARKER = "walrider.restoring"
+WHOLE = "replays what follows, hands over"
 # Much less than there is WAL.
 LITTLE = ("--memory", "16MB")
 SETUP = """
@@ -109,19 +111,25 @@ class Restore:
         if not (self.ours / MARKER).exists():
             if not (self.ours / "PG_VERSION").exists():
                 return "nothing"
-            line = "walrider_was_interrupted" in (self.ours / "postgresql.auto.conf").read_text()
-            return "all pages are there" if line else "replays what follows, hands over"
+            return "all pages are there" if self.has_line() else WHOLE
         if not (self.ours / "global/pg_control").exists():
             return "unpacks all but relations" if self.form != "gzip" else "unpacks"
+        if self.form == "gzip" and not self.has_line():
+            # It is unpacked at once, and what is left is to remove the markers.
+            return WHOLE
         if not (self.space / MARKER).exists():
             return "between two markers"
         if any((self.ours / "base/5").glob("[0-9]*")):
             return "relations pass"
         return "puts WAL apart" if pid and spilled(pid) else "reads WAL"
 
+    def has_line(self):
+        """The one that keeps servers out."""
+        return "walrider_was_interrupted" in (self.ours / "postgresql.auto.conf").read_text()
+
     def is_whole(self):
         """All is there and durable: a directory in recovery, or one that was handed over. No server starts on anything less."""
-        if self.phase() == "replays what follows, hands over":
+        if self.phase() == WHOLE:
             return True
         if self.ours.exists():
             kept_out(self.ours)
@@ -134,18 +142,17 @@ class Restore:
             return None
         assert result.code == FAILED, result
         self.said.append(result.stderr)
+        if "by hand" in result.stderr:
+            assert str(self.space) in result.stderr and (self.ours / MARKER).exists(), result
+            throw_away(self.space)
+            return command
         if "is not complete" in result.stderr and "--start-over" in result.stderr:
             return (*self.command, "--start-over")
-        if "walrider replay" in result.stderr:
-            return self.replay
-        # The documents say so: no marker is there any more, but the data directory has one.
-        assert str(self.space) in result.stderr and "by hand" in result.stderr and (self.ours / MARKER).exists(), result
-        throw_away(self.space)
-        return (*self.command, "--start-over")
+        assert "walrider replay" in result.stderr, result
+        return self.replay
 
     def compare(self):
         """It is what stock PostgreSQL makes of it."""
-        assert not (self.ours / MARKER).exists() and not (self.space / MARKER).exists()
         recovery.pin_tablespaces(self.ours)
         compare(self.ours, self.backups.stock)
 
@@ -208,7 +215,11 @@ def one_round(restore, whole, rng):
             command = restore.replay
         elif (restore.ours / MARKER).exists():
             command = (*restore.command, "--start-over")
-    end = rng.choice(["walrider", "PostgreSQL", "PostgreSQL as it stands"]) if restore.is_whole() else "walrider"
+    ends = ["walrider", *(["PostgreSQL"] if restore.is_whole() else [])]
+    if restore.is_whole() and (restore.ours / "recovery.signal").exists():
+        # Replay has begun, so that the directory knows where WAL is.
+        ends.append("PostgreSQL as it stands")
+    end = rng.choice(ends)
     if end == "PostgreSQL":
         restore.reaches_the_end()
     elif end == "walrider":
@@ -216,6 +227,7 @@ def one_round(restore, whole, rng):
         while command:
             assert len(restore.said) < 4, restore.said
             end, command = command[0], restore.next_command(command)
+        assert not (restore.ours / MARKER).exists() and not (restore.space / MARKER).exists()
     if end != "PostgreSQL as it stands":
         restore.compare()
     if end != "PostgreSQL":
@@ -241,6 +253,32 @@ def test_start_over(backups, work):
     assert str(restore.space) in again.stderr and "by hand" in again.stderr and any(restore.space.iterdir())
     throw_away(restore.space)
     walrider.walrider(*restore.command, "--start-over").expect()
+    restore.compare()
+
+
+def test_no_room_for_relations(backups, work):
+    """It says what to do; no server starts on what is there; when there is room, the same command does it."""
+    restore = Restore(backups, "tar", work / "restore")
+    # A catalogue's, which comes when WAL has been put apart.
+    disk = Disk(work / "shim", "/base/5/1249")
+    disk.fill("all")
+    result = walrider.walrider(*restore.command, env=disk.environment()).expect(FAILED)
+    for said in ("/base/5/1249", "No space left on device", "free some space", f'"{restore.ours}" is not complete: --start-over'):
+        assert said in result.stderr, result.stderr
+    assert restore.phase() == "relations pass" and not restore.is_whole()
+    disk.clear()
+    assert "--start-over" in walrider.walrider(*restore.command, env=disk.environment()).expect(FAILED).stderr
+    walrider.walrider(*restore.command, "--start-over", env=disk.environment()).expect()
+    restore.compare()
+
+
+def test_no_room_for_wal(backups, work):
+    """What did not fit into the temporary file is replayed when relations are there."""
+    restore = Restore(backups, "tar", work / "restore")
+    disk = Disk(work / "shim", "/base/pgsql_tmp/")
+    disk.fill("all")
+    result = walrider.walrider(*restore.command, env=disk.environment()).expect().json
+    assert result["spilled_bytes"] == 0 and result["sweeps"] > 2, result
     restore.compare()
 
 
