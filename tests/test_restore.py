@@ -1,6 +1,7 @@
 """`walrider restore` and `walrider backup roll`: from a base backup to a directory that PostgreSQL takes over, and to another backup.
 
-Not tried here: backups larger than memory, full disks (test_limits.py has those of replay), incremental backups (`backup`'s own tests).
+Not tried here: WAL larger than memory, full disks (test_restore_interrupted.py has them), a store that somebody else has made
+(test_archive_stores.py), incremental backups (`backup`'s own tests).
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import install
+from tests.lab.faults.objects import ObjectStore
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
 from tests.lab.server.backups import FORMATS, extract, kept_out, pack_all, verify
@@ -220,6 +222,68 @@ def test_without_a_manifest(archived, work):
     assert not (work / "ours").exists()
     assert not walrider(*arguments, "--no-manifest").expect().json["backup"]["verified"]
     compare(work / "ours", archived.stock)
+
+
+@pytest.fixture
+def store(archived):
+    """An object store with the backups in archives."""
+    store = ObjectStore()
+    for form in ("tar", FORMATS[-1]):
+        store.objects.update((f"{form}/{file.name}", file.read_bytes()) for file in archived.backup(form).iterdir())
+    yield store
+    store.close()
+
+
+def from_store(archived, store, form, data_dir, *options):
+    """`walrider restore` of a backup there."""
+    return walrider("restore", "--backup", store.url(form), "--wal", archived.wal, "-D", data_dir,
+                    *archived.mapped(form, f"{data_dir}.space"), *options, env=store.environment)
+
+
+@pytest.mark.parametrize("form", ["tar", FORMATS[-1]])
+def test_from_an_object_store(archived, work, store, form):
+    """It comes in several parts at once, again where a connection is lost, and verified."""
+    store.cuts, store.delay = 3, 0.005
+    result = from_store(archived, store, form, work / "ours").expect()
+    assert result.json["backup"]["verified"] and store.cuts == 0
+    compare(work / "ours", archived.stock)
+    if form == "tar":
+        assert store.most > 3
+        # Once for what is no relation, which is little, and once for all.
+        parts = -(-len(store.objects["tar/base.tar"]) // (4 << 20))
+        assert len(store.asked("GET", "tar/base.tar")) <= 3 * parts + 3
+    walrider("backup", "roll", "--backup", store.url(form), "--wal", archived.wal, "--target-name", "half", "--out", work / "new", "--format",
+             "tar", env=store.environment).expect()
+    assert (work / "new/base.tar").exists() and not (work / "new.rolling").exists()
+
+
+def test_what_an_object_store_lacks(archived, work, store):
+    """What is not there, or must not be read, is told apart from damage."""
+    ours, other = work / "ours", FORMATS[-1]
+    assert "has no base.tar" in from_store(archived, store, "nothing", ours).expect(FAILED).stderr
+    store.objects["tar/notes"] = b""
+    assert "notes" in from_store(archived, store, "tar", ours).expect(CORRUPT).stderr
+    del store.objects["tar/notes"]
+    manifest = store.objects.pop("tar/backup_manifest")
+    assert "--no-manifest" in from_store(archived, store, "tar", ours).expect(FAILED).stderr
+    store.objects["tar/backup_manifest"] = manifest
+    assert not ours.exists()
+    for form, refused in (("tar", "pg_wal.tar"), (other, "base.tar")):
+        store.refused = refused
+        result = from_store(archived, store, form, ours).expect(FAILED)
+        assert refused in result.stderr and store.url(form) in result.stderr, result.stderr
+        if ours.exists():
+            kept_out(ours)
+            shutil.rmtree(ours)
+            shutil.rmtree(f"{ours}.space")
+    store.refused = None
+    store.flip("tar/base.tar", len(store.objects["tar/base.tar"]) // 2)
+    result = from_store(archived, store, "tar", ours).expect(CORRUPT)
+    assert "backup_manifest says" in result.stderr, result.stderr
+    kept_out(ours)
+    store.status = 403
+    assert store.url("tar") in from_store(archived, store, "tar", ours).expect(FAILED).stderr
+    assert "ftp:// is not known" in walrider("restore", "--backup", "ftp://x/y", "-D", ours, "--wal", archived.wal).expect(FAILED).stderr
 
 
 @pytest.mark.parametrize("when", ["early", "late"])

@@ -232,7 +232,7 @@ impl<'w> Work<'w> {
 
     fn archive(&self, archive: &Archive) -> Result<()> {
         let mut buffer = vec![0; PIECE];
-        let within = format!(", in {}", archive.path.file_name().unwrap_or_default().to_string_lossy());
+        let within = format!(", in {}", archive.name);
         archive.each(&mut |member| {
             match member.is_directory {
                 true => self.target.directory(member.name.path())?,
