@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn any_part_in_any_order() {
         let dir = tempfile::tempdir().unwrap();
-        let contents: Vec<u8> = (0..10_000_u32).map(|at| (at * at >> 7) as u8).collect();
+        let contents: Vec<u8> = (0..10_000_u32).map(|at| ((at * at) >> 7) as u8).collect();
         std::fs::create_dir_all(dir.path().join("p/below")).unwrap();
         std::fs::write(dir.path().join("p/object"), &contents).unwrap();
         std::fs::write(dir.path().join("p/empty"), b"").unwrap();
