@@ -73,3 +73,38 @@ def test_s3(work, s3):
         assert copy.psql("SELECT count(*), max(id) FROM t") == [[str(ROWS), str(ROWS)]]
     assert "0 removed" not in walrider("wal", "expire", "--archive", place, "--before", segment, env=s3).expect().stdout
     assert "0 removed" in walrider("wal", "expire", "--archive", place, "--before", segment, env=s3).expect().stdout
+
+
+def put(s3, key, contents):
+    """An object, by somebody else's upload."""
+    request = urllib.request.Request(f"{s3['AWS_ENDPOINT']}/bucket/{key}", data=contents, method="PUT",
+                                     headers={"Content-Type": "application/octet-stream"})
+    assert urllib.request.urlopen(request, timeout=60).status == 200
+
+
+def test_base_backup(work, s3):
+    """A backup, and the WAL after it, both in the store: restored in parts, and rolled forward; nothing else is needed."""
+    (work / "space").mkdir()
+    server = PgCluster.init(work / "primary", wal_segsize_mb=1, conf="archive_mode = on\nautovacuum = off\n"
+                            f"archive_command = '{binary()} wal put --archive s3://bucket/main %p'\n")
+    server.own_environment = s3
+    with server:
+        server.start()
+        server.psql(f"CREATE TABLESPACE s LOCATION '{work}/space'")
+        server.psql("CREATE TABLE t TABLESPACE s AS SELECT n AS id, md5(n::text) AS v FROM generate_series(1, 1000) n")
+        server.basebackup(work / "backup", "-Ft")
+        server.psql(f"INSERT INTO t SELECT n, md5(n::text) FROM generate_series(1001, {ROWS}) n")
+        server.stop()
+    for file in (work / "backup").iterdir():
+        put(s3, f"base/sunday/{file.name}", file.read_bytes())
+    ours = PgCluster(work / "ours")
+    ours.own_environment = s3
+    arguments = ("--backup", "s3://bucket/base/sunday/", "--wal", "s3://bucket/main")
+    result = walrider("restore", *arguments, "-D", ours.data_dir, "--tablespace-mapping", f"{work}/space={work}/ours.space", "--promote", env=s3)
+    assert result.expect().json["backup"]["verified"] and result.json["segments_fetched"] > 2
+    ours.configure("archive_mode = off\n", "postgresql.auto.conf")
+    with ours:
+        ours.start()
+        assert ours.psql("SELECT count(*), max(id) FROM t") == [[str(ROWS), str(ROWS)]]
+    walrider("backup", "roll", *arguments, "--out", work / "monday", "--format", "tar", env=s3).expect()
+    assert {"base.tar", "backup_manifest"} < {file.name for file in (work / "monday").iterdir()}

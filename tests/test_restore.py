@@ -1,6 +1,7 @@
 """`walrider restore` and `walrider backup roll`: from a base backup to a directory that PostgreSQL takes over, and to another backup.
 
-Not tried here: backups larger than memory, full disks (test_limits.py has those of replay), incremental backups (`backup`'s own tests).
+Not tried here: WAL larger than memory, full disks (test_restore_interrupted.py has them), a store that somebody else has made
+(test_archive_stores.py), incremental backups (`backup`'s own tests).
 """
 
 import json
@@ -15,18 +16,16 @@ from pathlib import Path
 import pytest
 
 from tests.lab import install
+from tests.lab.faults.objects import ObjectStore
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
-from tests.lab.server.backups import extract, verify
+from tests.lab.server.backups import FORMATS, extract, kept_out, pack_all, verify
 from tests.lab.server.cluster import PgCluster, controldata, copy_tree
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import CORRUPT, FAILED, USAGE, start, walrider
 
 MARKER = "walrider.restoring"
 SUMS = "SELECT count(*), sum(hashtext(x::text)) FROM {} x"
-# What packs an archive, by the programs of that name; one that is not there is left out.
-ENDINGS = {"gzip": "gz", "lz4": "lz4", "zstd": "zst"}
-FORMATS = ["plain", "tar", *(name for name in ENDINGS if shutil.which(name))]
 
 
 @dataclass
@@ -89,12 +88,7 @@ def archived(scratch):
         server.stop()
         server.complete_archive()
         final_checkpoint = server.controldata()["Latest checkpoint location"]
-    for form in FORMATS[2:]:
-        copy_tree(directory / "tar", directory / form)
-        for archive in list((directory / form).glob("*.tar")):
-            with open(f"{archive}.{ENDINGS[form]}", "wb") as out:
-                subprocess.run([form, "-c", archive], stdout=out, check=True)
-            archive.unlink()
+    pack_all(directory)
     archived = Archived(directory, final_checkpoint, half)
     recovery.stock_replay(archived.backup("plain"), archived.wal, archived.stock, final_checkpoint)
     return archived
@@ -105,13 +99,6 @@ def rows_at_half(archived, server):
     for name, rows in archived.half.items():
         assert server.psql(SUMS.format(name)) == rows, name
     assert server.value("SELECT to_regclass('late') IS NULL AND to_regclass('gone') IS NULL") == "t"
-
-
-def refuses(data_dir):
-    """What PostgreSQL says that does not start on it."""
-    done = subprocess.run([install.program("postgres"), "-D", data_dir], capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0
-    return done.stderr
 
 
 @pytest.mark.every_major
@@ -198,12 +185,6 @@ TAR_DAMAGE = {
 }
 
 
-def kept_out(data_dir):
-    """No server starts: there is no control file yet, nor perhaps postgresql.conf, or a line says why not."""
-    said = refuses(data_dir)
-    assert "could not find the database system" in said or "postgresql.conf" in said or "walrider_was_interrupted" in said, said
-
-
 @pytest.mark.parametrize("form, damage", [("plain", PLAIN_DAMAGE), ("tar", TAR_DAMAGE)], ids=["plain", "tar"])
 def test_damage_is_told(archived, work, form, damage):
     """What is wrong is named, and what is there until then is no directory that a server starts on."""
@@ -241,6 +222,68 @@ def test_without_a_manifest(archived, work):
     assert not (work / "ours").exists()
     assert not walrider(*arguments, "--no-manifest").expect().json["backup"]["verified"]
     compare(work / "ours", archived.stock)
+
+
+@pytest.fixture
+def store(archived):
+    """An object store with the backups in archives."""
+    store = ObjectStore()
+    for form in ("tar", FORMATS[-1]):
+        store.objects.update((f"{form}/{file.name}", file.read_bytes()) for file in archived.backup(form).iterdir())
+    yield store
+    store.close()
+
+
+def from_store(archived, store, form, data_dir, *options):
+    """`walrider restore` of a backup there."""
+    return walrider("restore", "--backup", store.url(form), "--wal", archived.wal, "-D", data_dir,
+                    *archived.mapped(form, f"{data_dir}.space"), *options, env=store.environment)
+
+
+@pytest.mark.parametrize("form", ["tar", FORMATS[-1]])
+def test_from_an_object_store(archived, work, store, form):
+    """It comes in several parts at once, again where a connection is lost, and verified."""
+    store.cuts, store.delay = 3, 0.005
+    result = from_store(archived, store, form, work / "ours").expect()
+    assert result.json["backup"]["verified"] and store.cuts == 0
+    compare(work / "ours", archived.stock)
+    if form == "tar":
+        assert store.most > 3
+        # Once for what is no relation, which is little, and once for all.
+        parts = -(-len(store.objects["tar/base.tar"]) // (4 << 20))
+        assert len(store.asked("GET", "tar/base.tar")) <= 3 * parts + 3
+    walrider("backup", "roll", "--backup", store.url(form), "--wal", archived.wal, "--target-name", "half", "--out", work / "new", "--format",
+             "tar", env=store.environment).expect()
+    assert (work / "new/base.tar").exists() and not (work / "new.rolling").exists()
+
+
+def test_what_an_object_store_lacks(archived, work, store):
+    """What is not there, or must not be read, is told apart from damage."""
+    ours, other = work / "ours", FORMATS[-1]
+    assert "has no base.tar" in from_store(archived, store, "nothing", ours).expect(FAILED).stderr
+    store.objects["tar/notes"] = b""
+    assert "notes" in from_store(archived, store, "tar", ours).expect(CORRUPT).stderr
+    del store.objects["tar/notes"]
+    manifest = store.objects.pop("tar/backup_manifest")
+    assert "--no-manifest" in from_store(archived, store, "tar", ours).expect(FAILED).stderr
+    store.objects["tar/backup_manifest"] = manifest
+    assert not ours.exists()
+    for form, refused in (("tar", "pg_wal.tar"), (other, "base.tar")):
+        store.refused = refused
+        result = from_store(archived, store, form, ours).expect(FAILED)
+        assert refused in result.stderr and store.url(form) in result.stderr, result.stderr
+        if ours.exists():
+            kept_out(ours)
+            shutil.rmtree(ours)
+            shutil.rmtree(f"{ours}.space")
+    store.refused = None
+    store.flip("tar/base.tar", len(store.objects["tar/base.tar"]) // 2)
+    result = from_store(archived, store, "tar", ours).expect(CORRUPT)
+    assert "backup_manifest says" in result.stderr, result.stderr
+    kept_out(ours)
+    store.status = 403
+    assert store.url("tar") in from_store(archived, store, "tar", ours).expect(FAILED).stderr
+    assert "ftp:// is not known" in walrider("restore", "--backup", "ftp://x/y", "-D", ours, "--wal", archived.wal).expect(FAILED).stderr
 
 
 @pytest.mark.parametrize("when", ["early", "late"])

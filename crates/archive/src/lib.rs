@@ -17,6 +17,7 @@ pub mod frame;
 pub mod name;
 pub mod objects;
 mod place;
+pub mod ranges;
 pub mod restore;
 pub mod retention;
 pub mod spool;

@@ -14,7 +14,7 @@ use crate::error::{ArchiveError, Result};
 use crate::name::WAL;
 use crate::place::environment;
 
-/// How long one request may take: a segment of 16 MB at 2 Mbit/s. What takes longer is asked for again.
+/// How long one request may take: a segment of 16 MB, or a piece of a backup's, at 2 Mbit/s. What takes longer is asked for again.
 const REQUEST_TIMEOUT: &str = "60 seconds";
 
 /// An object store, spoken to by the thread that asks.
@@ -50,7 +50,29 @@ impl Objects {
         Ok(Objects { store, prefix, shown: shown.to_owned(), runtime })
     }
 
-    fn path(&self, key: &str) -> Path {
+    /// The store.
+    pub(crate) fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
+    /// Does something that asks it, and what that has begun besides.
+    pub(crate) fn run<T>(&self, asks: impl Future<Output = T>) -> T {
+        self.runtime.block_on(asks)
+    }
+
+    /// What is right below the prefix: objects with their lengths, and names that others are below of.
+    ///
+    /// # Errors
+    /// When it cannot be listed.
+    pub(crate) fn list_all(&self) -> Result<Vec<(String, Option<u64>)>> {
+        let listed = self.runtime.block_on(self.store.list_with_delimiter(Some(&self.prefix)));
+        let listed = listed.map_err(|source| failed("list", self.shown.clone(), source))?;
+        let name = |path: &Path| path.filename().unwrap_or_default().to_owned();
+        let objects = listed.objects.iter().map(|object| (name(&object.location), Some(object.size)));
+        Ok(objects.chain(listed.common_prefixes.iter().map(|path| (name(path), None))).collect())
+    }
+
+    pub(crate) fn path(&self, key: &str) -> Path {
         key.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
@@ -66,7 +88,7 @@ impl Objects {
         Ok(None)
     }
 
-    fn failed(&self, operation: &'static str, key: &str) -> impl Fn(Error) -> ArchiveError {
+    pub(crate) fn failed(&self, operation: &'static str, key: &str) -> impl Fn(Error) -> ArchiveError {
         let object = self.shown(key);
         move |source| failed(operation, object.clone(), source)
     }

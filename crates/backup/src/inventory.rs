@@ -160,6 +160,11 @@ impl Inventory {
         self.files.keys().any(|name| name.as_bytes().starts_with(above.as_bytes()))
     }
 
+    /// How long all files of relations are.
+    pub fn relation_bytes(&self) -> u64 {
+        self.files.iter().filter(|(name, _)| name.segment().is_some()).map(|(_, expected)| expected.size).sum()
+    }
+
     /// All files were seen.
     pub fn check_complete(&self) -> Result<()> {
         let is_missing = |(name, expected): &(&Name, &Expected)| {

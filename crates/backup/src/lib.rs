@@ -10,6 +10,7 @@ pub mod label;
 pub mod manifest;
 mod name;
 pub mod packing;
+pub mod remote;
 pub mod roll;
 pub mod source;
 mod target;

@@ -39,7 +39,7 @@ impl Packing {
     }
 
     /// Unpacks a file, in a thread of its own where there is something to do.
-    pub(crate) fn unpack(self, file: File) -> io::Result<Box<dyn Read>> {
+    pub(crate) fn unpack(self, file: impl Read + Send + 'static) -> io::Result<Box<dyn Read>> {
         Ok(match self {
             Packing::None => Box::new(file),
             Packing::Gzip => beside(flate2::read::MultiGzDecoder::new(file))?,

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use walrider_datadir::backup_label::{BackupLabel, MappedTablespace, parse_tablespace_map};
 use walrider_datadir::durable::{list_dir, read_file};
@@ -15,6 +16,7 @@ use crate::error::{BackupError, IoContext, Result, quoted};
 use crate::inventory::{Inventory, MANIFEST, incremental};
 use crate::name::Name;
 use crate::packing::Packing;
+use crate::remote::{Failed, Input, Remote};
 
 /// The longest `backup_label` or `tablespace_map`.
 const MAX_SMALL: u64 = 4 << 20;
@@ -41,10 +43,59 @@ pub(crate) enum Form {
     Archives(Vec<Archive>),
 }
 
+/// Where it lies.
+#[derive(Clone, Debug)]
+enum Place {
+    Directory(PathBuf),
+    Remote(Arc<dyn Remote>),
+}
+
+impl Place {
+    /// For messages.
+    fn shown(&self) -> String {
+        match self {
+            Place::Directory(path) => quoted(path),
+            Place::Remote(remote) => format!("\"{}\"", remote.shown()),
+        }
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        match self {
+            Place::Directory(path) => {
+                Ok(list_dir(path)?.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
+            }
+            Place::Remote(remote) => remote.names().map_err(unreachable),
+        }
+    }
+
+    fn manifest(&self, names: &[String]) -> Result<Option<Vec<u8>>> {
+        match self {
+            Place::Directory(path) => Ok(read_file(&path.join(MANIFEST), MAX_MANIFEST)?),
+            Place::Remote(_) if !names.iter().any(|name| name == MANIFEST) => Ok(None),
+            Place::Remote(remote) => {
+                let mut contents = Vec::new();
+                let input = remote.open(MANIFEST).map_err(unreachable)?;
+                let read = input.take(MAX_MANIFEST + 1).read_to_end(&mut contents).map_err(unreachable)?;
+                match read as u64 > MAX_MANIFEST {
+                    true => Err(BackupError::damaged(MANIFEST, "is longer than such a file can be")),
+                    false => Ok(Some(contents)),
+                }
+            }
+        }
+    }
+}
+
+/// What is out of reach is not damaged.
+fn unreachable(error: io::Error) -> BackupError {
+    BackupError::Refused(error.to_string())
+}
+
 /// An archive.
 #[derive(Debug)]
 pub(crate) struct Archive {
-    pub path: PathBuf,
+    place: Place,
+    /// Its own name.
+    pub name: String,
     pub packing: Packing,
     /// What precedes the names in it.
     pub above: String,
@@ -106,45 +157,57 @@ impl Backup {
     /// # Errors
     /// It is none, or lacks something.
     pub fn open(directory: &Path, without_manifest: bool) -> Result<Backup> {
-        let shown = quoted(directory);
-        let manifest = read_file(&directory.join(MANIFEST), MAX_MANIFEST)?;
-        let inventory = manifest.map(|contents| Inventory::parse(&contents)).transpose()?;
-        if inventory.is_none() && !without_manifest {
+        Backup::at(Place::Directory(directory.to_owned()), without_manifest)
+    }
+
+    /// The same of one that is elsewhere: it is in tar format.
+    ///
+    /// # Errors
+    /// It is none, or lacks something, or is out of reach.
+    pub fn open_remote(remote: Arc<dyn Remote>, without_manifest: bool) -> Result<Backup> {
+        Backup::at(Place::Remote(remote), without_manifest)
+    }
+
+    fn at(place: Place, without_manifest: bool) -> Result<Backup> {
+        let shown = place.shown();
+        let names = place.names()?;
+        let inventory = place.manifest(&names)?.map(|contents| Inventory::parse(&contents)).transpose()?;
+        let archives = archives(&place, &names)?;
+        let plain = match &place {
+            Place::Directory(path) if path.join("PG_VERSION").try_exists().context("stat file", path)? => Some(path),
+            _ => None,
+        };
+        let has_base = archives.contains_key(&Part::Base);
+        if inventory.is_none() && !without_manifest && (has_base || plain.is_some()) {
             return Err(BackupError::Refused(format!(
                 "{shown} has no {MANIFEST}, so that nobody can tell whether the backup is whole: if it never had one, say \
                  --no-manifest"
             )));
         }
-        let archives = archives(directory)?;
-        let is_plain = directory.join("PG_VERSION").try_exists().context("stat file", directory)?;
-        match (archives.contains_key(&Part::Base), is_plain) {
-            (true, true) => {
+        match (has_base, plain) {
+            (true, Some(_)) => {
                 Err(BackupError::Refused(format!("{shown} is a data directory, and has a base.tar besides")))
             }
-            (true, false) => Backup::of_archives(directory, archives, inventory),
-            (false, true) => Backup::plain(directory, inventory),
-            (false, false) => {
-                Err(BackupError::Refused(format!("{shown} is no base backup: it has neither PG_VERSION nor base.tar")))
-            }
+            (true, None) => Backup::of_archives(&shown, &names, archives, inventory),
+            (false, Some(directory)) => Backup::plain(directory, inventory),
+            (false, None) => Err(BackupError::Refused(match place {
+                Place::Directory(_) => format!("{shown} is no base backup: it has neither PG_VERSION nor base.tar"),
+                Place::Remote(_) => format!("{shown} is no base backup in tar format: it has no base.tar"),
+            })),
         }
     }
 
     fn of_archives(
-        directory: &Path,
+        shown: &str,
+        names: &[String],
         archives: BTreeMap<Part, Archive>,
         inventory: Option<Inventory>,
     ) -> Result<Backup> {
-        for entry in list_dir(directory)? {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name != MANIFEST && Part::parse(&name).is_none() {
-                return Err(BackupError::damaged(
-                    name,
-                    "does not belong to it: it is neither an archive nor the manifest",
-                ));
-            }
+        if let Some(name) = names.iter().find(|name| *name != MANIFEST && Part::parse(name).is_none()) {
+            return Err(BackupError::damaged(name, "does not belong to it: it is neither an archive nor the manifest"));
         }
         let (small, mode) = peek(&archives[&Part::Base])?;
-        let label = label(directory, small.get("backup_label"))?;
+        let label = label(shown, small.get("backup_label"))?;
         let tablespaces = map(small.get("tablespace_map").map_or(&[], Vec::as_slice))?;
         let has_archive = |oid| archives.contains_key(&Part::Tablespace(oid));
         if let Some(lacking) = tablespaces.iter().find(|one| !has_archive(one.oid)) {
@@ -166,7 +229,7 @@ impl Backup {
     }
 
     fn plain(directory: &Path, inventory: Option<Inventory>) -> Result<Backup> {
-        let label = label(directory, read_file(&directory.join("backup_label"), MAX_SMALL)?.as_ref())?;
+        let label = label(&quoted(directory), read_file(&directory.join("backup_label"), MAX_SMALL)?.as_ref())?;
         let mut tablespaces = map(&read_file(&directory.join("tablespace_map"), MAX_SMALL)?.unwrap_or_default())?;
         for entry in list_dir(&directory.join("pg_tblspc"))? {
             let oid = entry.file_name().to_str().and_then(|name| name.parse::<Oid>().ok());
@@ -213,27 +276,26 @@ impl Backup {
     }
 }
 
-/// The archives in a directory.
-fn archives(directory: &Path) -> Result<BTreeMap<Part, Archive>> {
+/// The archives among these.
+fn archives(place: &Place, names: &[String]) -> Result<BTreeMap<Part, Archive>> {
     let mut archives = BTreeMap::new();
-    for entry in list_dir(directory)? {
-        let Some((part, packing)) = entry.file_name().to_str().and_then(Part::parse) else { continue };
-        let archive = Archive { path: entry.path(), packing, above: part.above() };
+    for name in names {
+        let Some((part, packing)) = Part::parse(name) else { continue };
+        let archive = Archive { place: place.clone(), name: name.clone(), packing, above: part.above() };
         if let Some(other) = archives.insert(part, archive) {
             return Err(BackupError::Refused(format!(
-                "{} and {} are the same archive twice: move one of them away",
-                quoted(&other.path),
-                quoted(&entry.path())
+                "\"{}\" and \"{name}\" in {} are the same archive twice: move one of them away",
+                other.name,
+                place.shown()
             )));
         }
     }
     Ok(archives)
 }
 
-fn label(directory: &Path, contents: Option<&Vec<u8>>) -> Result<BackupLabel> {
-    let contents = contents.ok_or_else(|| {
-        BackupError::Refused(format!("{} has no backup_label: it is no base backup", quoted(directory)))
-    })?;
+fn label(shown: &str, contents: Option<&Vec<u8>>) -> Result<BackupLabel> {
+    let contents =
+        contents.ok_or_else(|| BackupError::Refused(format!("{shown} has no backup_label: it is no base backup")))?;
     let text = String::from_utf8_lossy(contents);
     if text.lines().any(|line| line.starts_with("INCREMENTAL FROM ")) {
         return Err(incremental());
@@ -258,14 +320,52 @@ impl Archive {
     ///
     /// # Errors
     /// It cannot be read, has what a base backup does not have, or no end; those of `take`, which may stop by returning false.
-    pub fn each(&self, take: &mut dyn FnMut(Member<'_>) -> Result<bool>) -> Result<()> {
-        let shown = || self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let broken = |error: io::Error| BackupError::damaged(shown(), format!("cannot be read: {error}"));
-        let file = File::open(&self.path).context("open file", &self.path)?;
-        let mut reader = Counted { inner: self.packing.unpack(file).map_err(broken)?, ended: false };
-        let mut archive = tar::Archive::new(&mut reader);
+    pub fn each(&self, take: &mut Take<'_>) -> Result<()> {
+        let failed = Failed::default();
+        let done = match &self.place {
+            Place::Directory(path) => {
+                let path = path.join(&self.name);
+                self.members(File::open(&path).context("open file", &path)?, take)
+            }
+            Place::Remote(remote) => self.members(failed.watch(remote.open(&self.name).map_err(unreachable)?), take),
+        };
+        // It is why there was no more, whatever that was taken for.
+        done.map_err(|error| failed.why().map_or(error, BackupError::Refused))
+    }
+
+    fn members(&self, input: impl Input + 'static, take: &mut Take<'_>) -> Result<()> {
+        match self.packing {
+            // What nobody wants is not read.
+            Packing::None => {
+                let mut reader = Counted { inner: input, ended: false };
+                let goes_on = {
+                    let mut archive = tar::Archive::new(&mut reader);
+                    self.entries(archive.entries_with_seek(), take)?
+                };
+                if goes_on { self.end(reader) } else { Ok(()) }
+            }
+            packing => {
+                let unpacked = packing.unpack(input).map_err(|error| self.broken(&error))?;
+                let mut reader = Counted { inner: unpacked, ended: false };
+                let goes_on = {
+                    let mut archive = tar::Archive::new(&mut reader);
+                    self.entries(archive.entries(), take)?
+                };
+                if goes_on { self.end(reader) } else { Ok(()) }
+            }
+        }
+    }
+
+    fn broken(&self, error: &io::Error) -> BackupError {
+        BackupError::damaged(&self.name, format!("cannot be read: {error}"))
+    }
+
+    /// All members, in their order; false: no more are wanted.
+    fn entries<R: Read>(&self, entries: io::Result<tar::Entries<'_, R>>, take: &mut Take<'_>) -> Result<bool> {
+        let shown = || self.name.clone();
+        let broken = |error: io::Error| self.broken(&error);
         // Raw: what would lengthen a name is none that PostgreSQL writes, and could be of any size.
-        for entry in archive.entries().map_err(broken)?.raw(true) {
+        for entry in entries.map_err(broken)?.raw(true) {
             let mut entry = entry.map_err(broken)?;
             let name = entry.path_bytes().into_owned();
             let text = String::from_utf8_lossy(&name).into_owned();
@@ -285,16 +385,24 @@ impl Archive {
             }
             let (mode, size) = (entry.header().mode().map_err(broken)?, entry.size());
             if !take(Member { name, is_directory, mode, size, reader: &mut entry })? {
-                return Ok(());
+                return Ok(false);
             }
         }
+        Ok(true)
+    }
+
+    /// What follows the last member.
+    fn end<R: Read>(&self, mut reader: Counted<R>) -> Result<()> {
         if reader.ended {
-            return Err(BackupError::damaged(shown(), "ends too early: it is only a part of the archive"));
+            return Err(BackupError::damaged(&self.name, "ends too early: it is only a part of the archive"));
         }
-        io::copy(&mut reader, &mut io::sink()).map_err(broken)?;
+        io::copy(&mut reader, &mut io::sink()).map_err(|error| self.broken(&error))?;
         Ok(())
     }
 }
+
+/// Is given the members; false: no more are wanted.
+type Take<'t> = dyn FnMut(Member<'_>) -> Result<bool> + 't;
 
 /// A member of an archive.
 pub(crate) struct Member<'m> {
@@ -306,12 +414,18 @@ pub(crate) struct Member<'m> {
 }
 
 /// Knows whether the end was seen: an archive has blocks of zeros before.
-struct Counted {
-    inner: Box<dyn Read>,
+struct Counted<R> {
+    inner: R,
     ended: bool,
 }
 
-impl Read for Counted {
+impl<R: Seek> Seek for Counted<R> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.inner.seek(to)
+    }
+}
+
+impl<R: Read> Read for Counted<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.ended |= read == 0 && !buffer.is_empty();

@@ -87,7 +87,11 @@ impl Target {
         check_locations(&root, &locations)?;
         let places: Vec<PathBuf> = [root.clone()].into_iter().chain(locations.iter().cloned()).collect();
         // Before anything is made or removed: one that is not empty spoils all.
-        let states: Vec<State> = places.iter().map(|place| state(place, start_over)).collect::<Result<_>>()?;
+        let mut states: Vec<State> = Vec::new();
+        for place in &places {
+            let is_of_left_over = states.first() == Some(&State::LeftOver);
+            states.push(state(place, start_over, is_of_left_over)?);
+        }
         let mut locks = Vec::new();
         for (place, state) in places.iter().zip(states) {
             locks.push(take(place, state, dir_mode)?);
@@ -173,8 +177,8 @@ enum State {
     LeftOver,
 }
 
-/// What is there; anything that is not ours is refused.
-fn state(place: &Path, start_over: bool) -> Result<State> {
+/// What is there; anything that is not ours is refused. `is_of_left_over`: it is a tablespace, and the data directory a left-over.
+fn state(place: &Path, start_over: bool, is_of_left_over: bool) -> Result<State> {
     let shown = quoted(place);
     match fs::metadata(place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::Absent),
@@ -197,6 +201,9 @@ fn state(place: &Path, start_over: bool) -> Result<State> {
         let whole = if has("PG_VERSION") {
             ". It is a data directory: if the backup was unpacked into it and replay did not get to its end, go on with \
              walrider replay"
+        } else if is_of_left_over {
+            ". Nothing in it says that it is what the interrupted restore has left: a restore that was about to be complete has \
+             removed that. If it is so, remove what is in it by hand"
         } else {
             "; a tablespace goes elsewhere with --tablespace-mapping"
         };
@@ -217,6 +224,8 @@ fn take(place: &Path, state: State, mode: u32) -> Result<File> {
     let marker = marker.context("create file", &path)?;
     flock(&marker, FlockOperation::NonBlockingLockExclusive)
         .map_err(|_| BackupError::Refused(format!("another walrider restore is at work on {}", quoted(place))))?;
+    // First: without it no server starts, and all know what the directory is, whatever else is gone when this is interrupted.
+    unlink(&place.join(CONTROL_FILE))?;
     for entry in list_dir(place)?.into_iter().filter(|entry| entry.file_name() != MARKER) {
         let path = entry.path();
         let is_dir = entry.file_type().context("stat", &path)?.is_dir();
@@ -236,12 +245,16 @@ mod tests {
     fn only_what_says_that_it_is_incomplete_is_emptied() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("a/b");
-        let states = |place: &Path| [false, true].map(|start_over| state(place, start_over).ok());
+        let states = |place: &Path| [false, true].map(|start_over| state(place, start_over, false).ok());
         assert_eq!(states(&place), [Some(State::Absent); 2]);
         fs::create_dir_all(&place).unwrap();
         assert_eq!(states(&place), [Some(State::Empty); 2]);
         fs::write(place.join("PG_VERSION"), "18\n").unwrap();
         assert_eq!(states(&place), [None; 2]);
+        assert!(!state(&place, true, true).unwrap_err().to_string().contains("by hand"));
+        fs::rename(place.join("PG_VERSION"), place.join("PG_18")).unwrap();
+        assert!(state(&place, true, true).unwrap_err().to_string().contains("by hand"));
+        fs::rename(place.join("PG_18"), place.join("PG_VERSION")).unwrap();
         fs::write(place.join(MARKER), "").unwrap();
         assert_eq!(states(&place), [None, Some(State::LeftOver)]);
         // It was complete, and perhaps a server has run on it.

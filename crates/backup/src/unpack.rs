@@ -17,7 +17,7 @@ use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile};
 use walrider_layout::{BLCKSZ, BlockNumber, RELSEG_SIZE};
 
 use crate::error::{BackupError, IoContext, Result};
-use crate::inventory::{Expected, MANIFEST};
+use crate::inventory::{Expected, Inventory, MANIFEST};
 use crate::name::Name;
 use crate::source::{Archive, Backup, Form};
 use crate::target::{CONTROL_FILE, MARKER, Mapping, Target};
@@ -100,6 +100,11 @@ pub fn begin(backup: Arc<Backup>, destination: &Destination, progress: &(dyn Fn(
 }
 
 impl Begun {
+    /// How many bytes the files of relations have; 0 where there is no manifest to tell.
+    pub fn relation_bytes(&self) -> u64 {
+        self.backup.inventory.as_ref().map_or(0, Inventory::relation_bytes)
+    }
+
     /// Unpacks the files of relations; durable on return. Servers are kept out as before.
     ///
     /// # Errors
@@ -227,7 +232,7 @@ impl<'w> Work<'w> {
 
     fn archive(&self, archive: &Archive) -> Result<()> {
         let mut buffer = vec![0; PIECE];
-        let within = format!(", in {}", archive.path.file_name().unwrap_or_default().to_string_lossy());
+        let within = format!(", in {}", archive.name);
         archive.each(&mut |member| {
             match member.is_directory {
                 true => self.target.directory(member.name.path())?,

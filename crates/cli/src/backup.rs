@@ -19,6 +19,7 @@ use walrider_store::driver::Driver;
 use crate::failure::{Exit, Failure, SCHEMA_VERSION};
 use crate::replay::{ResourceArgs, TargetArgs, plain_options, run_to_end, why_incomplete};
 use crate::restore::{Restored, UnpackArgs, check_wal};
+use crate::wal::named_archive;
 
 /// What is appended to the name of a backup while it is made.
 const ROLLING: &str = ".rolling";
@@ -165,7 +166,8 @@ impl RollArgs {
         self.resources.start()?;
         check_wal(&self.wal, &data_dir)?;
         let is_tar = self.format == Format::Tar;
-        let unpacking = self.unpack.begin(&data_dir, is_tar.then(|| work.join("tablespaces")))?;
+        let unpacking =
+            self.unpack.begin(&data_dir, is_tar.then(|| work.join("tablespaces")), self.resources.fetch_jobs())?;
         let settings = Settings::read(&data_dir).map_err(failed)?;
         let options = plain_options(data_dir.clone(), Some(&self.wal), &self.target, &self.resources)
             .map_err(|error| refused(error.to_string()))?;
@@ -175,8 +177,10 @@ impl RollArgs {
         if let Some(failure) = why_incomplete(&summary) {
             return Err(failure);
         }
-        let wal: Arc<dyn Driver> = match &options.archive {
-            Some(archive) => archive.driver.clone(),
+        // Replay has stopped its own.
+        let archive = named_archive(&self.wal, &data_dir, self.resources.fetch_jobs(), false);
+        let wal: Arc<dyn Driver> = match archive.map_err(|error| refused(error.to_string()))? {
+            Some(archive) => archive.driver,
             None => Arc::new(Directory::new(&self.wal)),
         };
         let old = restored.backup.label().label.as_deref();

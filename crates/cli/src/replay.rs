@@ -115,7 +115,7 @@ pub struct ResourceArgs {
     /// Threads [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
-    /// restore_command's at once: WAL is fetched ahead of replay; 1 for a command that must run alone
+    /// restore_command's, or requests to an object store, at once: WAL is fetched ahead of replay; 1 for a command that must run alone
     #[arg(long, value_name = "N", default_value_t = DEFAULT_FETCH_JOBS, value_parser = clap::value_parser!(u16).range(1..=MAX_FETCH_JOBS))]
     fetch_jobs: u16,
     /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM]
@@ -158,6 +158,11 @@ pub fn tell(summary: &Summary, verify: bool, object: Option<Value>) -> ExitCode 
 }
 
 impl ResourceArgs {
+    /// Requests, or commands, at once.
+    pub fn fetch_jobs(&self) -> usize {
+        self.fetch_jobs.into()
+    }
+
     /// Starts the threads, and says how many.
     pub fn start(&self) -> Result<usize, Failure> {
         let jobs = self.jobs.map_or_else(default_jobs, usize::from);
@@ -189,7 +194,7 @@ pub fn plain_options(
     target: &TargetArgs,
     resources: &ResourceArgs,
 ) -> Result<Options, ArchiveError> {
-    let fetch_jobs = resources.fetch_jobs.into();
+    let fetch_jobs = resources.fetch_jobs();
     let archive = wal.map(|wal| wal::named_archive(wal, &data_dir, fetch_jobs, false)).transpose()?.flatten();
     Ok(Options {
         data_dir,

@@ -1,5 +1,6 @@
 //! `walrider restore`: a base backup unpacked, and rolled forward.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -8,6 +9,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+use walrider_archive::Place;
+use walrider_archive::ranges::Files;
+use walrider_backup::remote::{Input, Remote};
 use walrider_backup::unpack::{Begun, Destination, Pages, PagesError, Unchanged, Unpacked, begin, unpack};
 use walrider_backup::{Backup, BackupError, MapLengths, Mapping};
 use walrider_datadir::config::is_half_restored;
@@ -23,7 +27,8 @@ use crate::wal::named_archive;
 /// Make a data directory of a base backup, and roll it forward through WAL
 ///
 /// The backup is one of pg_basebackup: a directory in plain format, or with base.tar and the archives of its tablespaces, each as it is
-/// or as .gz, .lz4 or .zst, and backup_manifest beside them. Every file is verified by the manifest on its way. DIR must be empty or
+/// or as .gz, .lz4 or .zst, and backup_manifest beside them; or these archives below a prefix of an object store, read with --fetch-jobs
+/// requests at once. Every file is verified by the manifest on its way. DIR must be empty or
 /// absent; until the backup is there, whole and durable, it has no pg_control, and no server starts on it.
 ///
 /// Replay follows, and hands the directory over, as walrider replay does, with the same options. Should it fail, or be interrupted, go on
@@ -42,7 +47,7 @@ pub struct RestoreArgs {
 /// What is unpacked.
 #[derive(Args)]
 pub struct UnpackArgs {
-    /// Directory with the base backup
+    /// Directory with the base backup; or, of one in tar format, s3://BUCKET/PREFIX, gs:// or az://
     #[arg(long, value_name = "SOURCE")]
     backup: PathBuf,
     /// Put a tablespace that was at OLD to NEW; may be given several times. A backslash protects a = in a path
@@ -116,6 +121,10 @@ pub struct Unpacking {
 }
 
 impl Base for Unpacking {
+    fn bytes(&self) -> u64 {
+        self.begun.lock().expect("no panic while locked").as_ref().map_or(0, Begun::relation_bytes)
+    }
+
     fn unpack(&self, pages: &dyn PassPages) -> Result<(), ReplayError> {
         let started = Instant::now();
         let begun = self.begun.lock().expect("no panic while locked").take().expect("once");
@@ -175,6 +184,26 @@ impl Unpacking {
     }
 }
 
+/// A backup in an object store.
+struct Objects {
+    shown: String,
+    files: Files,
+}
+
+impl Remote for Objects {
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.files.names().map_err(io::Error::other)
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn Input>> {
+        Ok(Box::new(self.files.read(name).map_err(io::Error::other)?))
+    }
+
+    fn shown(&self) -> String {
+        self.shown.clone()
+    }
+}
+
 impl UnpackArgs {
     /// Whether it begins again.
     pub fn starts_over(&self) -> bool {
@@ -182,9 +211,14 @@ impl UnpackArgs {
     }
 
     /// Unpacks it into a directory, but for the relations, which replay is to have come there ([`Unpacking::base`]). Tablespaces that
-    /// are not mapped go below `others`, or where they were.
-    pub fn begin(&self, data_dir: &Path, others: Option<PathBuf>) -> Result<Arc<Unpacking>, Failure> {
-        let begun = self.begun(data_dir, others);
+    /// are not mapped go below `others`, or where they were. From an object store it comes with so many requests at once.
+    pub fn begin(
+        &self,
+        data_dir: &Path,
+        others: Option<PathBuf>,
+        fetch_jobs: usize,
+    ) -> Result<Arc<Unpacking>, Failure> {
+        let begun = self.open(fetch_jobs).and_then(|backup| self.begun(backup, data_dir, others));
         let unpacking = begun.map_err(|error| {
             note_half_restored(data_dir);
             Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error)
@@ -192,8 +226,20 @@ impl UnpackArgs {
         Ok(Arc::new(unpacking))
     }
 
-    fn begun(&self, data_dir: &Path, others: Option<PathBuf>) -> Result<Unpacking, BackupError> {
-        let backup = Arc::new(Backup::open(&self.backup, self.no_manifest)?);
+    fn open(&self, fetch_jobs: usize) -> Result<Backup, BackupError> {
+        let url = self.backup.to_str().filter(|text| text.contains("://"));
+        match url.map(Place::parse).transpose().map_err(|error| BackupError::Refused(error.to_string()))? {
+            None => Backup::open(&self.backup, self.no_manifest),
+            Some(Place::Directory(path)) => Backup::open(&path, self.no_manifest),
+            Some(Place::Objects(url)) => {
+                let (shown, files) = (url.to_string(), Files::new(url, fetch_jobs));
+                Backup::open_remote(Arc::new(Objects { shown, files }), self.no_manifest)
+            }
+        }
+    }
+
+    fn begun(&self, backup: Backup, data_dir: &Path, others: Option<PathBuf>) -> Result<Unpacking, BackupError> {
+        let backup = Arc::new(backup);
         let mapping = Mapping { pairs: self.tablespace_mapping.clone(), others };
         let destination = Destination { data_dir: data_dir.to_owned(), mapping, start_over: self.start_over };
         // Hidden unless stderr is a terminal.
@@ -241,7 +287,7 @@ pub fn run(args: RestoreArgs) -> ExitCode {
     let json = recovery.json;
     let done = recovery.resources().start().and_then(|_| {
         recovery.wal().map_or(Ok(()), |wal| check_wal(wal, &data_dir))?;
-        let unpacking = unpack.begin(&data_dir, None)?;
+        let unpacking = unpack.begin(&data_dir, None, recovery.resources().fetch_jobs())?;
         let summary = recovery.replay(data_dir.clone(), false, unpacking.base()).inspect_err(|_| {
             if !note_half_restored(&data_dir) {
                 note(format!("the backup is unpacked in \"{}\": go on with walrider replay there", data_dir.display()));

@@ -7,6 +7,9 @@ use crate::error::ReplayError;
 
 /// Relation files that are not in the data directory yet, all else of it is.
 pub trait Base: Send + Sync {
+    /// How many bytes they have, as far as that is known.
+    fn bytes(&self) -> u64;
+
     /// Puts all of them there, durably; before they are written, `pages` gets to see them.
     ///
     /// # Errors

@@ -362,7 +362,10 @@ impl<'a> Engine<'a> {
                 // Its memory is for the batch now.
                 self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
                 self.stats.pages_evicted += self.pages.empty()?;
-                let spill = Spill::new(&self.spill)?;
+                let spill = match self.base {
+                    Some(_) => Spill::new(&self.spill.to_be_sorted())?,
+                    None => Spill::new(&self.spill)?,
+                };
                 Spilling { spill, batch: Batch::default(), last: None, records: 0 }
             }
         };

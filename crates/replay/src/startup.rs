@@ -294,7 +294,8 @@ impl Entered<'_> {
         let on = if options.directory.is_some() { &directory } else { data_dir };
         let stat = rustix::fs::statvfs(on)
             .map_err(|error| DataDirError::io("look for room in", on.to_owned(), error.into()))?;
-        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        let coming = self.options.base.as_ref().filter(|_| options.directory.is_none()).map_or(0, |base| base.bytes());
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(coming);
         Ok(SpillSettings {
             file_bytes: options.bytes.unwrap_or(free / 2),
             always: options.always,

@@ -1,9 +1,10 @@
 """A small object store that speaks as much of S3's protocol as an archive needs, with faults: delays, errors, a bit that flips.
 
-Objects live in this process.  Requests are noted, and how many fetched segments at once.
+Objects live in this process.  Requests are noted, and how many fetched segments or archives at once.
 """
 
 import hashlib
+import re
 import threading
 import time
 import urllib.parse
@@ -23,6 +24,9 @@ class ObjectStore:
         self.objects = {}
         self.delay = 0.0                # seconds before any answer
         self.status = None              # answered to everything, if set
+        self.refused = None             # whoever wants a range of an object with this in its name is refused
+        self.cuts = 0                   # so many ranges are cut off in their middle
+        self.tags = {}
         self.requests = []              # (method, key)
         self.most = self.running = 0
         self.lock = threading.Lock()
@@ -46,6 +50,21 @@ class ObjectStore:
         contents[offset] ^= 0x10
         self.objects[key] = bytes(contents)
 
+    def tag(self, key, contents):
+        """What an object is told by."""
+        known, tag = self.tags.get(key, (None, None))
+        if known is not contents:
+            tag = hashlib.md5(contents).hexdigest()
+            self.tags[key] = contents, tag
+        return f'"{tag}"'
+
+    def is_cut(self):
+        """Whether an answer is to be cut off."""
+        with self.lock:
+            is_due = self.cuts > 0
+            self.cuts -= is_due
+            return is_due
+
     def asked(self, method, part=""):
         """Keys that were asked for so, with this in their name."""
         with self.lock:
@@ -59,7 +78,7 @@ class ObjectStore:
     @contextmanager
     def counted(self, method, key):
         """While a request is answered."""
-        counts = method == "GET" and key.endswith(".zst")
+        counts = method == "GET" and key.endswith((".zst", ".tar"))
         with self.lock:
             self.requests.append((method, key))
             self.running += counts
@@ -86,14 +105,14 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_args):
         pass
 
-    def answer(self, status, body=b"", **headers):
+    def answer(self, status, body=b"", cut=None, **headers):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[:cut])
 
     def error(self, status, code):
         self.answer(status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
@@ -120,8 +139,17 @@ class _Handler(BaseHTTPRequestHandler):
         contents = store.objects.get(key)
         if contents is None:
             return self.error(404, "NoSuchKey")
-        tag = hashlib.md5(contents).hexdigest()
-        return self.answer(200, contents, ETag=f'"{tag}"', Last_Modified=formatdate(usegmt=True))
+        about = dict(ETag=store.tag(key, contents), Last_Modified=formatdate(usegmt=True))
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not wanted:
+            return self.answer(200, contents, **about)
+        if store.refused and store.refused in key:
+            return self.error(403, "AccessDenied")
+        first, last = int(wanted[1]), min(int(wanted[2]), len(contents) - 1)
+        part = contents[first:last + 1]
+        about["Content_Range"] = f"bytes {first}-{last}/{len(contents)}"
+        self.close_connection = store.is_cut()
+        return self.answer(206, part, cut=len(part) // 2 if self.close_connection else None, **about)
 
     on_head = on_get
 

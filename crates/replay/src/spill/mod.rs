@@ -102,6 +102,8 @@ struct Store {
     file_used: AtomicU64,
     in_memory: AtomicU64,
     full: AtomicBool,
+    /// It is sorted: whatever is written was read before, and has given its room back, so that what is full now may not be so again.
+    sorting: bool,
 }
 
 /// A batch on its way.
@@ -111,6 +113,13 @@ pub struct Spill {
     forks: Vec<ForkPlace>,
     /// Room for what a stretch does to each partition.
     spare: Vec<Vec<Vec<u8>>>,
+}
+
+impl SpillSettings {
+    /// For a batch that will be [`Spill::sorted`], and is in more and smaller pieces then.
+    pub fn to_be_sorted(&self) -> SpillSettings {
+        SpillSettings { file_bytes: self.file_bytes / 5 * 4, ..self.clone() }
+    }
 }
 
 impl Spill {
@@ -130,6 +139,7 @@ impl Spill {
             file_used: AtomicU64::new(0),
             in_memory: AtomicU64::new(0),
             full: AtomicBool::new(false),
+            sorting: false,
         };
         let partitions = (0..SPILL_PARTITIONS).map(|_| SpillPartition::default()).collect();
         Ok(Spill { store, partitions, forks: Vec::new(), spare: Vec::new() })
@@ -267,20 +277,25 @@ impl Store {
         let len = bytes.len() as u64;
         // As much as it takes, and no more.
         let in_memory = || Ok(Stored::Memory(bytes.into()));
-        if self.in_memory.fetch_add(len, Ordering::Relaxed) + len <= self.settings.memory_bytes {
+        let total = self.in_memory.fetch_add(len, Ordering::Relaxed) + len;
+        if total <= self.settings.memory_bytes {
             return in_memory();
         }
         let used = self.file_used.fetch_add(len, Ordering::Relaxed) + len;
-        if let Some(file) =
-            self.file.as_ref().filter(|_| !self.full.load(Ordering::Relaxed) && used <= self.settings.file_bytes)
-        {
+        let may_grow = || !self.full.load(Ordering::Relaxed) && used <= self.settings.file_bytes;
+        if let Some(file) = self.file.as_ref().filter(|_| self.sorting || may_grow()) {
             let at = self.file_len.fetch_add(len, Ordering::Relaxed);
             match file.write_all_at(bytes, at) {
                 Ok(()) => {
                     self.in_memory.fetch_sub(len, Ordering::Relaxed);
                     return Ok(Stored::File { at, len: len as u32 });
                 }
-                Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                    // No batch ends earlier for it any more, and not all that is in the file fits into memory.
+                    if self.sorting && total > 2 * self.settings.memory_bytes {
+                        return Err(self.error("write", error));
+                    }
+                }
                 Err(error) => return Err(self.error("write", error)),
             }
         }
@@ -390,4 +405,43 @@ fn temporary_file(directory: &Path) -> Result<File, ReplayError> {
     }
     tempfile::tempfile_in(directory)
         .map_err(|error| DataDirError::io("make a temporary file in", directory, error).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_ends_a_batch_and_fails_what_must_be_sorted() {
+        let settings = SpillSettings {
+            directory: "/dev".into(),
+            file_bytes: 1 << 30,
+            always: false,
+            memory_bytes: 1000,
+            chunk_bytes: 0,
+            pass_bytes: 0,
+        };
+        let full = |sorting| Store {
+            settings: settings.clone(),
+            file: Some(OpenOptions::new().write(true).open("/dev/full").unwrap()),
+            file_len: AtomicU64::new(0),
+            file_used: AtomicU64::new(0),
+            in_memory: AtomicU64::new(0),
+            full: AtomicBool::new(false),
+            sorting,
+        };
+        let gathered = full(false);
+        for _ in 0..5 {
+            assert!(matches!(gathered.keep(&[0; 900]), Ok(Stored::Memory(_))));
+        }
+        assert!(gathered.full.into_inner() && gathered.file_used.into_inner() == 0);
+        let sorted = full(true);
+        assert!(matches!(sorted.keep(&[0; 900]), Ok(Stored::Memory(_))));
+        // Its room may come back.
+        assert!(matches!(sorted.keep(&[0; 900]), Ok(Stored::Memory(_))));
+        let error = sorted.keep(&[0; 900]).err().unwrap().to_string();
+        assert!(error.contains("temporary file") && error.contains("free some space"), "{error}");
+    }
 }

@@ -43,10 +43,12 @@ impl Spill {
     /// Puts the ranges of each partition apart.
     ///
     /// # Errors
-    /// When the file cannot be read or written.
+    /// When the file cannot be read or written, for want of room, too.
     pub fn sorted(mut self) -> Result<Sorted, ReplayError> {
         self.close()?;
-        let Spill { store, partitions, .. } = self;
+        let Spill { mut store, partitions, .. } = self;
+        store.sorting = true;
+        let store = store;
         let one = |(number, partition)| sort(SpilledPartition { number, partition, store: &store, next: 0 });
         let found: Vec<_> =
             partitions.into_par_iter().enumerate().with_max_len(1).map(one).collect::<Result<_, _>>()?;

@@ -1,0 +1,305 @@
+"""Kills of `walrider restore` at any moment of its single pass, and disks that become full in it; then what docs/restore.md tells the
+operator to do, until it is done.
+
+What must never be: a directory that PostgreSQL starts on, and that is not what its own recovery makes of the backup and the WAL.
+Not tried: power cuts; kills of PostgreSQL, when it ends the recovery. `make soak-restore` does 200 rounds.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from tests.lab import walrider
+from tests.lab.faults.shim import Disk
+from tests.lab.oracle.compare import compare
+from tests.lab.server import recovery
+from tests.lab.server.backups import FORMATS, kept_out, pack_all
+from tests.lab.server.cluster import PgCluster, controldata
+from tests.lab.trash import throw_away
+from tests.lab.waiting import wait_for
+from tests.lab.walrider import FAILED
+
+ROUNDS = int(os.environ.get("WALRIDER_RESTORE_ROUNDS", "2"))
+MARKER = "walrider.restoring"
+WHOLE = "replays what follows, hands over"
+# Much less than there is WAL.
+LITTLE = ("--memory", "16MB")
+SETUP = """
+CREATE TABLE t (id int PRIMARY KEY, n int, v text) WITH (fillfactor = 60);
+INSERT INTO t SELECT g, 0, repeat('x', 600) FROM generate_series(1, 15000) g;
+CREATE TABLE b TABLESPACE s AS SELECT g AS id, 0 AS n FROM generate_series(1, 60000) g;
+CREATE TABLE gone TABLESPACE s AS SELECT g FROM generate_series(1, 2000) g;
+CREATE TABLE short AS SELECT g, repeat('s', 200) AS v FROM generate_series(1, 5000) g;
+"""
+STEP = """
+UPDATE t SET n = n + 1 WHERE hashint4(id + {n}) % 3 = 0;
+UPDATE b SET n = n + 1 WHERE hashint4(id + {n}) % 3 = 0;
+INSERT INTO t SELECT g, 0, repeat('n', 300) FROM generate_series(100000 + 500 * {n}, 100400 + 500 * {n}) g;
+DELETE FROM t WHERE hashint4(id) % 100 = {n};
+CREATE TABLE new_{n} TABLESPACE s AS SELECT g FROM generate_series(1, 3000) g;
+"""
+STEPS = 8
+# Of them, so many come in the single pass: what follows ends it, as the pages of a table that becomes shorter may come again.
+PASS_STEPS = 6
+END_OF_PASS = "DELETE FROM short WHERE g > 100; VACUUM (TRUNCATE) short"
+SUMS = "SELECT count(*), sum(hashtext(x::text)) FROM {} x"
+TABLES = ("t", "b", "short", f"new_{STEPS - 1}")
+# The calls of `calls` that are no fsync of one of a thousand files.
+STEPS_OF_ITS_OWN = re.compile(f"{MARKER}|pg_control|postgresql.auto.conf|backup_label|PG_VERSION|pg_wal|pg_tblspc|pg_xact|(ours|space)$")
+
+
+@pytest.fixture(scope="module")
+def backups(scratch):
+    """A backup in each format, WAL larger than memory, and what stock PostgreSQL made of both."""
+    directory = scratch / "k"
+    directory.mkdir()
+    (directory / "space").mkdir()
+    settings = "autovacuum = off\nmax_wal_size = 4GB\nfull_page_writes = off\n"
+    with PgCluster.init(directory / "primary", directory / "wal", conf=settings) as server:
+        server.start()
+        server.psql(f"CREATE TABLESPACE s LOCATION '{directory}/space'")
+        server.psql(SETUP)
+        server.basebackup(directory / "plain", f"--tablespace-mapping={directory}/space={directory}/plain.space")
+        server.basebackup(directory / "tar", "-Ft", wal="stream")
+        for number in range(STEPS):
+            server.psql(STEP.format(n=number))
+            if number + 1 == PASS_STEPS:
+                server.psql(f"DROP TABLE gone; {END_OF_PASS}")
+        sums = {name: server.psql(SUMS.format(name)) for name in TABLES}
+        server.stop()
+        server.complete_archive()
+        final = server.controldata()["Latest checkpoint location"]
+    recovery.discard(server.data_dir)
+    pack_all(directory, FORMATS[:ROUNDS])
+    recovery.stock_replay(directory / "plain", directory / "wal", directory / "stock", final)
+    return SimpleNamespace(directory=directory, wal=directory / "wal", stock=directory / "stock", sums=sums, final=final)
+
+
+class Restore:
+    """One, of one of the backups, into directories of its own."""
+
+    def __init__(self, backups, form, work):
+        self.backups, self.form, self.work, self.said = backups, form, work, []
+        work.mkdir()
+        self.ours, self.space = work / "ours", work / "space"
+        old = backups.directory / ("plain.space" if form == "plain" else "space")
+        self.command = ("restore", "--backup", backups.directory / form, "--wal", backups.wal, "-D", self.ours,
+                        "--tablespace-mapping", f"{old}={self.space}", *LITTLE)
+        self.replay = ("replay", "-D", self.ours, "--wal", backups.wal, *LITTLE)
+
+    def killed_after(self, command, seconds):
+        """Whether it was still at work, and what it did."""
+        process = walrider.start(*command)
+        try:
+            process.wait(seconds)
+            return False, None
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGSTOP)
+            return True, self.phase(process.pid)
+        finally:
+            process.kill()
+            process.communicate()
+
+    def phase(self, pid=None):
+        """How far it has come."""
+        if not (self.ours / MARKER).exists():
+            if not (self.ours / "PG_VERSION").exists():
+                return "nothing"
+            return "all pages are there" if self.has_line() else WHOLE
+        if not (self.ours / "global/pg_control").exists():
+            return "unpacks all but relations" if self.form != "gzip" else "unpacks"
+        if self.form == "gzip" and not self.has_line():
+            # It is unpacked at once, and what is left is to remove the markers.
+            return WHOLE
+        if not (self.space / MARKER).exists():
+            return "between two markers"
+        if any((self.ours / "base/5").glob("[0-9]*")):
+            return "relations pass"
+        return "puts WAL apart" if pid and spilled(pid) else "reads WAL"
+
+    def has_line(self):
+        """The one that keeps servers out."""
+        return "walrider_was_interrupted" in (self.ours / "postgresql.auto.conf").read_text()
+
+    def is_whole(self):
+        """All is there and durable: a directory in recovery, or one that was handed over. No server starts on anything less."""
+        if self.phase() == WHOLE:
+            return True
+        if self.ours.exists():
+            kept_out(self.ours)
+        return False
+
+    def next_command(self, command):
+        """What the operator does after a kill: the same command, and what it asks for. `None`: all is done."""
+        result = walrider.walrider(*command)
+        if result.code == 0:
+            return None
+        assert result.code == FAILED, result
+        self.said.append(result.stderr)
+        if "by hand" in result.stderr:
+            assert str(self.space) in result.stderr and (self.ours / MARKER).exists(), result
+            throw_away(self.space)
+            return command
+        if "is not complete" in result.stderr and "--start-over" in result.stderr:
+            return (*self.command, "--start-over")
+        assert "walrider replay" in result.stderr, result
+        return self.replay
+
+    def compare(self):
+        """It is what stock PostgreSQL makes of it."""
+        recovery.pin_tablespaces(self.ours)
+        compare(self.ours, self.backups.stock)
+
+    def opens(self):
+        """PostgreSQL starts on it as it stands, ends what recovery is left, and has all rows."""
+        with PgCluster(self.ours) as server:
+            server.start(archive_mode="off", fsync="off", autovacuum="off")
+            wait_for(lambda: server.value("SELECT pg_is_in_recovery()") == "f", server.log_tail)
+            for name, rows in self.backups.sums.items():
+                assert server.psql(SUMS.format(name)) == rows, name
+
+    def reaches_the_end(self):
+        """PostgreSQL, told where the WAL is and when to stop, ends the recovery."""
+        if controldata(self.ours)["Latest checkpoint location"] == self.backups.final:
+            return      # killed in its last moments: no target is left to reach
+        (self.ours / "recovery.signal").touch()
+        server = PgCluster(self.ours)
+        server.configure(recovery.restore_settings(self.backups.wal, target=("lsn", self.backups.final), action="shutdown"),
+                         "postgresql.auto.conf")
+        with server:
+            recovery.finish_stock(server, self.backups.final)
+
+
+def spilled(pid):
+    """Whether it has written to a file without a name."""
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        link = f"/proc/{pid}/fd/{number}"
+        if os.readlink(link).endswith("(deleted)") and os.stat(link).st_size > 0:
+            return True
+    return False
+
+
+def measured(restore):
+    """How long a whole one takes, and which calls of it are worth a kill."""
+    disk = Disk(restore.work / "shim", restore.work)
+    begun = time.monotonic()
+    result = walrider.walrider(*restore.command, env=disk.kill_at(0)).expect()
+    seconds = time.monotonic() - begun
+    assert restore.form == "gzip" or (result.json["sweeps"] > 1 and result.json["spilled_bytes"] > 0), result.json
+    paths = disk.calls()
+    recovery.discard(restore.ours, restore.space)
+    calls = [number for number, path in enumerate(paths, 1) if STEPS_OF_ITS_OWN.search(path)]
+    return SimpleNamespace(seconds=seconds, paths=paths, calls=calls, disk=disk)
+
+
+def one_round(restore, whole, rng):
+    """Kills, and what comes after; returns what was killed when, and what ended it."""
+    command, kills = restore.command, []
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        if rng.random() < 0.5:
+            killed, phase = restore.killed_after(command, rng.uniform(0.01, 1.05) * whole.seconds)
+        else:
+            code = walrider.walrider(*command, env=whole.disk.kill_at(rng.choice(whole.calls))).code
+            killed, phase = code == -signal.SIGKILL, restore.phase()
+        if not killed:
+            break
+        kills.append(phase)
+        # Another kill meets the command that is due now.
+        if restore.is_whole():
+            command = restore.replay
+        elif (restore.ours / MARKER).exists():
+            command = (*restore.command, "--start-over")
+    ends = ["walrider", *(["PostgreSQL"] if restore.is_whole() else [])]
+    if restore.is_whole() and (restore.ours / "recovery.signal").exists():
+        # Replay has begun, so that the directory knows where WAL is.
+        ends.append("PostgreSQL as it stands")
+    end = rng.choice(ends)
+    if end == "PostgreSQL":
+        restore.reaches_the_end()
+    elif end == "walrider":
+        command = restore.command
+        while command:
+            assert len(restore.said) < 4, restore.said
+            end, command = command[0], restore.next_command(command)
+        assert not (restore.ours / MARKER).exists() and not (restore.space / MARKER).exists()
+    if end != "PostgreSQL as it stands":
+        restore.compare()
+    if end != "PostgreSQL":
+        restore.opens()
+    return kills, end
+
+
+def test_start_over(backups, work):
+    """The control file is the first to go: a stop meanwhile has left a directory without the line that keeps servers out, but
+    with a control file. And when the tablespace, but not the data directory, has lost its marker, it is the operator who empties it."""
+    restore = Restore(backups, "tar", work / "restore")
+    whole = measured(restore)
+    unmarked = len(whole.paths) - whole.paths[::-1].index(str(restore.space / MARKER))
+    assert walrider.walrider(*restore.command, env=whole.disk.kill_at(unmarked)).code == -signal.SIGKILL
+    assert restore.phase() == "relations pass"
+    walrider.walrider(*restore.command, "--start-over", env=whole.disk.kill_at(0)).expect()
+    assert whole.disk.calls()[0] == str(restore.ours / "global/pg_control")
+    restore.compare()
+    recovery.discard(restore.ours, restore.space)
+    assert walrider.walrider(*restore.command, env=whole.disk.kill_at(unmarked + 1)).code == -signal.SIGKILL
+    assert restore.phase() == "between two markers" and not restore.is_whole()
+    again = walrider.walrider(*restore.command, "--start-over").expect(FAILED)
+    assert str(restore.space) in again.stderr and "by hand" in again.stderr and any(restore.space.iterdir())
+    throw_away(restore.space)
+    walrider.walrider(*restore.command, "--start-over").expect()
+    restore.compare()
+
+
+def test_no_room_for_relations(backups, work):
+    """It says what to do; no server starts on what is there; when there is room, the same command does it."""
+    restore = Restore(backups, "tar", work / "restore")
+    # A catalogue's, which comes when WAL has been put apart.
+    disk = Disk(work / "shim", "/base/5/1249")
+    disk.fill("all")
+    result = walrider.walrider(*restore.command, env=disk.environment()).expect(FAILED)
+    for said in ("/base/5/1249", "No space left on device", "free some space", f'"{restore.ours}" is not complete: --start-over'):
+        assert said in result.stderr, result.stderr
+    assert restore.phase() == "relations pass" and not restore.is_whole()
+    disk.clear()
+    assert "--start-over" in walrider.walrider(*restore.command, env=disk.environment()).expect(FAILED).stderr
+    walrider.walrider(*restore.command, "--start-over", env=disk.environment()).expect()
+    restore.compare()
+
+
+def test_no_room_for_wal(backups, work):
+    """What did not fit into the temporary file is replayed when relations are there."""
+    restore = Restore(backups, "tar", work / "restore")
+    disk = Disk(work / "shim", "/base/pgsql_tmp/")
+    disk.fill("all")
+    result = walrider.walrider(*restore.command, env=disk.environment()).expect().json
+    assert result["spilled_bytes"] == 0 and result["sweeps"] > 2, result
+    restore.compare()
+
+
+def test_killed(backups, work, rng):
+    """At any moment, once or several times. PostgreSQL is kept out until all is there; what comes of it is what it makes itself."""
+    whole, phases, ends = {}, Counter(), Counter()
+    for number in range(ROUNDS):
+        form = FORMATS[number % len(FORMATS)]
+        if form not in whole:
+            whole[form] = measured(Restore(backups, form, work / form))
+        restore = Restore(backups, form, work / f"round{number}")
+        try:
+            kills, end = one_round(restore, whole[form], rng)
+        except BaseException as error:
+            error.add_note(f"round {number}, {form}")
+            raise
+        phases.update(kills)
+        ends[end] += 1
+        throw_away(restore.work)
+    print(f"\n{ROUNDS} rounds, {phases.total()} kills at work; a whole run takes "
+          + ", ".join(f"{one.seconds:.2f} s ({form})" for form, one in whole.items()))
+    print("killed while it", *(f"{count:5} {phase}" for phase, count in phases.most_common()), sep="\n")
+    print("ended by", *(f"{count:5} {end}" for end, count in ends.most_common()), sep="\n")
+    assert phases.total() >= ROUNDS // 2
