@@ -113,6 +113,10 @@ impl Base for Manifest {
         unreachable!("only lengths are asked for")
     }
 
+    fn bytes(&self) -> u64 {
+        0
+    }
+
     fn blocks(&self, _: RelFileLocator, _: ForkNumber) -> Option<BlockNumber> {
         self.0
     }
