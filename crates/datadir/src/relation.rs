@@ -272,12 +272,22 @@ impl RelationFiles {
 
     /// Has the system read pages from `block` on, of one segment file, while other work is done.
     pub fn read_ahead(&self, rel: RelFileLocator, fork: ForkNumber, block: BlockNumber, count: BlockNumber) {
+        self.advise(rel, fork, block, count, Advice::WillNeed);
+    }
+
+    /// Lets the system write `count` pages from `block` on now, which were written here and will not be read again: what it writes
+    /// in the end, it cannot write while others are read. Returns at once, and drops those that are on disk from the cache.
+    pub fn write_behind(&self, rel: RelFileLocator, fork: ForkNumber, block: BlockNumber, count: BlockNumber) {
+        self.advise(rel, fork, block, count, Advice::DontNeed);
+    }
+
+    fn advise(&self, rel: RelFileLocator, fork: ForkNumber, block: BlockNumber, count: BlockNumber, advice: Advice) {
         let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
         if let Ok(Some(open)) = self.open(file, false) {
             let offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
             let len = NonZeroU64::new(u64::from(count) * BLCKSZ as u64);
-            // A hint: whoever reads will meet what goes wrong.
-            let _ = fadvise(&open, offset, len, Advice::WillNeed);
+            // A hint: whoever reads or syncs will meet what goes wrong.
+            let _ = fadvise(&open, offset, len, advice);
         }
     }
 

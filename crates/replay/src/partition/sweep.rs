@@ -347,6 +347,7 @@ impl<'a> Sweep<'a> {
             report.pages_evicted += is_dirty[first..=last].iter().filter(|&&dirty| dirty).count() as u64;
             at = end;
         }
+        self.shared.files.write_behind(run.fork.rel, run.fork.fork, run.first, run.pages as u32);
         Ok(())
     }
 }
