@@ -12,6 +12,7 @@ use walrider_redo::{Change, Env, fsm};
 
 use crate::base::Base;
 use crate::batch::Batch;
+use crate::behind::{Behind, with_write_behind};
 use crate::cuts::Needless;
 use crate::error::{ReplayError, page_name};
 use crate::gaps::Gaps;
@@ -22,7 +23,7 @@ use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, 
 use crate::plan::{PARTITIONS, partition_of};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::Recovery;
-use crate::spill::Spill;
+use crate::spill::{Spill, SpilledPartition};
 use crate::stages::Stage;
 use crate::stats::Stats;
 
@@ -323,11 +324,12 @@ impl<'a> Pages<'a> {
         let applying = stats.stages.enter_on(Stage::Apply, rayon::current_num_threads());
         let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
         needless.cut_files(&shared)?;
-        let mut reports = spill.each(|mut partition| {
+        let work = |mut partition: SpilledPartition<'_>, behind: &Behind| {
             let (started, mut report) =
                 (Instant::now(), Report { stages: Some(stats.stages.clone()), ..Report::default() });
             let tails = needless.tails_in(partition.number, shared.rels);
-            let (mut sweep, mut bytes) = (Sweep::new(&shared, needless, tails, &self.gaps), Vec::new());
+            let mut sweep = Sweep::new(&shared, needless, tails, &self.gaps).write_behind(behind);
+            let mut bytes = Vec::new();
             loop {
                 match partition.read(&mut bytes) {
                     Ok(true) => sweep.pass(&bytes, &mut report),
@@ -346,7 +348,8 @@ impl<'a> Pages<'a> {
             }
             report.took = started.elapsed();
             report
-        })?;
+        };
+        let mut reports = with_write_behind(self.files, |behind| spill.each(|partition| work(partition, behind)))?;
         applying.end(reports.iter().map(|report| report.took).sum());
         stats.request_bytes = self.gaps.best();
         let mut last = Report::default();

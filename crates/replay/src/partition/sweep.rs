@@ -18,6 +18,7 @@ use walrider_wal::record::Record;
 
 use super::cache::{known_blocks, verify_page};
 use super::{FsmChange, FsmOp, LastFreeSpace, PageWork, Report, Shared};
+use crate::behind::{Behind, Written};
 use crate::cuts::{ForkCuts, Needless, Tail, TailChange};
 use crate::error::{RedoFailure, ReplayError};
 use crate::gaps::Gaps;
@@ -114,6 +115,7 @@ pub struct Sweep<'a> {
     needless: &'a Needless,
     tails: Tails,
     gaps: &'a Gaps,
+    behind: Option<&'a Behind>,
     /// Pages that came into being behind the end of their files: the next pass finds them there.
     made: FxHashSet<PageKey>,
     buffer: Vec<u8>,
@@ -122,7 +124,20 @@ pub struct Sweep<'a> {
 impl<'a> Sweep<'a> {
     /// Ready for pages to which truncations do `tails`, in the order of the WAL.
     pub fn new(shared: &'a Shared<'a>, needless: &'a Needless, tails: Vec<Tail>, gaps: &'a Gaps) -> Sweep<'a> {
-        Sweep { shared, needless, tails: tails.into(), gaps, made: FxHashSet::default(), buffer: Vec::new() }
+        Sweep {
+            shared,
+            needless,
+            tails: tails.into(),
+            gaps,
+            behind: None,
+            made: FxHashSet::default(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Has what is written handed on to there.
+    pub fn write_behind(self, behind: &'a Behind) -> Sweep<'a> {
+        Sweep { behind: Some(behind), ..self }
     }
 
     /// Does all operations in `bytes`, entries of a spilled partition: first those on pages, then what these tell the free
@@ -347,7 +362,10 @@ impl<'a> Sweep<'a> {
             report.pages_evicted += is_dirty[first..=last].iter().filter(|&&dirty| dirty).count() as u64;
             at = end;
         }
-        self.shared.files.write_behind(run.fork.rel, run.fork.fork, run.first, run.pages as u32);
+        if let Some(behind) = self.behind {
+            let (rel, fork) = (run.fork.rel, run.fork.fork);
+            behind.write(Written { rel, fork, first: run.first, count: run.pages as u32 });
+        }
         Ok(())
     }
 }
