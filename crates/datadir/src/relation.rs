@@ -275,8 +275,9 @@ impl RelationFiles {
         self.advise(rel, fork, block, count, Advice::WillNeed);
     }
 
-    /// Lets the system write `count` pages from `block` on now, which were written here and will not be read again: what it writes
-    /// in the end, it cannot write while others are read. Returns at once, and drops those that are on disk from the cache.
+    /// Lets the system write `count` pages from `block` on now, which were written here and will hardly be read again: what it
+    /// writes in the end, it cannot write while others are read. Waits where the system believes the device to be overloaded (write-back
+    /// throttling), and may drop those that are on disk from the cache.
     pub fn write_behind(&self, rel: RelFileLocator, fork: ForkNumber, block: BlockNumber, count: BlockNumber) {
         self.advise(rel, fork, block, count, Advice::DontNeed);
     }
