@@ -303,6 +303,7 @@ impl Entered<'_> {
             memory_bytes: memory / 4,
             chunk_bytes: (memory / 8 / partitions).clamp(*CHUNK_BYTES.start(), *CHUNK_BYTES.end()) as usize,
             pass_bytes: (memory / 6 / rayon::current_num_threads() as u64).max(1 << 20) as usize,
+            write_bytes: memory / 16,
         })
     }
 

@@ -50,6 +50,8 @@ pub struct SpillSettings {
     pub chunk_bytes: usize,
     /// Of a partition, uncompressed, what a thread works on at a time.
     pub pass_bytes: usize,
+    /// Of pages, most bytes that are on their way to their files.
+    pub write_bytes: u64,
 }
 
 /// Compressed bytes of a partition.
@@ -123,6 +125,11 @@ impl SpillSettings {
 }
 
 impl Spill {
+    /// What it was made with.
+    pub fn settings(&self) -> &SpillSettings {
+        &self.store.settings
+    }
+
     /// Nothing is in it yet.
     ///
     /// # Errors
@@ -422,6 +429,7 @@ mod tests {
             memory_bytes: 1000,
             chunk_bytes: 0,
             pass_bytes: 0,
+            write_bytes: 0,
         };
         let full = |sorting| Store {
             settings: settings.clone(),
