@@ -233,7 +233,6 @@ impl<'a> Engine<'a> {
     /// have been made, or made longer.
     pub fn run(&mut self, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Stop, ReplayError> {
         loop {
-            let stretches = self.feed.stretches;
             if !self.feed.fill(self.pages.rels(), &mut self.stats) {
                 if let Some(spilling) = self.spilling.take() {
                     self.sweep(spilling)?;
@@ -253,6 +252,7 @@ impl<'a> Engine<'a> {
             }
             let batch_started = Instant::now();
             let may_spill = self.spilling.is_some() || self.is_worth_spilling();
+            let stretches = self.feed.stretches;
             if may_spill && self.spilling.is_none() {
                 // Whether a truncation ends the batch depends on what files have.
                 self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
@@ -329,7 +329,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Whether pages are visited less often if the next batch becomes larger than memory.
-    fn is_worth_spilling(&self) -> bool {
+    fn is_worth_spilling(&mut self) -> bool {
         if self.base.is_some() {
             return true;
         }
@@ -346,7 +346,9 @@ impl<'a> Engine<'a> {
         }
         let whole = |planned| Part::new(planned, planned.done, planned.stretch.places().len() as u32);
         let parts: Vec<Part<'_>> = queue.iter().map(whole).collect();
-        self.pages.is_worth_spilling(&parts, queue.len() as u64 * self.feed.window_bytes())
+        let is_worth = self.pages.is_worth_spilling(&parts, queue.len() as u64 * self.feed.window_bytes());
+        // A batch that was given most of the memory leaves none to be put apart.
+        is_worth && !self.feed.limit_batches(self.pages.ample().batch_bytes)
     }
 
     /// Puts the batch apart, to go on with it; does what has come together if it ends here, or there is no room for more.

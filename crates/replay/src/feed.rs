@@ -92,6 +92,14 @@ impl<'a> Feed<'a> {
         }
     }
 
+    /// From now on batches are of at most so many bytes of WAL. Whether they were larger.
+    pub fn limit_batches(&mut self, most_bytes: u64) -> bool {
+        let most = (most_bytes.max(FIRST_BATCH_BYTES) / self.window_bytes).max(1) as usize;
+        let were_larger = self.stretches > most;
+        self.stretches = self.stretches.min(most);
+        were_larger
+    }
+
     /// Forgets the records of a batch; `behind` hears of the last one in each stretch, and how many there were.
     pub fn retire(&mut self, upto: &[u32], mut behind: impl FnMut(&Stretch, Place, u32)) {
         let mut ends = false;
@@ -105,7 +113,9 @@ impl<'a> Feed<'a> {
             }
             if planned.done as usize == planned.stretch.places().len() {
                 let planned = self.queue.pop_front().expect("not empty");
-                self.loader.recycle(planned);
+                if self.loader.spare() < self.stretches {
+                    self.loader.recycle(planned);
+                }
             } else {
                 ends = true;
             }

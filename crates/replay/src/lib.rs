@@ -30,3 +30,4 @@ pub mod startup;
 pub mod stats;
 pub mod target;
 pub mod upstream;
+mod worth;

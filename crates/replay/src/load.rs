@@ -79,6 +79,11 @@ impl Loader {
         self.spare.push(planned);
     }
 
+    /// How many wait for that.
+    pub fn spare(&self) -> usize {
+        self.spare.len()
+    }
+
     /// Loads up to `count` more stretches, but none that has to be waited for: whoever decodes has better things to do
     /// meanwhile. The last record of a stretch may go on in the next segment.
     pub fn load_ready(&mut self, count: usize, source: &dyn ReadWal, rels: &RelTable) -> Vec<Planned> {

@@ -26,6 +26,7 @@ use crate::restartpoint::Recovery;
 use crate::spill::{Spill, SpilledPartition};
 use crate::stages::Stage;
 use crate::stats::Stats;
+use crate::worth::Visits;
 
 /// Fewest pages that the cache may be limited to: a record has at most 33 blocks and as many maps.
 const MIN_PAGES: usize = 512;
@@ -35,10 +36,6 @@ const SMALL_BATCH: u32 = 64;
 
 /// What may come of a batch's pages is worth a look if it could fill this part of memory.
 const WORTH_A_LOOK: u64 = 4;
-
-/// Bytes of pages visited for a byte of WAL, from which on to visit pages less often is worth writing and reading the WAL
-/// once more: pages are read and written, too.
-const LEAST_VISITED: u64 = 8;
 
 /// Whether it is not worth while to share the work on a batch.
 pub fn is_small(parts: &[Part<'_>]) -> bool {
@@ -79,6 +76,8 @@ pub struct Pages<'a> {
     is_short: bool,
     /// How large requests should be.
     gaps: Gaps,
+    /// What visits have cost since they are not in memory.
+    visits: Visits,
 }
 
 impl<'a> Pages<'a> {
@@ -104,6 +103,7 @@ impl<'a> Pages<'a> {
             short,
             is_short: false,
             gaps: Gaps::default(),
+            visits: Visits::default(),
         }
     }
 
@@ -130,6 +130,11 @@ impl<'a> Pages<'a> {
     /// How memory is shared now.
     pub fn shares(&self) -> &MemoryShares {
         if self.is_short { &self.short } else { &self.ample }
+    }
+
+    /// How memory is shared where all pages fit.
+    pub fn ample(&self) -> &MemoryShares {
+        &self.ample
     }
 
     /// How many pages the last batch visited.
@@ -220,6 +225,7 @@ impl<'a> Pages<'a> {
         let missing: usize = each(self.partitions.iter_mut().enumerate().collect(), small, gather).iter().sum();
         drop(gathering);
         let threads = if small { 1 } else { rayon::current_num_threads() };
+        let began = Instant::now();
         let applying = stats.stages.enter_on(Stage::Apply, threads);
         let resident: usize = self.partitions.iter().map(Partition::resident).sum();
         let budget = ((self.shares().page_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES);
@@ -238,6 +244,9 @@ impl<'a> Pages<'a> {
             report
         });
         applying.end(reports.iter().map(|report| report.took).sum());
+        if quota.is_some() {
+            self.visits.note(self.visited(), began.elapsed());
+        }
         stats.apply_longest += reports.iter().map(|report| report.took).max().unwrap_or_default();
         let _fsm = stats.stages.enter(Stage::Fsm);
         let mut fsm_ops: Vec<Vec<FsmOp>> = vec![Vec::new(); PARTITIONS];
@@ -256,8 +265,8 @@ impl<'a> Pages<'a> {
     }
 
     /// Whether a batch that has `parts`, of `wal` bytes, is worth being made larger than memory: its pages do not fit, or those
-    /// that come up again and again will not; and visiting them costs much more than putting the WAL apart, which is to write
-    /// and read it once.
+    /// that come up again and again will not; and visiting them costs more than putting the WAL apart, which is to write and read it
+    /// once ([`Visits`]).
     pub fn is_worth_spilling(&self, parts: &[Part<'_>], wal: u64) -> bool {
         let budget = self.shares().page_bytes / BLCKSZ as u64;
         let operations =
@@ -273,7 +282,8 @@ impl<'a> Pages<'a> {
         let does_not_fit = self.is_short
             || all(self.partitions[0].resident() + sampled.missing) > budget
             || sampled.working_set() * PARTITIONS as f64 > budget as f64;
-        does_not_fit && all(sampled.pages) * BLCKSZ as u64 > LEAST_VISITED * wal
+        let visited = (all(sampled.pages) * BLCKSZ as u64) as f64;
+        does_not_fit && visited > self.visits.least(rayon::current_num_threads()) * wal as f64
     }
 
     /// Has the relation files of a base backup come into the directory, and on their way does the page operations of a spilled batch

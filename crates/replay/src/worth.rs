@@ -1,0 +1,62 @@
+//! Whether a batch is worth being made larger than memory: what the device is seen to do with pages decides.
+
+use std::time::Duration;
+
+use walrider_layout::BLCKSZ;
+
+/// Bytes of pages visited for a byte of WAL, from which on to visit pages less often is worth putting WAL apart on any device.
+const ENOUGH: f64 = 8.0;
+
+/// Seconds of processor time for a byte of WAL that is put apart and taken back, on one thread.
+const PROCESSOR: f64 = 6e-9;
+
+/// Of the time that the device takes for a byte of a page, what it takes to write and read one of WAL that is put apart: it goes there in order and
+/// compressed, which is at least four times as quick each way.
+const DEVICE: f64 = 0.25;
+
+/// What visits of pages have cost that do not fit into memory.
+#[derive(Debug, Default)]
+pub struct Visits {
+    pages: f64,
+    seconds: f64,
+}
+
+impl Visits {
+    /// A batch visited so many pages in this time. The last ones count most.
+    pub fn note(&mut self, pages: usize, took: Duration) {
+        self.pages = self.pages / 2.0 + pages as f64;
+        self.seconds = self.seconds / 2.0 + took.as_secs_f64();
+    }
+
+    /// Bytes of pages visited for a byte of WAL, from which on to put WAL apart is worth it.
+    pub fn least(&self, threads: usize) -> f64 {
+        let visited = self.pages * BLCKSZ as f64;
+        // Nothing was seen yet: it is no number.
+        let least = PROCESSOR / threads as f64 * visited / self.seconds + DEVICE;
+        if least < ENOUGH { least } else { ENOUGH }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slower_a_visit_the_sooner_it_is_avoided() {
+        let mut visits = Visits::default();
+        assert_eq!(visits.least(2), ENOUGH);
+        // 3,000 a second: to put a byte apart takes less than to visit one.
+        visits.note(6000, Duration::from_secs(2));
+        assert!((0.25..0.5).contains(&visits.least(2)), "{}", visits.least(2));
+        // As quick as memory: it has to be visited again and again.
+        for _ in 0..10 {
+            visits.note(1_000_000, Duration::from_secs(2));
+        }
+        assert_eq!(visits.least(2), ENOUGH);
+        // And slow again.
+        for _ in 0..10 {
+            visits.note(1000, Duration::from_secs(1));
+        }
+        assert!(visits.least(2) < 1.0, "{}", visits.least(2));
+    }
+}
