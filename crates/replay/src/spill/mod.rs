@@ -259,7 +259,8 @@ impl Spill {
     pub fn each<T: Send>(mut self, work: impl Fn(SpilledPartition<'_>) -> T + Sync) -> Result<Vec<T>, ReplayError> {
         self.close()?;
         let Spill { store, partitions, .. } = self;
-        let one = |(number, partition)| work(SpilledPartition { number, partition, store: &store, next: 0 });
+        let most = store.settings.most_at_once();
+        let one = |(number, partition)| work(SpilledPartition { number, partition, store: &store, next: 0, most });
         Ok(partitions.into_par_iter().enumerate().with_max_len(1).map(one).collect())
     }
 }
@@ -267,7 +268,8 @@ impl Spill {
 impl Apart {
     /// Puts a stretch's operations apart by `whose` pages they are about; each has the order of the WAL.
     fn put(&mut self, part: &Part<'_>, whose: impl Fn(PageKey) -> u64) -> Result<(), ReplayError> {
-        (self.bytes.clear(), self.pieces.clear());
+        self.bytes.clear();
+        self.pieces.clear();
         let Planned { stretch, plan, .. } = part.planned;
         let mut found: Vec<(u64, Place, &[PageOp])> = Vec::new();
         for ops in plan.ops.iter().chain([&plan.fsm_ops]) {
@@ -434,6 +436,8 @@ pub struct SpilledPartition<'s> {
     partition: SpillPartition,
     store: &'s Store,
     next: usize,
+    /// Bytes of it that a thread works on at a time.
+    most: usize,
 }
 
 impl SpilledPartition<'_> {
@@ -443,7 +447,7 @@ impl SpilledPartition<'_> {
     /// When it cannot be read, or is not what was written.
     pub fn read(&mut self, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
         bytes.clear();
-        let most = self.store.settings.most_at_once();
+        let most = self.most;
         let lengths = self.partition.chunks[self.next..].iter().map(|chunk| chunk.len as usize);
         let total = lengths
             .scan(0, |sum, len| {

@@ -158,7 +158,9 @@ impl Spill {
             let is_smallest = runs_of[number].len() == 1 && runs.blocks == LEAST_BLOCKS;
             let is_sorted = runs_of[number].len() > MOST_RUNS || (bytes > most && !is_smallest);
             match is_sorted && number != MAPS {
-                true => sort(SpilledPartition { number, partition, store: &store, next: 0 }).map(Partition::Sorted),
+                // With what they become, these bytes are there twice, and more.
+                true => sort(SpilledPartition { number, partition, store: &store, next: 0, most: most / 3 })
+                    .map(Partition::Sorted),
                 false => Ok(Partition::AsItIs(partition.chunks)),
             }
         };
