@@ -68,7 +68,7 @@ impl Spill {
 /// Each page has its operations, in their order, in the range that it is in; and no range is for nothing.
 #[test]
 fn every_page_has_its_own() {
-    let record = RecordBuilder::new(RmgrId::XLOG, 0x20).main_data(b"what".to_vec()).build();
+    let record = RecordBuilder::new(RmgrId::XLOG, 0x20).main_data(b"what").build();
     walrider_seed::rounds(40, |seed| {
         let (mut random, directory) = (Random(seed), tempfile::tempdir().unwrap());
         for lies in Lies::ALL {
