@@ -11,7 +11,8 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{Advice, fadvise};
+use rustix::fs::{Advice, OFlags, fadvise};
+use rustix::io::Errno;
 use walrider_layout::{
     BLCKSZ, BlockNumber, DEFAULT_TABLESPACE_OID, ForkNumber, GLOBAL_TABLESPACE_OID, Oid, RELSEG_SIZE, RelFileLocator,
 };
@@ -79,16 +80,27 @@ pub fn parse_file_name(name: &str) -> Option<(Oid, ForkNumber, u32)> {
     Some((number(relation)?, fork, segment))
 }
 
+/// How a file is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Access {
+    /// To be read and written through the system's cache.
+    Cached,
+    /// To be written around it.
+    Direct,
+}
+
+type OpenKey = (SegmentFile, Access);
+
 /// Files that are kept open, so that a run of pages costs one system call.
 #[derive(Default)]
 struct OpenFiles {
     /// With the time of their last use, on a clock of their own.
-    files: HashMap<SegmentFile, (Arc<File>, u64)>,
+    files: HashMap<OpenKey, (Arc<File>, u64)>,
     clock: u64,
 }
 
 impl OpenFiles {
-    fn get(&mut self, file: SegmentFile) -> Option<Arc<File>> {
+    fn get(&mut self, file: OpenKey) -> Option<Arc<File>> {
         let (open, used) = self.files.get_mut(&file)?;
         self.clock += 1;
         *used = self.clock;
@@ -97,7 +109,7 @@ impl OpenFiles {
 
     /// Keeps one more. If there are `most`, the half that was not used for longest is closed: one at a time, each would cost a
     /// look at all of them.
-    fn keep(&mut self, file: SegmentFile, open: Arc<File>, most: usize) {
+    fn keep(&mut self, file: OpenKey, open: Arc<File>, most: usize) {
         if self.files.len() >= most {
             let mut times: Vec<u64> = self.files.values().map(|&(_, used)| used).collect();
             let middle = times.len() / 2;
@@ -130,6 +142,8 @@ pub struct RelationFiles {
     unsynced: Mutex<HashSet<SegmentFile>>,
     /// Made since the last [`RelationFiles::take_made`].
     made: Mutex<Made>,
+    /// Tablespaces whose file systems cannot write around the system's cache.
+    no_direct: Mutex<HashSet<Oid>>,
 }
 
 impl RelationFiles {
@@ -144,6 +158,7 @@ impl RelationFiles {
             open: Mutex::default(),
             unsynced: Mutex::default(),
             made: Mutex::default(),
+            no_direct: Mutex::default(),
         }
     }
 
@@ -163,7 +178,7 @@ impl RelationFiles {
 
     /// Opens a segment file; `None` if it does not exist and is not to be created.
     fn open(&self, file: SegmentFile, create: bool) -> Result<Option<Arc<File>>, DataDirError> {
-        if let Some(open) = self.open.lock().expect("no panic while locked").get(file) {
+        if let Some(open) = self.open.lock().expect("no panic while locked").get((file, Access::Cached)) {
             return Ok(Some(open));
         }
         let path = self.path(file);
@@ -176,13 +191,11 @@ impl RelationFiles {
             }
             other => other,
         };
-        let opened = match opened {
-            Ok(opened) => Arc::new(opened),
-            Err(error) if error.kind() == ErrorKind::NotFound && !create => return Ok(None),
-            Err(error) => return Err(self.error("open", file, error)),
-        };
-        self.open.lock().expect("no panic while locked").keep(file, opened.clone(), shares().relations);
-        Ok(Some(opened))
+        match opened {
+            Ok(opened) => Ok(Some(self.keep(file, Access::Cached, opened))),
+            Err(error) if error.kind() == ErrorKind::NotFound && !create => Ok(None),
+            Err(error) => Err(self.error("open", file, error)),
+        }
     }
 
     /// Makes the directory of a database, and what is missing above it, but neither `base` nor `pg_tblspc`: without these
@@ -272,23 +285,12 @@ impl RelationFiles {
 
     /// Has the system read pages from `block` on, of one segment file, while other work is done.
     pub fn read_ahead(&self, rel: RelFileLocator, fork: ForkNumber, block: BlockNumber, count: BlockNumber) {
-        self.advise(rel, fork, block, count, Advice::WillNeed);
-    }
-
-    /// Lets the system write `count` pages from `block` on now, which were written here and will hardly be read again: what it
-    /// writes in the end, it cannot write while others are read. Waits where the system believes the device to be overloaded (write-back
-    /// throttling), and may drop those that are on disk from the cache.
-    pub fn write_behind(&self, rel: RelFileLocator, fork: ForkNumber, block: BlockNumber, count: BlockNumber) {
-        self.advise(rel, fork, block, count, Advice::DontNeed);
-    }
-
-    fn advise(&self, rel: RelFileLocator, fork: ForkNumber, block: BlockNumber, count: BlockNumber, advice: Advice) {
         let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
         if let Ok(Some(open)) = self.open(file, false) {
             let offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
             let len = NonZeroU64::new(u64::from(count) * BLCKSZ as u64);
-            // A hint: whoever reads or syncs will meet what goes wrong.
-            let _ = fadvise(&open, offset, len, advice);
+            // A hint: whoever reads will meet what goes wrong.
+            let _ = fadvise(&open, offset, len, Advice::WillNeed);
         }
     }
 
@@ -311,7 +313,7 @@ impl RelationFiles {
         let mut rest = buffers;
         while !rest.is_empty() {
             match rustix::io::pwritev(&open, rest, offset) {
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 Err(error) => return Err(self.error("write", file, error.into())),
                 Ok(0) => {
                     return Err(self.error("write", file, io::Error::new(ErrorKind::StorageFull, "no space left")));
@@ -323,6 +325,74 @@ impl RelationFiles {
             }
         }
         Ok(())
+    }
+
+    /// Writes pages from `block` on, all in one segment file, around the system's cache: waits until the device has them. They are
+    /// as durable as those of [`RelationFiles::write`]. Where the file system of a
+    /// tablespace cannot do that, the system is left to write them.
+    ///
+    /// Pages next to them must not be written in the other way meanwhile: the system keeps several of its pages together, and takes those
+    /// that have changed again for a lost write.
+    pub fn write_through(
+        &self,
+        rel: RelFileLocator,
+        fork: ForkNumber,
+        block: BlockNumber,
+        pages: &[u8],
+    ) -> Result<(), DataDirError> {
+        let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
+        let mut put = 0;
+        if let Some(open) = self.open_direct(file)? {
+            self.mark_unsynced(file);
+            let offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
+            while put < pages.len() {
+                match rustix::io::pwrite(&open, &pages[put..], offset + put as u64) {
+                    Err(Errno::INTR) => {}
+                    // It took the flag, and not what is to be written.
+                    Err(Errno::INVAL) if put == 0 => {
+                        self.no_direct(file);
+                        break;
+                    }
+                    Err(error) => return Err(self.error("write", file, error.into())),
+                    Ok(0) => {
+                        return Err(self.error("write", file, io::Error::new(ErrorKind::StorageFull, "no space left")));
+                    }
+                    Ok(done) => put += done,
+                }
+            }
+        }
+        if put == pages.len() { Ok(()) } else { self.write(rel, fork, block, &mut [IoSlice::new(pages)]) }
+    }
+
+    /// Opens a segment file so that writes go around the system's cache; `None` where that cannot be done.
+    fn open_direct(&self, file: SegmentFile) -> Result<Option<Arc<File>>, DataDirError> {
+        if self.no_direct.lock().expect("no panic while locked").contains(&file.rel.tablespace) {
+            return Ok(None);
+        }
+        if let Some(open) = self.open.lock().expect("no panic while locked").get((file, Access::Direct)) {
+            return Ok(Some(open));
+        }
+        // Makes what is missing.
+        self.open(file, true)?;
+        let direct = OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(self.path(file));
+        match direct {
+            Ok(open) => Ok(Some(self.keep(file, Access::Direct, open))),
+            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+                self.no_direct(file);
+                Ok(None)
+            }
+            Err(error) => Err(self.error("open", file, error)),
+        }
+    }
+
+    fn no_direct(&self, file: SegmentFile) {
+        self.no_direct.lock().expect("no panic while locked").insert(file.rel.tablespace);
+    }
+
+    fn keep(&self, file: SegmentFile, access: Access, open: File) -> Arc<File> {
+        let open = Arc::new(open);
+        self.open.lock().expect("no panic while locked").keep((file, access), open.clone(), shares().relations);
+        open
     }
 
     /// Makes a fork at least `blocks` long; new pages read as zeros.
@@ -377,7 +447,7 @@ impl RelationFiles {
 
     /// Closes the files that `which` picks and forgets that they want to be synced, because they were removed.
     pub fn forget(&self, which: impl Fn(&SegmentFile) -> bool) {
-        self.open.lock().expect("no panic while locked").files.retain(|file, _| !which(file));
+        self.open.lock().expect("no panic while locked").files.retain(|(file, _), _| !which(file));
         self.unsynced.lock().expect("no panic while locked").retain(|file| !which(file));
     }
 
@@ -452,9 +522,32 @@ mod tests {
         }
     }
 
+    /// Around the cache or, where the system refuses that, as at an address that no device likes, through it.
+    #[test]
+    fn written_through_is_what_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("base")).unwrap();
+        let pages: Vec<u8> = (0..5 * BLCKSZ + 4096 + 1).map(|at| (at / 100) as u8).collect();
+        let aligned = pages.as_ptr().align_offset(4096);
+        for odd in [0, 1] {
+            let files = RelationFiles::new(dir.path(), VERSION, false);
+            let rel = locator(DEFAULT_TABLESPACE_OID);
+            let pages = &pages[aligned + odd..][..4 * BLCKSZ];
+            files.write_through(rel, ForkNumber::Main, 3, pages).unwrap();
+            files.write_through(rel, ForkNumber::Main, 1, &pages[BLCKSZ..3 * BLCKSZ]).unwrap();
+            let mut read = vec![0; 6 * BLCKSZ];
+            files.read(rel, ForkNumber::Main, 1, &mut read).unwrap();
+            assert_eq!(read[..2 * BLCKSZ], pages[BLCKSZ..3 * BLCKSZ]);
+            assert_eq!(read[2 * BLCKSZ..], *pages);
+            assert_eq!(files.blocks(rel, ForkNumber::Main).unwrap(), Some(7));
+            assert_eq!(files.take_unsynced().len(), 1);
+            files.truncate(rel, ForkNumber::Main, 0).unwrap();
+        }
+    }
+
     #[test]
     fn what_was_used_last_stays_open() {
-        let file = |number| SegmentFile { rel: locator(number), fork: ForkNumber::Main, segment: 0 };
+        let file = |number| (SegmentFile { rel: locator(number), fork: ForkNumber::Main, segment: 0 }, Access::Cached);
         let mut open = OpenFiles::default();
         let any = Arc::new(tempfile::tempfile().unwrap());
         for number in 0..1000 {

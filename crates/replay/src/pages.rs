@@ -325,7 +325,7 @@ impl<'a> Pages<'a> {
         let applying = stats.stages.enter_on(Stage::Apply, rayon::current_num_threads());
         let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
         needless.cut_files(&shared)?;
-        let work = |mut partition: SpilledPartition<'_>, behind: &Behind| {
+        let work = |mut partition: SpilledPartition<'_>, behind: &Behind<'_>| {
             let (started, mut report) =
                 (Instant::now(), Report { stages: Some(stats.stages.clone()), ..Report::default() });
             let tails = needless.tails_in(partition.number, shared.rels);
@@ -350,7 +350,9 @@ impl<'a> Pages<'a> {
             report.took = started.elapsed();
             report
         };
-        let mut reports = with_write_behind(self.files, |behind| spill.each(|partition| work(partition, behind)))?;
+        let memory = spill.settings().write_bytes;
+        let mut reports =
+            with_write_behind(self.files, memory, |behind| spill.each(|partition| work(partition, behind)))?;
         applying.end(reports.iter().map(|report| report.took).sum());
         stats.request_bytes = self.gaps.best();
         let mut last = Report::default();

@@ -302,6 +302,7 @@ impl Entered<'_> {
             memory_bytes: memory / 4,
             gather_bytes: memory / 8,
             pass_bytes: (memory / 6 / rayon::current_num_threads() as u64).max(1 << 20) as usize,
+            write_bytes: memory / 16,
         })
     }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use walrider_datadir::DataDirError;
 use walrider_layout::checksum::page_checksum;
 use walrider_layout::page::{Page, PageMut};
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
@@ -18,7 +19,7 @@ use walrider_wal::record::Record;
 
 use super::cache::{known_blocks, verify_page};
 use super::{FsmChange, FsmOp, LastFreeSpace, PageWork, Report, Shared};
-use crate::behind::{Behind, Written};
+use crate::behind::{Behind, Buffer, Handed, ToWrite};
 use crate::cuts::{ForkCuts, Needless, Tail, TailChange};
 use crate::error::{RedoFailure, ReplayError};
 use crate::gaps::Gaps;
@@ -115,10 +116,13 @@ pub struct Sweep<'a> {
     needless: &'a Needless,
     tails: Tails,
     gaps: &'a Gaps,
-    behind: Option<&'a Behind>,
+    behind: Option<&'a Behind<'a>>,
+    /// What was handed on to there.
+    handed: Handed,
     /// Pages that came into being behind the end of their files: the next pass finds them there.
     made: FxHashSet<PageKey>,
-    buffer: Vec<u8>,
+    /// For pages that are written right here.
+    buffer: Buffer,
 }
 
 impl<'a> Sweep<'a> {
@@ -130,13 +134,14 @@ impl<'a> Sweep<'a> {
             tails: tails.into(),
             gaps,
             behind: None,
+            handed: Handed::default(),
             made: FxHashSet::default(),
-            buffer: Vec::new(),
+            buffer: Buffer::default(),
         }
     }
 
-    /// Has what is written handed on to there.
-    pub fn write_behind(self, behind: &'a Behind) -> Sweep<'a> {
+    /// Has pages handed on to there instead of writing them.
+    pub fn write_behind(self, behind: &'a Behind<'a>) -> Sweep<'a> {
         Sweep { behind: Some(behind), ..self }
     }
 
@@ -242,7 +247,19 @@ impl<'a> Sweep<'a> {
                 self.read_ahead(&runs[asked]);
                 asked += 1;
             }
-            self.work(run, &visits, &ops, bytes, report);
+            let mut buffer = match self.behind_for(run) {
+                Some(behind) => behind.buffer(run.pages),
+                None if self.buffer.len() == 0 => Buffer::new(MOST_PAGES),
+                None => std::mem::take(&mut self.buffer),
+            };
+            let pieces = self.work(run, buffer.pages_mut(), &visits, &ops, bytes, report);
+            if let Err(error) = self.write(run, buffer, pieces) {
+                report.fail(first_lsn(&ops[visits[run.visits.start].ops.clone()], bytes), error.into());
+            }
+        }
+        // The next pass may read the same pages.
+        if let Err(error) = self.handed.wait() {
+            report.fail(first_lsn(&ops, bytes), error.into());
         }
         self.gaps.note(target, visits.len(), started.elapsed());
     }
@@ -300,22 +317,35 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// Reads a run's pages, redoes their operations, writes what has changed.
-    fn work(&mut self, run: &Run, visits: &[Visit], ops: &[Op], bytes: &[u8], report: &mut Report) {
-        self.buffer.resize(MOST_PAGES * BLCKSZ, 0);
+    /// Who writes a run's pages, if it is not done right here: those of free space maps may be neighbours of other partitions' pages, and only
+    /// one who writes them through the cache does not take back what another does to these.
+    fn behind_for(&self, run: &Run) -> Option<&'a Behind<'a>> {
+        self.behind.filter(|_| run.fork.fork != ForkNumber::FreeSpaceMap)
+    }
+
+    /// Reads a run's pages and redoes their operations. Returns which have changed, with what lies between them.
+    fn work(
+        &mut self,
+        run: &Run,
+        pages: &mut [PageBytes],
+        visits: &[Visit],
+        ops: &[Op],
+        bytes: &[u8],
+        report: &mut Report,
+    ) -> Vec<Range<usize>> {
         let (rel, fork) = (run.fork.rel, run.fork.fork);
         if !run.read.is_empty() {
             let began = Instant::now();
-            let into = &mut self.buffer[run.read.start * BLCKSZ..run.read.end * BLCKSZ];
+            let into = pages[run.read.clone()].as_flattened_mut();
             if let Err(error) = self.shared.files.read(rel, fork, run.first + run.read.start as u32, into) {
-                return report.fail(first_lsn(&ops[visits[run.visits.start].ops.clone()], bytes), error.into());
+                report.fail(first_lsn(&ops[visits[run.visits.start].ops.clone()], bytes), error.into());
+                return Vec::new();
             }
             if let Some(stages) = &report.stages {
                 stages.note_read(began.elapsed());
             }
             report.pages_read += run.read.len() as u64;
         }
-        let (pages, _) = self.buffer.as_chunks_mut::<BLCKSZ>();
         // What is in the buffer of this page, and whether it is newer than what is in the file.
         let mut is_there = [false; MOST_PAGES];
         is_there[run.read.clone()].fill(true);
@@ -338,36 +368,46 @@ impl<'a> Sweep<'a> {
             }
             match page.redo(&ops[visit.ops.clone()], bytes, report) {
                 Some(dirty) => is_dirty[at] = dirty,
-                None => return,
+                None => return Vec::new(),
             }
             is_there[at] |= is_dirty[at];
             if is_dirty[at] && visit.key.block() >= run.file_blocks {
                 self.made.insert(visit.key);
             }
         }
-        if let Err(error) = self.write(run, &is_there[..run.pages], &is_dirty[..run.pages], report) {
-            report.fail(first_lsn(&ops[visits[run.visits.start].ops.clone()], bytes), error);
-        }
+        report.pages_evicted += is_dirty.iter().filter(|&&dirty| dirty).count() as u64;
+        pieces(&is_there[..run.pages], &is_dirty[..run.pages])
     }
 
-    /// Writes pages that have changed, and those between them.
-    fn write(&self, run: &Run, is_there: &[bool], is_dirty: &[bool], report: &mut Report) -> Result<(), ReplayError> {
-        let (pages, _) = self.buffer.as_chunks::<BLCKSZ>();
-        let mut at = 0;
-        while let Some(first) = is_dirty[at..].iter().position(|&dirty| dirty).map(|first| at + first) {
-            let end = is_there[first..].iter().position(|&there| !there).map_or(is_there.len(), |end| first + end);
-            let last = is_dirty[first..end].iter().rposition(|&dirty| dirty).map_or(first, |last| first + last);
-            let mut buffers = [IoSlice::new(pages[first..=last].as_flattened())];
-            self.shared.files.write(run.fork.rel, run.fork.fork, run.first + first as u32, &mut buffers)?;
-            report.pages_evicted += is_dirty[first..=last].iter().filter(|&&dirty| dirty).count() as u64;
-            at = end;
-        }
-        if let Some(behind) = self.behind {
-            let (rel, fork) = (run.fork.rel, run.fork.fork);
-            behind.write(Written { rel, fork, first: run.first, count: run.pages as u32 });
+    /// Writes pieces of a run's pages, or hands them on.
+    fn write(&mut self, run: &Run, buffer: Buffer, pieces: Vec<Range<usize>>) -> Result<(), DataDirError> {
+        let (rel, fork, first) = (run.fork.rel, run.fork.fork, run.first);
+        match self.behind_for(run) {
+            Some(behind) if pieces.is_empty() => behind.give_back(buffer),
+            Some(behind) => behind.write(ToWrite { rel, fork, first, buffer, pieces }, &self.handed),
+            None => {
+                for piece in pieces {
+                    let block = first + piece.start as u32;
+                    let mut pages = [IoSlice::new(buffer.pages()[piece].as_flattened())];
+                    self.shared.files.write(rel, fork, block, &mut pages)?;
+                }
+                self.buffer = buffer;
+            }
         }
         Ok(())
     }
+}
+
+/// The pages that have changed, and those between them that are there.
+fn pieces(is_there: &[bool], is_dirty: &[bool]) -> Vec<Range<usize>> {
+    let (mut pieces, mut at) = (Vec::new(), 0);
+    while let Some(first) = is_dirty[at..].iter().position(|&dirty| dirty).map(|first| at + first) {
+        let end = is_there[first..].iter().position(|&there| !there).map_or(is_there.len(), |end| first + end);
+        let last = is_dirty[first..end].iter().rposition(|&dirty| dirty).map_or(first, |last| first + last);
+        pieces.push(first..last + 1);
+        at = end;
+    }
+    pieces
 }
 
 /// A page while its operations are redone.

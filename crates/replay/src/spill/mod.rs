@@ -55,6 +55,8 @@ pub struct SpillSettings {
     pub gather_bytes: u64,
     /// Of a partition, uncompressed, what a thread works on at a time.
     pub pass_bytes: usize,
+    /// Of pages, most bytes that are on their way to their files.
+    pub write_bytes: u64,
 }
 
 impl SpillSettings {
@@ -152,6 +154,11 @@ struct Apart {
 }
 
 impl Spill {
+    /// What it was made with.
+    pub fn settings(&self) -> &SpillSettings {
+        &self.store.settings
+    }
+
     /// Nothing is in it yet.
     ///
     /// # Errors
@@ -496,6 +503,7 @@ mod tests {
             memory_bytes: 1000,
             gather_bytes: 0,
             pass_bytes: 0,
+            write_bytes: 0,
         };
         let full = |sorting| Store {
             settings: settings.clone(),

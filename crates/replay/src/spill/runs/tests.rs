@@ -33,6 +33,7 @@ impl Lies {
             always: false,
             memory_bytes: 1000,
             gather_bytes: 0,
+            write_bytes: 0,
             pass_bytes: if is_little { 2000 } else { 1 << 20 },
         };
         let partitions = match self {
