@@ -259,11 +259,10 @@ impl Ranges {
     pub fn read(&self, range: BlockRange, next: &mut usize, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
         bytes.clear();
         let Some(number) = range.partition else { return Ok(false) };
-        if *next == 0 {
-            self.store.read_ahead(&self.partitions[number]);
-            if let Some(after) = self.behind(range.first).and_then(|after| after.partition) {
-                self.store.read_ahead(&self.partitions[after]);
-            }
+        let after = self.behind(range.first).and_then(|after| after.partition);
+        if let Some(after) = after.filter(|_| *next == 0) {
+            let chunks = &self.partitions[after];
+            self.store.read_ahead(&chunks[..end_of_part(chunks, 0, self.store.settings.most_at_once())]);
         }
         self.read_partition(number, next, bytes)
     }
@@ -289,17 +288,23 @@ impl Ranges {
 
     fn read_on(&self, number: usize, next: &mut usize, bytes: &mut Vec<u8>, most: usize) -> Result<bool, ReplayError> {
         let chunks = &self.partitions[number];
-        let mut end = *next;
-        let mut len = 0;
-        while end < chunks.len() && (end == *next || len + chunks[end].len as usize <= most) {
-            len += chunks[end].len as usize;
-            end += 1;
-        }
-        bytes.reserve_exact(len);
+        let end = end_of_part(chunks, *next, most);
+        self.store.read_ahead(&chunks[*next..end]);
+        bytes.reserve_exact(chunks[*next..end].iter().map(|chunk| chunk.len as usize).sum());
         chunks[*next..end].iter().try_for_each(|chunk| self.store.read(chunk, bytes))?;
         *next = end;
         Ok(end < chunks.len())
     }
+}
+
+/// The end of those chunks that are read at once: `most` bytes, or one.
+fn end_of_part(chunks: &[Chunk], first: usize, most: usize) -> usize {
+    let (mut end, mut len) = (first, 0);
+    while end < chunks.len() && (end == first || len + chunks[end].len as usize <= most) {
+        len += chunks[end].len as usize;
+        end += 1;
+    }
+    end
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl Spill {
 #[test]
 fn every_page_has_its_own() {
     let record = RecordBuilder::new(RmgrId::XLOG, 0x20).main_data(b"what").build();
-    walrider_seed::rounds(40, |seed| {
+    walrider_seed::rounds(20, |seed| {
         let (mut random, directory) = (Random(seed), tempfile::tempdir().unwrap());
         for lies in Lies::ALL {
             let mut spill = lies.spill(directory.path(), 12);
