@@ -42,7 +42,8 @@ impl Lies {
             Lies::InParts => 1 + 2 * runs,
             _ => 1 + runs,
         };
-        let blocks = if self == Lies::InParts { LEAST_BLOCKS } else { 2 * LEAST_BLOCKS };
+        // Files do not end where runs of three would.
+        let blocks = if self == Lies::InParts { LEAST_BLOCKS } else { 3 * LEAST_BLOCKS };
         let table = RunTable { blocks, ..RunTable::new(0, partitions) };
         Spill::in_partitions(&settings, partitions, Some(table)).unwrap()
     }
