@@ -79,6 +79,7 @@ def updated(scratch):
         server.start()
         server.psql(SETUP)
         backup = server.basebackup(directory / "backup")
+        server.basebackup(directory / "tar", "-Ft")
         for number in range(15):
             for step in STEPS:
                 server.psql(step.format(n=number))
@@ -88,7 +89,8 @@ def updated(scratch):
     final = server.controldata()["Latest checkpoint location"]
     recovery.discard(server.data_dir)
     recovery.stock_replay(backup, server.archive, directory / "stock", final)
-    return SimpleNamespace(archive=server.archive, stock=directory / "stock", copy=lambda to: recovery.copy_backup(backup, to))
+    return SimpleNamespace(archive=server.archive, stock=directory / "stock", tar=directory / "tar", backup=backup,
+                           copy=lambda to: recovery.copy_backup(backup, to))
 
 
 def truncations(directory, checksums):
@@ -169,12 +171,22 @@ def test_truncations(truncated, work):
     compare(ours, truncated.stock)
 
 
-@pytest.mark.parametrize("form", ["plain", "tar"])
-def test_truncations_while_unpacking(truncated, work, form):
-    """In the single pass of `walrider restore`."""
+@pytest.mark.parametrize("form, memory", [("plain", "16MB"), ("plain", "64MB"), ("tar", "16MB"), ("tar", "1GB")])
+def test_truncations_while_unpacking(truncated, work, form, memory):
+    """In the single pass of `walrider restore`, where partitions are sorted for want of memory, and where each is of one run."""
     source = truncated.backup if form == "plain" else truncated.tar
-    walrider("restore", "--backup", source, "--wal", truncated.archive, "-D", work / "ours", *LITTLE).expect()
+    result = walrider("restore", "--backup", source, "--wal", truncated.archive, "-D", work / "ours", "--memory", memory).expect().json
     compare(work / "ours", truncated.stock)
+    assert memory == "64MB" or (result["sorted_bytes"] > 0) == (memory == "16MB"), result
+
+
+@pytest.mark.parametrize("source, memory", [("backup", "16MB"), ("tar", "48MB"), ("backup", "1GB")])
+def test_restore_in_any_memory(updated, work, source, memory):
+    """Pages that are visited again and again get the same changes while they pass, however little memory sorts them."""
+    result = walrider("restore", "--backup", getattr(updated, source), "--wal", updated.archive, "-D", work / "ours",
+                      "--memory", memory).expect().json
+    compare(work / "ours", updated.stock)
+    assert (result["sorted_bytes"] > 0) == (memory == "16MB"), result
 
 
 def test_little_room(updated, work):

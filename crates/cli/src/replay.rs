@@ -409,6 +409,7 @@ pub fn to_json(summary: &Summary) -> Value {
         "pages_evicted": stats.pages_evicted,
         "sweeps": stats.sweeps,
         "spilled_bytes": stats.spilled_bytes,
+        "sorted_bytes": stats.sorted_bytes,
         "request_bytes": stats.request_bytes,
         "restartpoints": stats.restartpoints,
         "images_verified": stats.images_verified,

@@ -364,8 +364,8 @@ impl<'a> Engine<'a> {
                 // Its memory is for the batch now.
                 self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
                 self.stats.pages_evicted += self.pages.empty()?;
-                let spill = match self.base {
-                    Some(_) => Spill::new(&self.spill.to_be_sorted())?,
+                let spill = match &self.base {
+                    Some(base) => Spill::of_runs(&self.spill, base.bytes())?,
                     None => Spill::new(&self.spill)?,
                 };
                 Spilling { spill, batch: Batch::default(), last: None, records: 0 }

@@ -303,11 +303,12 @@ impl<'a> Pages<'a> {
         recovery.ensure_min_recovery_point(end)?;
         self.invalid.retain(|&key| !needless.is_behind(key));
         let sorting = stats.stages.enter(Stage::Spill);
-        let sorted = spill.sorted()?;
+        let ranges = spill.ranges()?;
+        stats.sorted_bytes += ranges.sorted_bytes;
         drop(sorting);
         let applying = stats.stages.enter(Stage::Apply);
         let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
-        let passing = Passing::new(&shared, needless, sorted, &self.gaps);
+        let passing = Passing::new(&shared, needless, ranges, &self.gaps);
         base.unpack(&passing)?;
         let mut report = passing.finish();
         if report.failure.is_none() {

@@ -12,6 +12,9 @@ use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 pub struct PageKey(u64);
 
 impl PageKey {
+    /// Behind all others, and none.
+    pub const LAST: PageKey = PageKey(u64::MAX);
+
     /// The page at `block` of the fork with this number.
     pub fn new(fork: u32, block: BlockNumber) -> PageKey {
         PageKey(u64::from(fork) << 32 | u64::from(block))

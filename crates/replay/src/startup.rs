@@ -41,7 +41,7 @@ use crate::load::Loader;
 use crate::pages::MemoryShares;
 use crate::partition::PageSettings;
 use crate::restartpoint::Recovery;
-use crate::spill::{SPILL_PARTITIONS, SpillSettings};
+use crate::spill::SpillSettings;
 use crate::stages::Stage;
 use crate::stats::Stats;
 use crate::target::RecoveryStop;
@@ -287,7 +287,6 @@ impl Entered<'_> {
     /// the passes; the rest is for the next WAL, and what it is put apart into.
     fn spill_settings(&self) -> Result<SpillSettings, ReplayError> {
         let memory = self.options.memory_bytes;
-        let partitions = SPILL_PARTITIONS as u64;
         let data_dir = self.recovery.data_dir().path();
         let options = &self.options.spill;
         let directory = options.directory.clone().unwrap_or(data_dir.join(TEMPORARY_FILES));
@@ -301,7 +300,7 @@ impl Entered<'_> {
             always: options.always,
             directory,
             memory_bytes: memory / 4,
-            chunk_bytes: (memory / 8 / partitions).clamp(*CHUNK_BYTES.start(), *CHUNK_BYTES.end()) as usize,
+            gather_bytes: memory / 8,
             pass_bytes: (memory / 6 / rayon::current_num_threads() as u64).max(1 << 20) as usize,
             write_bytes: memory / 16,
         })
@@ -331,8 +330,6 @@ impl Entered<'_> {
 /// Where temporary files of servers are, which every base backup leaves out, and a server empties at its start
 /// (`RemovePgTempFiles`, `storage/file/fd.c`).
 const TEMPORARY_FILES: &str = "base/pgsql_tmp";
-/// What is written of a spilled batch at a time, at least and at most.
-const CHUNK_BYTES: std::ops::RangeInclusive<u64> = (64 << 10)..=(1 << 20);
 
 /// Replays to where there is a reason to stop. The end of the WAL is one if the archive is there, and has no more. `counts`:
 /// so much depends on that end that it must be proven.

@@ -38,6 +38,8 @@ pub struct Stats {
     pub spilled_to: Option<Lsn>,
     /// Most bytes of such a batch in its temporary file.
     pub spilled_bytes: u64,
+    /// Of what was put apart for pages that pass, compressed bytes that were sorted, and written once more, for want of memory.
+    pub sorted_bytes: u64,
     /// How many such batches there were.
     pub sweeps: u64,
     /// Bytes of requests, on average, that were best for their pages; 0 before the first.

@@ -2,78 +2,142 @@
 
 use std::sync::Mutex;
 
-use rustc_hash::FxHashMap;
+use rayon::prelude::*;
+use rustc_hash::{FxHashMap, FxHashSet};
 use walrider_datadir::relation::SegmentFile;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, RELSEG_SIZE};
 
-use super::sweep::{Op, Operations, PageAtWork, Sweep, Tails, visits};
+use super::sweep::{Op, PageAtWork, Sweep, Tails, Visit, visits};
 use super::{Report, Shared};
 use crate::base::PassPages;
 use crate::cuts::{ForkCuts, Needless, TailChange};
 use crate::error::ReplayError;
 use crate::gaps::Gaps;
 use crate::rels::PageKey;
-use crate::spill::sorted::{BlockRange, Sorted};
+use crate::spill::runs::{BlockRange, Ranges};
 
 /// A spilled batch that pages pass.
 pub struct Passing<'a> {
     shared: &'a Shared<'a>,
     needless: &'a Needless,
-    sorted: Sorted,
+    ranges: Ranges,
     gaps: &'a Gaps,
-    /// Where files that have passed end.
-    ends: Mutex<FxHashMap<SegmentFile, BlockNumber>>,
-    report: Mutex<Report>,
+    /// Of the files that pass just now, the ranges that they are at.
+    at_work: Mutex<FxHashMap<SegmentFile, AtWork>>,
+    passed: Mutex<Passed>,
+}
+
+/// What has passed.
+#[derive(Default)]
+struct Passed {
+    /// Where files end: by the number of the fork, and of the segment.
+    ends: FxHashMap<PageKey, BlockNumber>,
+    /// The first pages of ranges for which nothing is left to do.
+    done: FxHashSet<PageKey>,
+    report: Report,
+}
+
+/// A range whose pages pass.
+struct AtWork {
+    range: BlockRange,
+    /// Chunks of it that are read, in how many parts, and whether these are all.
+    next: usize,
+    parts: usize,
+    is_read: bool,
+    tails: Tails,
+    /// Of the part that was read last, entries and what is to be done.
+    bytes: Vec<u8>,
+    ops: Vec<Op>,
+    visits: Vec<Visit>,
+    /// The last page of all parts.
+    last: Option<PageKey>,
+    /// Something is left out that others must be told of.
+    is_cut: bool,
 }
 
 impl<'a> Passing<'a> {
     /// Nothing has passed yet.
-    pub fn new(shared: &'a Shared<'a>, needless: &'a Needless, sorted: Sorted, gaps: &'a Gaps) -> Passing<'a> {
-        Passing { shared, needless, sorted, gaps, ends: Mutex::default(), report: Mutex::default() }
+    pub fn new(shared: &'a Shared<'a>, needless: &'a Needless, ranges: Ranges, gaps: &'a Gaps) -> Passing<'a> {
+        Passing { shared, needless, ranges, gaps, at_work: Mutex::default(), passed: Mutex::default() }
     }
 
     fn sweep(&self) -> Sweep<'a> {
         Sweep::new(self.shared, self.needless, Vec::new(), self.gaps)
     }
 
+    /// Begins with a range.
+    fn begin(&self, range: BlockRange, fork: ForkNumber) -> Result<AtWork, ReplayError> {
+        let tails = match fork {
+            ForkNumber::VisibilityMap => self.needless.tails(|tail| range.has(tail.key)),
+            _ => Vec::new(),
+        };
+        let mut at_work = AtWork {
+            range,
+            next: 0,
+            parts: 0,
+            is_read: false,
+            tails: tails.into(),
+            bytes: Vec::new(),
+            ops: Vec::new(),
+            visits: Vec::new(),
+            last: None,
+            is_cut: false,
+        };
+        self.read(&mut at_work)?;
+        Ok(at_work)
+    }
+
+    /// Reads the next part of what is done to the pages of a range, if there is one.
+    fn read(&self, at_work: &mut AtWork) -> Result<bool, ReplayError> {
+        if at_work.is_read {
+            return Ok(false);
+        }
+        let AtWork { range, next, bytes, .. } = at_work;
+        at_work.is_read = !self.ranges.read(*range, next, bytes)?;
+        let mut found = self.sweep().operations(bytes);
+        let before = if at_work.is_read { Lsn(u64::MAX) } else { found.end };
+        at_work.tails.add_before(before, &mut found);
+        found.pages.retain(|op| range.has(op.key));
+        at_work.parts += 1;
+        at_work.is_cut |= !found.cut.is_empty();
+        at_work.visits = visits(&mut found.pages);
+        at_work.ops = found.pages;
+        at_work.last = at_work.last.max(at_work.visits.last().map(|visit| visit.key));
+        Ok(true)
+    }
+
+    /// Pages of a range before the block `end` have passed, and no more of them will.
+    fn give_up(&self, at_work: AtWork, end: BlockNumber) {
+        let AtWork { range, is_read, last, is_cut, .. } = at_work;
+        if is_read && !is_cut && last.is_none_or(|last| last.block() < end && !self.needless.is_behind(last)) {
+            self.passed.lock().expect("no panic while locked").done.insert(range.first);
+        }
+    }
+
     /// Does what is left when all has passed: pages that the files did not have, or no longer have, and the free space maps.
     pub fn finish(self) -> Report {
-        let mut report = std::mem::take(&mut *self.report.lock().expect("no panic while locked"));
-        if let Err(error) = self.finish_ranges(&mut report) {
+        let mut passed = std::mem::take(&mut *self.passed.lock().expect("no panic while locked"));
+        let mut report = std::mem::take(&mut passed.report);
+        if let Err(error) = self.finish_ranges(&passed, &mut report) {
             report.fail(Lsn::INVALID, error);
         }
         report
     }
 
-    fn finish_ranges(&self, report: &mut Report) -> Result<(), ReplayError> {
-        let ends = std::mem::take(&mut *self.ends.lock().expect("no panic while locked"));
+    fn finish_ranges(&self, passed: &Passed, report: &mut Report) -> Result<(), ReplayError> {
         self.needless.cut_files(self.shared)?;
-        let (mut bytes, mut map_bytes) = (Vec::new(), Vec::new());
+        let left = self.ranges.left(&passed.done);
+        let finish = |number| {
+            let mut report = Report::default();
+            if let Err(error) = self.finish_partition(number, passed, &mut report) {
+                report.fail(Lsn::INVALID, error);
+            }
+            report
+        };
+        let reports: Vec<Report> = left.into_par_iter().with_max_len(1).map(finish).collect();
+        reports.into_iter().for_each(|other| report.add(other));
+        let map_bytes = self.ranges.read_maps()?;
         let mut sweep = self.sweep();
-        let mut ranges: Vec<BlockRange> = self.sorted.ranges().collect();
-        ranges.sort_unstable();
-        for range in ranges {
-            let fork = self.shared.rels.fork(range.fork);
-            let has_passed = |block: BlockNumber| {
-                let file = SegmentFile { rel: fork.rel, fork: fork.fork, segment: block / RELSEG_SIZE };
-                let is_behind = self.needless.is_behind(PageKey::new(range.fork, block));
-                !is_behind && ends.get(&file).is_some_and(|&end| block < end)
-            };
-            if fork.fork != ForkNumber::FreeSpaceMap && has_passed(range.end() - 1) {
-                continue;
-            }
-            let mut next = 0;
-            while report.failure.is_none() && self.sorted.read(range, &mut next, &mut bytes)? {
-                if fork.fork == ForkNumber::FreeSpaceMap {
-                    map_bytes.extend_from_slice(&bytes);
-                    continue;
-                }
-                let mut found = sweep.operations(&bytes);
-                sweep.note(&mut found, report)?;
-                found.pages.retain(|op| !has_passed(op.key.block()));
-                sweep.sweep(found.pages, &bytes, report);
-            }
-        }
         let mut found = sweep.operations(&map_bytes);
         sweep.note(&mut found, report)?;
         sweep.told(std::mem::take(&mut report.fsm), &mut found.maps);
@@ -81,6 +145,25 @@ impl<'a> Passing<'a> {
         found.maps.extend(tails.into_iter().map(Op::from));
         if report.failure.is_none() {
             sweep.sweep(found.maps, &map_bytes, report);
+        }
+        Ok(())
+    }
+
+    /// Does what is left of a partition. Between its pages that lie close together there are none of others: a range has as many blocks as
+    /// a request.
+    fn finish_partition(&self, number: usize, passed: &Passed, report: &mut Report) -> Result<(), ReplayError> {
+        let has_passed = |key: PageKey| {
+            let file = PageKey::new(key.fork(), key.block() / RELSEG_SIZE);
+            !self.needless.is_behind(key) && passed.ends.get(&file).is_some_and(|&end| key.block() < end)
+        };
+        let (mut next, mut bytes, mut sweep) = (0, Vec::new(), self.sweep());
+        let mut is_more = true;
+        while is_more && report.failure.is_none() {
+            is_more = self.ranges.read_partition(number, &mut next, &mut bytes)?;
+            let mut found = sweep.operations(&bytes);
+            sweep.note(&mut found, report)?;
+            found.pages.retain(|op| !has_passed(op.key));
+            sweep.sweep(found.pages, &bytes, report);
         }
         Ok(())
     }
@@ -98,44 +181,60 @@ impl PassPages for Passing<'_> {
         let cuts = self.needless.cuts_of(number);
         let least = cuts.map_or(BlockNumber::MAX, ForkCuts::least);
         let end = (first + pages.len() as BlockNumber).min(least);
-        let (sweep, mut report, mut bytes) = (self.sweep(), Report::default(), Vec::new());
-        let mut redo = |mut ops: Vec<Op>, bytes: &[u8]| {
-            for visit in visits(&mut ops).iter().filter(|visit| visit.used) {
-                let page = &mut pages[(visit.key.block() - first) as usize];
-                let mut work = PageAtWork { shared: self.shared, fork: &fork, cuts, visit, exists: true, bytes: page };
-                report.pages_read += 1;
-                work.redo(&ops[visit.ops.clone()], bytes, &mut report);
-            }
-        };
+        let mut report = Report::default();
+        let mut before = self.at_work.lock().expect("no panic while locked").remove(&file);
         let mut block = first;
         while block < end {
-            let range = BlockRange::of(number, block);
-            let upto = end.min(range.end());
-            let is_here = |key: PageKey| key.fork() == number && (block..upto).contains(&key.block());
-            let mut tails = Tails::from(match fork.fork {
-                ForkNumber::VisibilityMap => self.needless.tails(|tail| is_here(tail.key)),
-                _ => Vec::new(),
-            });
-            let mut next = 0;
-            while self.sorted.read(range, &mut next, &mut bytes)? {
-                let mut found = sweep.operations(&bytes);
-                tails.add_before(found.end, &mut found);
-                found.pages.retain(|op| is_here(op.key));
-                redo(found.pages, &bytes);
+            let key = PageKey::new(number, block);
+            let mut at_work = match before.take() {
+                Some(before) if before.range.has(key) && before.parts == 1 => before,
+                before => {
+                    if let Some(before) = before {
+                        self.give_up(before, block);
+                    }
+                    self.begin(self.ranges.at(key), fork.fork)?
+                }
+            };
+            let upto = end.min(at_work.range.end);
+            loop {
+                let AtWork { visits, ops, bytes, .. } = &at_work;
+                let from = visits.partition_point(|visit| visit.key < key);
+                let behind = visits.partition_point(|visit| visit.key.block() < upto);
+                for visit in visits[from..behind].iter().filter(|visit| visit.used) {
+                    let page = &mut pages[(visit.key.block() - first) as usize];
+                    let mut work =
+                        PageAtWork { shared: self.shared, fork: &fork, cuts, visit, exists: true, bytes: page };
+                    report.pages_read += 1;
+                    work.redo(&ops[visit.ops.clone()], bytes, &mut report);
+                }
+                if !self.read(&mut at_work)? {
+                    break;
+                }
             }
-            let mut rest = Operations::default();
-            tails.add_before(Lsn(u64::MAX), &mut rest);
-            redo(rest.pages, &[]);
+            before = Some(at_work);
             block = upto;
         }
         if let Some((_, error)) = report.failure.take() {
             return Err(error);
         }
-        self.report.lock().expect("no panic while locked").add(report);
+        if let Some(at_work) = before {
+            self.at_work.lock().expect("no panic while locked").insert(file, at_work);
+        }
+        self.passed.lock().expect("no panic while locked").report.add(report);
         Ok(())
     }
 
     fn passed(&self, file: SegmentFile, end: BlockNumber) {
-        self.ends.lock().expect("no panic while locked").insert(file, end);
+        let at_work = self.at_work.lock().expect("no panic while locked").remove(&file);
+        if let Some(at_work) = at_work {
+            self.give_up(at_work, end);
+        }
+        if let Some(number) = self.shared.rels.find(file.rel, file.fork) {
+            let file = PageKey::new(number, file.segment);
+            self.passed.lock().expect("no panic while locked").ends.insert(file, end);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

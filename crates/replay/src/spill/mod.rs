@@ -2,15 +2,18 @@
 //! apart what does not fit, so that each page is read and written once however much WAL there is.
 //!
 //! A partition is some ranges of blocks. A range is what one page of the free space map tells of, and that page: so whatever
-//! redo of a heap page tells the map stays within the partition. Partitions are kept in memory, compressed, as long as there is
-//! room; what comes later goes to a file that has no name, and is gone with the process.
+//! redo of a heap page tells the map stays within the partition. For whoever brings pages in an order of his own it is another
+//! ([`runs`]). Partitions are kept in memory, compressed, as long as there is room; what comes later goes to a file that has no
+//! name, and is gone with the process.
 
 pub mod entry;
-pub mod sorted;
+pub mod runs;
 
 use std::fs::{DirBuilder, File};
 use std::hash::{Hash, Hasher};
 use std::io::ErrorKind;
+use std::num::NonZeroU64;
+use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,18 +21,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crc_fast::{CrcAlgorithm, checksum};
 use entry::Operation;
 use rayon::prelude::*;
+use runs::RunTable;
 use rustc_hash::FxHasher;
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use walrider_datadir::DataDirError;
 use walrider_layout::ForkNumber;
 use walrider_redo::fsm;
+use walrider_wal::decode::Place;
 
 use crate::error::ReplayError;
 use crate::partition::Part;
 use crate::plan::{PageOp, Planned};
 use crate::rels::{PageKey, RelFork, RelTable};
 
-/// A spilled batch is in so many partitions.
+/// A spilled batch is in so many partitions, if it is not one of runs.
 pub const SPILL_PARTITIONS: usize = 256;
 
 /// Bits of their numbers.
@@ -46,12 +51,19 @@ pub struct SpillSettings {
     pub always: bool,
     /// Most bytes in memory, compressed.
     pub memory_bytes: u64,
-    /// What a partition gathers before it is compressed.
-    pub chunk_bytes: usize,
+    /// What all partitions gather before it is compressed.
+    pub gather_bytes: u64,
     /// Of a partition, uncompressed, what a thread works on at a time.
     pub pass_bytes: usize,
     /// Of pages, most bytes that are on their way to their files.
     pub write_bytes: u64,
+}
+
+impl SpillSettings {
+    /// The same, as far as entries may lie in it.
+    fn most_at_once(&self) -> usize {
+        self.pass_bytes.min(entry::MOST_BYTES / 2)
+    }
 }
 
 /// Compressed bytes of a partition.
@@ -64,6 +76,15 @@ struct Chunk {
 enum Stored {
     Memory(Box<[u8]>),
     File { at: u64, len: u32 },
+}
+
+impl Stored {
+    fn len(&self) -> u64 {
+        match self {
+            Stored::Memory(bytes) => bytes.len() as u64,
+            Stored::File { len, .. } => u64::from(*len),
+        }
+    }
 }
 
 /// One partition, in the order of the WAL.
@@ -112,16 +133,24 @@ struct Store {
 pub struct Spill {
     store: Store,
     partitions: Vec<SpillPartition>,
+    /// What a partition gathers before it is compressed.
+    chunk_bytes: usize,
     forks: Vec<ForkPlace>,
-    /// Room for what a stretch does to each partition.
-    spare: Vec<Vec<Vec<u8>>>,
+    /// If it is one of runs, which are where.
+    runs: Option<RunTable>,
+    /// Room for what stretches do.
+    spare: Vec<Apart>,
 }
 
-impl SpillSettings {
-    /// For a batch that will be [`Spill::sorted`], and is in more and smaller pieces then.
-    pub fn to_be_sorted(&self) -> SpillSettings {
-        SpillSettings { file_bytes: self.file_bytes / 5 * 4, ..self.clone() }
-    }
+/// What is written of a partition at a time, at least and at most.
+const CHUNK_BYTES: RangeInclusive<u64> = (64 << 10)..=(1 << 20);
+
+/// What a stretch does, put apart.
+#[derive(Default)]
+struct Apart {
+    bytes: Vec<u8>,
+    /// What is whose: the number of a partition, or a run.
+    pieces: Vec<(u64, Range<usize>)>,
 }
 
 impl Spill {
@@ -135,6 +164,14 @@ impl Spill {
     /// # Errors
     /// When the file cannot be made.
     pub fn new(settings: &SpillSettings) -> Result<Spill, ReplayError> {
+        Spill::in_partitions(settings, SPILL_PARTITIONS, None)
+    }
+
+    fn in_partitions(
+        settings: &SpillSettings,
+        partitions: usize,
+        runs: Option<RunTable>,
+    ) -> Result<Spill, ReplayError> {
         let file = match settings.file_bytes {
             0 => None,
             _ => Some(temporary_file(&settings.directory)?),
@@ -148,8 +185,10 @@ impl Spill {
             full: AtomicBool::new(false),
             sorting: false,
         };
-        let partitions = (0..SPILL_PARTITIONS).map(|_| SpillPartition::default()).collect();
-        Ok(Spill { store, partitions, forks: Vec::new(), spare: Vec::new() })
+        let chunk_bytes =
+            (settings.gather_bytes / partitions as u64).clamp(*CHUNK_BYTES.start(), *CHUNK_BYTES.end()) as usize;
+        let partitions = (0..partitions).map(|_| SpillPartition::default()).collect();
+        Ok(Spill { store, partitions, chunk_bytes, forks: Vec::new(), runs, spare: Vec::new() })
     }
 
     /// Whether there is no room for more.
@@ -170,33 +209,39 @@ impl Spill {
         for number in self.forks.len()..rels.len() {
             self.forks.push(ForkPlace::of(&rels.fork(number as u32)));
         }
-        let empty = || vec![Vec::new(); SPILL_PARTITIONS];
-        let mut pieces: Vec<Vec<Vec<u8>>> = parts.iter().map(|_| self.spare.pop().unwrap_or_else(empty)).collect();
-        let forks = &self.forks;
-        pieces
-            .par_iter_mut()
-            .zip(parts)
-            .with_max_len(1)
-            .try_for_each(|(pieces, part)| part_out(part, forks, pieces))?;
-        let (store, pieces_of) = (&self.store, &pieces);
+        let mut apart: Vec<Apart> = parts.iter().map(|_| self.spare.pop().unwrap_or_default()).collect();
+        let (forks, runs) = (&self.forks, self.runs.as_ref());
+        let whose = |key: PageKey| {
+            let place = forks[key.fork() as usize];
+            runs.map_or_else(|| partition_of(key, place) as u64, |runs| runs.run_of(key, place.fork).bits())
+        };
+        apart.par_iter_mut().zip(parts).with_max_len(1).try_for_each(|(apart, part)| apart.put(part, whose))?;
+        let mut number =
+            |whose| self.runs.as_mut().map_or(whose as usize, |runs| runs.number(PageKey::from_bits(whose)));
+        let mut pieces: Vec<(usize, &[u8])> = Vec::new();
+        for apart in &apart {
+            pieces.extend(apart.pieces.iter().map(|(whose, piece)| (number(*whose), &apart.bytes[piece.clone()])));
+        }
+        // Stable: those of a partition stay in their order.
+        pieces.sort_by_key(|piece| piece.0);
+        let (store, chunk_bytes) = (&self.store, self.chunk_bytes);
         self.partitions.par_iter_mut().enumerate().with_min_len(16).try_for_each_init(
             Vec::new,
             |scratch, (number, partition)| {
-                for piece in pieces_of.iter().map(|pieces| &pieces[number]) {
-                    if partition.open.len() + piece.len() > store.settings.chunk_bytes {
+                let first = pieces.partition_point(|piece| piece.0 < number);
+                for (_, piece) in pieces[first..].iter().take_while(|piece| piece.0 == number) {
+                    if partition.open.len() + piece.len() > chunk_bytes {
                         partition.close_chunk(store, scratch)?;
                     }
                     // No more than it may come to.
-                    partition.open.reserve_exact(store.settings.chunk_bytes.max(piece.len()) - partition.open.len());
+                    partition.open.reserve_exact(chunk_bytes.max(piece.len()) - partition.open.len());
                     partition.open.extend_from_slice(piece);
                 }
                 Ok::<(), ReplayError>(())
             },
         )?;
-        for mut pieces in pieces {
-            pieces.iter_mut().for_each(Vec::clear);
-            self.spare.push(pieces);
-        }
+        drop(pieces);
+        self.spare.append(&mut apart);
         Ok(())
     }
 
@@ -221,27 +266,44 @@ impl Spill {
     pub fn each<T: Send>(mut self, work: impl Fn(SpilledPartition<'_>) -> T + Sync) -> Result<Vec<T>, ReplayError> {
         self.close()?;
         let Spill { store, partitions, .. } = self;
-        let one = |(number, partition)| work(SpilledPartition { number, partition, store: &store, next: 0 });
+        let most = store.settings.most_at_once();
+        let one = |(number, partition)| work(SpilledPartition { number, partition, store: &store, next: 0, most });
         Ok(partitions.into_par_iter().enumerate().with_max_len(1).map(one).collect())
     }
 }
 
-/// Puts a stretch's operations apart.
-fn part_out(part: &Part<'_>, forks: &[ForkPlace], pieces: &mut [Vec<u8>]) -> Result<(), ReplayError> {
-    let Planned { stretch, plan, .. } = part.planned;
-    let mut operations: Vec<Operation> = Vec::new();
-    for ops in plan.ops.iter().chain([&plan.fsm_ops]) {
-        let place_of = |op: &PageOp| (op.place, partition_of(op.key, forks[op.key.fork() as usize]));
-        for same in part.cut(ops).chunk_by(|a, b| place_of(a) == place_of(b)) {
-            let (place, number) = place_of(&same[0]);
-            operations.clear();
-            operations.extend(same.iter().map(|op| Operation { key: op.key, change: op.change }));
-            let span = stretch.span(place);
-            entry::put(&mut pieces[number], span, stretch.bytes(place), &operations)
-                .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
+impl Apart {
+    /// Puts a stretch's operations apart by `whose` pages they are about; each has the order of the WAL.
+    fn put(&mut self, part: &Part<'_>, whose: impl Fn(PageKey) -> u64) -> Result<(), ReplayError> {
+        self.bytes.clear();
+        self.pieces.clear();
+        let Planned { stretch, plan, .. } = part.planned;
+        let mut found: Vec<(u64, Place, &[PageOp])> = Vec::new();
+        for ops in plan.ops.iter().chain([&plan.fsm_ops]) {
+            let of = |op: &PageOp| (whose(op.key), op.place);
+            found.extend(part.cut(ops).chunk_by(|a, b| of(a) == of(b)).map(|same| {
+                let (whose, place) = of(&same[0]);
+                (whose, place, same)
+            }));
         }
+        // Of one place, operations are on different pages.
+        found.sort_unstable_by_key(|&(whose, place, _)| (whose, place));
+        let mut operations: Vec<Operation> = Vec::new();
+        for of_one in found.chunk_by(|a, b| a.0 == b.0) {
+            let begin = self.bytes.len();
+            for same in of_one.chunk_by(|a, b| a.1 == b.1) {
+                let place = same[0].1;
+                operations.clear();
+                operations
+                    .extend(same.iter().flat_map(|ops| ops.2).map(|op| Operation { key: op.key, change: op.change }));
+                let span = stretch.span(place);
+                entry::put(&mut self.bytes, span, stretch.bytes(place), &operations)
+                    .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
+            }
+            self.pieces.push((of_one[0].0, begin..self.bytes.len()));
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The partition of a page.
@@ -341,6 +403,16 @@ impl Store {
         }
     }
 
+    /// Has the system read chunks before they are needed.
+    fn read_ahead(&self, chunks: &[Chunk]) {
+        for chunk in chunks {
+            if let (Stored::File { at, len }, Some(file)) = (&chunk.stored, &self.file) {
+                // A hint.
+                let _ = fadvise(file, *at, NonZeroU64::new(u64::from(*len)), Advice::WillNeed);
+            }
+        }
+    }
+
     /// Gives back the room of a chunk.
     fn release(&self, chunk: &mut Chunk) {
         match &mut chunk.stored {
@@ -371,6 +443,8 @@ pub struct SpilledPartition<'s> {
     partition: SpillPartition,
     store: &'s Store,
     next: usize,
+    /// Bytes of it that a thread works on at a time.
+    most: usize,
 }
 
 impl SpilledPartition<'_> {
@@ -380,7 +454,7 @@ impl SpilledPartition<'_> {
     /// When it cannot be read, or is not what was written.
     pub fn read(&mut self, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
         bytes.clear();
-        let most = self.store.settings.pass_bytes.min(entry::MOST_BYTES / 2);
+        let most = self.most;
         let lengths = self.partition.chunks[self.next..].iter().map(|chunk| chunk.len as usize);
         let total = lengths
             .scan(0, |sum, len| {
@@ -427,7 +501,7 @@ mod tests {
             file_bytes: 1 << 30,
             always: false,
             memory_bytes: 1000,
-            chunk_bytes: 0,
+            gather_bytes: 0,
             pass_bytes: 0,
             write_bytes: 0,
         };
