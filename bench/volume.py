@@ -9,6 +9,7 @@ it, which is timed, it is mounted anew, and then recovered to a restore point an
     PostgreSQL      postgres with recovery_prefetch, maintenance_io_concurrency = 64 and a background writer that keeps up
     replay          walrider replay, and then postgres
     restore         walrider restore of the backup, which nobody has copied before, and then postgres
+    restore-apart   the same with --spill-dir on another disk; only if asked for
 
 Walrider's pages are durable by then, PostgreSQL's need not be.  What takes longer than --limit is stopped; told is the share of the WAL
 that it got through.  After the first round both directories are compared, page by page.
@@ -113,12 +114,17 @@ def replay(run, watch, *command):
     return kept
 
 
-def restore(run, watch):
+def restore(run, watch, *options):
     """walrider restore, from the backup to the same point, and PostgreSQL on what it leaves."""
-    return replay(run, watch, "restore", "--backup", run.backup, "--target-name", run.point, "--promote")
+    return replay(run, watch, "restore", "--backup", run.backup, "--target-name", run.point, "--promote", *options)
 
 
-SIDES = {"PostgreSQL": postgresql, "replay": replay, "restore": restore}
+def restore_apart(run, watch):
+    """The same with the temporary file on another disk, which is not limited."""
+    return restore(run, watch, "--spill-dir", run.scratch)
+
+
+SIDES = {"PostgreSQL": postgresql, "replay": replay, "restore": restore, "restore-apart": restore_apart}
 
 
 class Bench:
@@ -136,7 +142,7 @@ class Bench:
     def prepare(self, side, amount):
         """A server on a fresh copy of the backup, on the volume as it is limited now."""
         point = volume_load.restore_point(amount)
-        if side == "restore":
+        if side.startswith("restore"):
             return PgCluster(self.volume.path / "data")
         server = recovery.prepare(self.fixture / "backup", self.fixture / "archive", self.volume.path / "data",
                                   target=("name", point), action="promote")
@@ -247,7 +253,7 @@ def main(argv):
     parser.add_argument("--volumes", nargs="+", choices=list(VOLUMES), default=list(VOLUMES), metavar="NAME", help=", ".join(VOLUMES))
     parser.add_argument("--wal", nargs="+", type=float, default=[0.1, 1, 4], metavar="TIMES", help="the database; default 0.1 1 4")
     parser.add_argument("--images", nargs="+", choices=["off", "on"], default=["off", "on"], help="full_page_writes")
-    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES), metavar="SIDE", help=", ".join(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=["PostgreSQL", "replay", "restore"], metavar="SIDE", help=", ".join(SIDES))
     parser.add_argument("--limit", type=float, default=1200, metavar="SECONDS", help="what takes longer is stopped; default 1200")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--smoke", action="store_true", help="one round of a small fixture, without limits where there is no device")
