@@ -67,7 +67,9 @@ def backups(scratch):
     directory = scratch / "k"
     directory.mkdir()
     (directory / "space").mkdir()
-    settings = "autovacuum = off\nmax_wal_size = 4GB\nfull_page_writes = off\n"
+    # With images: without, PostgreSQL 18.6 does not survive a kill of its own recovery behind the truncation of a visibility map. Records
+    # name the map's page since then, which it misses when it comes to them again ("WAL contains references to invalid pages").
+    settings = "autovacuum = off\nmax_wal_size = 4GB\n"
     with PgCluster.init(directory / "primary", directory / "wal", conf=settings) as server:
         server.start()
         server.psql(f"CREATE TABLESPACE s LOCATION '{directory}/space'")
