@@ -58,7 +58,7 @@ class Crowd:
 
     def __init__(self, seed):
         self.seed, self.stop, self.threads, self.failure = seed, threading.Event(), [], None
-        self.counts = {}
+        self.counts, self.conflicts = {}, {}
 
     def add(self, name, server, work, **settings):
         """`work(connection, rng)` again and again, on another connection where it was lost."""
@@ -88,6 +88,7 @@ class Crowd:
             # Of a server that has died, connecting again tells.
             if not (isinstance(error, CANCELLED) or "conflict with recovery" in str(error) or lost):
                 raise
+            self.conflicts[name] = self.conflicts.get(name, 0) + 1
 
     def __enter__(self):
         for thread in self.threads:
