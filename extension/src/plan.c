@@ -16,7 +16,6 @@
 
 #include "access/heapam_xlog.h"
 #include "access/htup_details.h"
-#include "access/nbtxlog.h"
 #include "access/rmgr.h"
 #include "access/transam.h"
 #include "access/xact.h"
@@ -563,16 +562,14 @@ PlanHeap2(Slice *slice, SliceRecord *record, TransactionId *oldest)
 	}
 }
 
+/* Its pages come in the stage of indexes. */
 static bool
-PlanBtree(Slice *slice, SliceRecord *record)
+PlanEntry(Slice *slice, SliceRecord *record)
 {
-	uint8		info = record->decoded->header.xl_info & ~XLR_INFO_MASK;
-
-	/* Deduplication neither adds nor removes an entry: scans have copied theirs, or come later. */
-	if ((info != XLOG_BTREE_INSERT_LEAF && info != XLOG_BTREE_INSERT_POST && info != XLOG_BTREE_DEDUP) ||
-		!PlanBlocks(slice, record, false))
+	if (!AddsEntry(record->decoded) || !PlanBlocks(slice, record, false))
 		return false;
-	slice->pages[slice->changes[slice->nchanges].page].index = true;
+	for (SliceIndex i = 0; i < record->nchanges; i++)
+		slice->pages[slice->changes[record->change + i].page].index = true;
 	return true;
 }
 
@@ -593,10 +590,8 @@ PlanRecord(Slice *slice, SliceRecord *record, TransactionId *oldest)
 			return PlanHeap(slice, record);
 		case RM_HEAP2_ID:
 			return PlanHeap2(slice, record, oldest);
-		case RM_BTREE_ID:
-			return PlanBtree(slice, record);
 		default:
-			return false;
+			return PlanEntry(slice, record);
 	}
 }
 
