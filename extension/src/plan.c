@@ -318,7 +318,7 @@ UsablePage(Slice *slice, DecodedBkpBlock *block, bool fills)
 {
 	SlicePage  *page;
 
-	if (!block->in_use || block->forknum != MAIN_FORKNUM || (block->has_image && !block->apply_image))
+	if (!block->in_use || block->forknum != MAIN_FORKNUM || (block->has_image && !block->apply_image && !BROKEN(13)))
 		return NULL;
 	page = FindSlicePage(slice, &block->rlocator, block->forknum, block->blkno, true);
 	if (page->checked || page->missing)
@@ -582,7 +582,7 @@ PlanRecord(Slice *slice, SliceRecord *record, TransactionId *oldest)
 	 * Consistency checks compare a page with its image of that record alone.
 	 * What is oversized is freed by the reader when it was walked.
 	 */
-	if (decoded->oversized || (decoded->header.xl_info & XLR_CHECK_CONSISTENCY))
+	if (decoded->oversized || ((decoded->header.xl_info & XLR_CHECK_CONSISTENCY) && !BROKEN(13)))
 		return false;
 	switch (decoded->header.xl_rmid)
 	{
