@@ -162,7 +162,8 @@ def main(argv):
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--readers", type=int, default=0, help="sessions that read meanwhile")
     parser.add_argument("--smoke", action="store_true", help="one round of small fixtures")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-readable.json, with readers DATE-readable-readers.json")
+    parser.add_argument("--save", type=Path, metavar="DIR",
+                        help="keep every run in DIR/DATE-readable.json, with readers DATE-readable-readers.json")
     args = parser.parse_args(argv)
     if args.smoke:
         args.rounds, args.size, args.fixtures = 1, SMOKE_SIZE, args.fixtures / "smoke"

@@ -1,6 +1,7 @@
 """How far behind a hot standby is while WAL comes in, and what commits wait for it: PostgreSQL alone, and with early redo.
 
-    python3 -m bench.readable_live [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--pace FACTOR] [--readers N] [--feedback on off] [--save DIR]
+    python3 -m bench.readable_live [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--pace FACTOR] [--readers N]
+                                   [--feedback on off] [--save DIR]
 
 *Paced*: the WAL of a load, recorded before, appears in the standby's pg_wal segment by segment, at FACTOR times the speed at which
 PostgreSQL has just been seen to replay it.  Measured: bytes that are there and not replayed, at most and on average, and how long after the
@@ -155,13 +156,15 @@ def main(argv):
     parser.add_argument("--readers", type=int, nargs="+", default=[0, 1], help="sessions that read meanwhile, one figure after the other")
     parser.add_argument("--seconds", type=int, default=10, help="of pgbench, for commits; 0: none")
     parser.add_argument("--feedback", nargs="+", choices=["on", "off"], help="have a session read on the standby of `commits`, so")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-readable-live.json, with feedback DATE-readable-feedback.json")
+    parser.add_argument("--save", type=Path, metavar="DIR",
+                        help="keep every run in DIR/DATE-readable-live.json, with feedback DATE-readable-feedback.json")
     args = parser.parse_args(argv)
     when, runs, lines = datetime.now(timezone.utc), [], []
     for name in args.loads:
         info = make(args.fixtures / name, name, args.size)
         fixture = args.fixtures / name
-        settings = {**SETTINGS, "shared_buffers": f"{info['data_bytes'] * 5 // 4 // MB + 256}MB"}
+        # A session of pgbench's that is cancelled does not come again: replay waits for it as long as PostgreSQL does by itself.
+        settings = {**SETTINGS, "max_standby_archive_delay": "30s", "shared_buffers": f"{info['data_bytes'] * 5 // 4 // MB + 256}MB"}
         with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
             for number in range(args.rounds):
                 own = speed(fixture, info, settings, Path(scratch))
