@@ -225,8 +225,8 @@ def stay(connection, rng):
         first = connection.execute(rows).fetchone()
         for _ in range(5):
             time.sleep(rng.random() * 0.3)
-            assert connection.execute(MONEY).fetchone()[0] == ACCOUNTS * START
-            assert connection.execute(rows).fetchone() == first
+            money, now = connection.execute(MONEY).fetchone()[0], connection.execute(rows).fetchone()
+            assert money == ACCOUNTS * START and now == first, f"a snapshot that was held: {money} in all; {now}, before that {first}"
 
 
 def visit(server):
