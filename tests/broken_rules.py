@@ -21,8 +21,7 @@ from tests.lab.waiting import NotYet, wait_for
 from tests.lab.walrider import walrider
 
 READ = {6: "a prune waits for snapshots", 8: "an index entry comes after its heap tuple",
-        9: "a map's bit is cleared before the entry comes", 10: "a multixact is not met before it is there",
-        19: "an entry that leads to a posting tree comes after it"}
+        9: "a map's bit is cleared before the entry comes", 10: "a multixact is not met before it is there"}
 REPLAYED = {3: "files come and go between slices", 5: "what follows a record in place waits for it", 12: "a record half done is not done again",
             14: "what the slice before has left to do is done first", 15: "nothing of a slice is walked before all of it is done",
             18: "decoded records are where workers see them"}
@@ -168,7 +167,7 @@ def finds_damage(_plain, _template, work, **settings):
 def outlives_its_workers(plain, _template, work, **settings):
     """Rule 16. Workers that are terminated leave no work half done that the startup process waits for."""
     server = readable.prepare(plain, work / "early")
-    with server.start(**{**readable.CATCH_UP, **readable.EARLY, "walrider.redo_slice": "64", **settings}):
+    with server.start(**{**readable.CATCH_UP, **readable.EARLY, **settings, "walrider.redo_slice": "64", "walrider.redo_workers": "6"}):
         before, since = None, time.monotonic()
         while not readable.has_caught_up(plain, server):
             server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'walrider redo worker'")
@@ -207,8 +206,60 @@ def holds_no_removed_file(_plain, template, work, **settings):
         assert not (found := removed()), found
 
 
-SCENARIOS = {1: stops_at_its_target, 2: gives_no_xid_again, 7: leaves_pinned_pages_alone, 13: finds_damage, 16: outlives_its_workers,
-             17: holds_no_removed_file}
+def waits_for_the_reader(server):
+    """Replay does, because of a snapshot."""
+    wait_for(lambda: server.value("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'startup' AND wait_event = 'RecoveryConflictSnapshot'") == "1",
+             server.log_tail)
+
+
+def takes_no_row_for_another(_plain, template, work, **settings):
+    """Rule 8. While a prune waits for a reader, the entry of the row that comes in that place is not there for him: GIN does not look at
+    the row again."""
+    with pair(template, work, **settings) as (primary, server):
+        # On several leaves: the entries that vacuum removes are not where the new ones come.
+        primary.psql("CREATE TABLE keyed (keys int[]); CREATE INDEX ON keyed USING gin (keys) WITH (fastupdate = off);"
+                     "INSERT INTO keyed SELECT ARRAY[g] FROM generate_series(100, 3000) g; INSERT INTO keyed SELECT ARRAY[1] FROM generate_series(1, 10)")
+        wait_position(primary)
+        with server.session() as reader:
+            reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL enable_seqscan = off; SELECT count(*) FROM keyed")
+            primary.psql("DELETE FROM keyed WHERE keys = ARRAY[1];" + SOME_ROWS)
+            with backlog(primary, server):
+                primary.psql(SOME_ROWS + "; VACUUM (INDEX_CLEANUP on, TRUNCATE off) keyed; INSERT INTO keyed SELECT ARRAY[2999] FROM generate_series(1, 10);" + SOME_ROWS)
+                assert primary.value("SELECT count(DISTINCT (ctid::text::point)[0]) FROM keyed WHERE keys = ARRAY[2999]") == "1"
+            waits_for_the_reader(server)
+            for key, rows in ((2999, "1"), (1, "10")):
+                assert reader.run(f"SELECT count(*) FROM keyed WHERE keys @> ARRAY[{key}]") == [rows], key
+        wait_position(primary)
+
+
+def has_trees_before_entries(_plain, template, work, **settings):
+    """Rule 19. While replay waits for a reader, another one finds by GIN what there is, although an entry is to become a posting tree."""
+    by_key = "SET enable_seqscan = off; SELECT count(*) FROM keyed WHERE keys @> ARRAY[1]"
+    with pair(template, work, **settings) as (primary, server):
+        # Nearly as many items as an entry holds.
+        primary.psql("CREATE TABLE keyed (keys int[]); CREATE INDEX ON keyed USING gin (keys) WITH (fastupdate = off);"
+                     "INSERT INTO keyed SELECT ARRAY[1] FROM generate_series(1, 2600);"
+                     "CREATE TABLE killed (id int); CREATE INDEX ON killed ((repeat('k', 100) || id::text));"
+                     "INSERT INTO killed SELECT generate_series(1, 55)")
+        wait_position(primary)
+        with server.session() as reader:
+            reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM killed")
+            primary.psql("DELETE FROM killed WHERE id < 50")
+            primary.psql("SET enable_seqscan = off; SET enable_bitmapscan = off; SELECT count(*) FROM killed WHERE repeat('k', 100) || id::text > 'k'")
+            # Hints on catalogs are logged now: any heap page that waits in the slice would have this entry wait, too.
+            primary.psql(SOME_ROWS)
+            with backlog(primary, server):
+                # The leaf is full: dead entries go, which the reader may need.
+                primary.psql(SOME_ROWS + "; INSERT INTO killed SELECT generate_series(101, 120);"
+                             "INSERT INTO keyed SELECT ARRAY[1] FROM generate_series(1, 200)")
+            waits_for_the_reader(server)
+            assert server.value(by_key) == "2600"
+        wait_position(primary)
+        assert server.value(by_key) == "2800"
+
+
+SCENARIOS = {1: stops_at_its_target, 2: gives_no_xid_again, 7: leaves_pinned_pages_alone, 8: takes_no_row_for_another, 13: finds_damage, 16: outlives_its_workers,
+             17: holds_no_removed_file, 19: has_trees_before_entries}
 
 
 @pytest.mark.parametrize("rule", SCENARIOS)

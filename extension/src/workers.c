@@ -299,7 +299,7 @@ DoChunk(void)
 	first = 1 + NEXT_OF(claim) * CHUNK;
 	last = Min(first + CHUNK - 1, Work->slice->npages);
 	if (is_worker && (BROKEN(15) || BROKEN(16)))
-		pg_usleep(1000);
+		pg_usleep(5000);
 	if (BROKEN(16))
 		CHECK_FOR_INTERRUPTS();
 	if (is_worker)
