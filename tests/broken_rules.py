@@ -241,12 +241,13 @@ def has_trees_before_entries(_plain, template, work, **settings):
                      "INSERT INTO keyed SELECT ARRAY[1] FROM generate_series(1, 2600);"
                      "CREATE TABLE killed (id int); CREATE INDEX ON killed ((repeat('k', 100) || id::text));"
                      "INSERT INTO killed SELECT generate_series(1, 55)")
+        # Hints on catalogs would be logged: any heap page that waits in the slice has this entry wait, too.
+        primary.psql("VACUUM")
         wait_position(primary)
         with server.session() as reader:
             reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM killed")
             primary.psql("DELETE FROM killed WHERE id < 50")
             primary.psql("SET enable_seqscan = off; SET enable_bitmapscan = off; SELECT count(*) FROM killed WHERE repeat('k', 100) || id::text > 'k'")
-            # Hints on catalogs are logged now: any heap page that waits in the slice would have this entry wait, too.
             primary.psql(SOME_ROWS)
             with backlog(primary, server):
                 # The leaf is full: dead entries go, which the reader may need.
