@@ -3,8 +3,11 @@
     python3 -m bench.readable [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--readers N]
 
 Every side is a hot standby that replays the same WAL from its own pg_wal, durable, its pages all in shared buffers.  The time is
-from "consistent recovery state reached" to the last record.  hot_standby_feedback plays no part: the WAL is that of a primary that had
-none, so that readers meet as many conflicts as there can be.  After the first round the directories are compared page by page.
+from "consistent recovery state reached" to the last record.  After the first round the directories are compared page by page.
+
+Readers count rows of the largest table, few or many, one snapshot after the other.  The WAL is that of a primary without hot_standby_feedback,
+so that they meet as many conflicts as there can be: replay waits CONFLICT_DELAY for them (counted from when it opened the segment that it
+is in), and cancels them.  They come again.  With feedback: bench.readable_live.
 """
 
 import argparse
@@ -12,16 +15,15 @@ import json
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
 from tests.lab import install
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
-from tests.lab.server.cluster import parse_lsn
+from tests.lab.server.cluster import ServerError, parse_lsn
+from tests.lab.standby.readers import Crowd
 
 from .loads import LOADS, make
 from .measure import MB, link_wal
@@ -30,9 +32,14 @@ from .replay import FIXTURES, SMOKE_SIZE, commit, machine, nameless
 EARLY = {"shared_preload_libraries": "walrider", "walrider.early_redo": "on"}
 OURS = {f"{workers} worker{'s'[:workers != 1]}": {**EARLY, "walrider.redo_workers": str(workers)} for workers in (0, 1, 2)}
 SIDES = {"no prefetch": {"recovery_prefetch": "off"}, "stock": {}, **OURS}
+# What is waited for a reader: by PostgreSQL's 30 s nothing but waiting would be measured.
+CONFLICT_DELAY = "100ms"
+# Of a reader between two questions, in seconds.
+PAUSE = 0.05
 # Nothing else works, and no restartpoint.
 SETTINGS = {"hot_standby": "on", "fsync": "on", "autovacuum": "off", "max_wal_size": "64GB", "checkpoint_timeout": "1h", "max_connections": "100",
-            "max_prepared_transactions": "100", "max_worker_processes": "20", "log_min_messages": "log", "log_timezone": "UTC"}
+            "max_prepared_transactions": "100", "max_worker_processes": "20", "log_min_messages": "log", "log_timezone": "UTC",
+            "max_standby_archive_delay": CONFLICT_DELAY, "max_standby_streaming_delay": CONFLICT_DELAY}
 
 
 def processor_seconds(pid):
@@ -41,36 +48,40 @@ def processor_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-@contextmanager
-def reading(server, sessions):
-    """So many sessions look for all rows of the largest table, one snapshot after the other."""
-    def read():
-        with server.session() as session:
-            table, = session.run("SELECT oid::regclass FROM pg_class WHERE relkind = 'r' ORDER BY relpages DESC LIMIT 1")
-            while not stop.is_set():
-                session.run(f"SELECT count(*) FROM {table}")
+def count_rows(connection, rng):
+    """Few or many of the largest table, in a snapshot.  Somebody whose question was cancelled waits before asking again."""
+    time.sleep(PAUSE)
+    table, = connection.execute("SELECT oid::regclass FROM pg_class WHERE relkind = 'r' ORDER BY relpages DESC LIMIT 1").fetchone()
+    connection.execute(f"SELECT count(*) FROM (SELECT FROM {table} LIMIT {rng.choice([1000, 1000000])}) s")
 
-    stop = threading.Event()
-    threads = [threading.Thread(target=read) for _ in range(sessions)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+
+def reading(server, sessions):
+    """So many sessions that count rows; one whose question or connection is cancelled comes again."""
+    crowd = Crowd(0)
+    for number in range(sessions):
+        crowd.add(f"reader {number}", server, count_rows)
+    return crowd
+
+
+def replayed(session):
+    """How far replay is.  This question has a snapshot, too, for which it may be cancelled: it is asked again."""
+    while True:
+        try:
+            return parse_lsn(session.run("SELECT pg_last_wal_replay_lsn()")[0])
+        except ServerError as error:
+            if "conflict with recovery" not in str(error):
+                raise
 
 
 def catch_up(server, end, settings, readers=0, timeout=1800):
     """Start it; seconds from consistency to `end`, and what the startup process used."""
     server.start(**settings)
     deadline = time.monotonic() + timeout
-    with reading(server, readers), server.session() as session:
+    with reading(server, readers) as crowd, server.session() as session:
         pid, = session.run("SELECT pid FROM pg_stat_activity WHERE backend_type = 'startup'")
         while True:
-            replayed, now = session.run("SELECT pg_last_wal_replay_lsn()")[0], datetime.now(timezone.utc)
-            if parse_lsn(replayed) > end:
+            at, now = replayed(session), datetime.now(timezone.utc)
+            if at > end:
                 break
             if time.monotonic() > deadline:
                 raise SystemExit(f"error: no end after {timeout} s: {server.log_tail()}")
@@ -78,7 +89,8 @@ def catch_up(server, end, settings, readers=0, timeout=1800):
         used = processor_seconds(int(pid))
     began = server.log_matches(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) UTC \[\d+\] LOG:  consistent recovery state reached")[-1]
     began = datetime.strptime(began, "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=timezone.utc)
-    return dict(seconds=(now - began).total_seconds(), startup_seconds=used)
+    return dict(seconds=(now - began).total_seconds(), startup_seconds=used,
+                reads=sum(crowd.counts.values()), conflicts=sum(crowd.conflicts.values()))
 
 
 def rounds(name, fixture, info, args, scratch):
@@ -114,7 +126,13 @@ def rounds(name, fixture, info, args, scratch):
     return runs
 
 
-def table(results):
+def told(found):
+    """What readers had on one side."""
+    answers = sum(run["reads"] for run in found) / sum(run["seconds"] for run in found)
+    return f"{answers:.0f}, {statistics.mean(run['conflicts'] for run in found):.1f}"
+
+
+def table(results, readers=0):
     """Medians, and ratios of them with the range of the pairs."""
     lines = [f"{'load':<14} {'WAL MB':>7}  " + "".join(f"{side:>13}" for side in SIDES) + "   over stock: "
              + ", ".join(OURS)]
@@ -126,6 +144,10 @@ def table(results):
             ratios.append(f"{median['stock'] / median[side]:.2f}x ({min(pairs):.2f}-{max(pairs):.2f})")
         lines.append(f"{name:<14} {info['wal_bytes'] / 1e6:>7.0f}  " + "".join(f"{median[side]:>11.2f} s" for side in SIDES)
                      + "   " + ", ".join(ratios))
+    if readers:
+        lines += ["", f"{readers} readers; answers a second, and conflicts (a round, on average):"]
+        for name, (_, runs) in results.items():
+            lines.append(f"{name:<23} " + "".join(f"{told(found):>13}" for found in runs.values()))
     return "\n".join(lines) + "\n"
 
 
@@ -140,7 +162,8 @@ def main(argv):
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--readers", type=int, default=0, help="sessions that read meanwhile")
     parser.add_argument("--smoke", action="store_true", help="one round of small fixtures")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-readable.json")
+    parser.add_argument("--save", type=Path, metavar="DIR",
+                        help="keep every run in DIR/DATE-readable.json, with readers DATE-readable-readers.json")
     args = parser.parse_args(argv)
     if args.smoke:
         args.rounds, args.size, args.fixtures = 1, SMOKE_SIZE, args.fixtures / "smoke"
@@ -150,14 +173,15 @@ def main(argv):
         info = make(args.fixtures / name, name, args.size)
         with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
             results[name] = info, rounds(name, args.fixtures / name, info, args, Path(scratch))
-    text = table(results)
+    text = table(results, args.readers)
     print("\n" + text)
     if args.save:
         result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
                       command=" ".join(["python3 -m bench.readable", *map(nameless, argv)]),
                       runs={name: runs for name, (_, runs) in results.items()})
-        (args.save / f"{when:%Y-%m-%d}-readable.json").write_text(json.dumps(result, indent=1) + "\n")
-        (args.save / f"{when:%Y-%m-%d}-readable.txt").write_text(text)
+        name = f"{when:%Y-%m-%d}-readable" + ("-readers" if args.readers else "")
+        (args.save / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        (args.save / f"{name}.txt").write_text(text)
 
 
 if __name__ == "__main__":

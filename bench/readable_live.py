@@ -1,12 +1,15 @@
 """How far behind a hot standby is while WAL comes in, and what commits wait for it: PostgreSQL alone, and with early redo.
 
-    python3 -m bench.readable_live [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--pace FACTOR] [--readers N] [--save DIR]
+    python3 -m bench.readable_live [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--pace FACTOR] [--readers N]
+                                   [--feedback on off] [--save DIR]
 
 *Paced*: the WAL of a load, recorded before, appears in the standby's pg_wal segment by segment, at FACTOR times the speed at which
 PostgreSQL has just been seen to replay it.  Measured: bytes that are there and not replayed, at most and on average, and how long after the
 last segment all is replayed; with pgbench's SELECTs on the standby meanwhile, if there are readers.
 
-*Commits*: a primary on the same machine under pgbench, four clients whose commits wait until the standby has applied them.
+*Commits*: a primary on the same machine under pgbench, four clients whose commits wait until the standby has applied them.  With --feedback
+a session counts rows of the largest table there meanwhile, as in bench.readable, with hot_standby_feedback as named; without feedback it
+meets conflicts, for which replay waits as long as in bench.readable.
 
 Not measured: a primary that writes more than PostgreSQL can replay; on two cores it does not have the processors for that.
 """
@@ -32,7 +35,7 @@ from tests.lab.waiting import wait_for
 
 from .loads import LOADS, make
 from .measure import MB, link_wal, segments
-from .readable import EARLY, SETTINGS, catch_up
+from .readable import CONFLICT_DELAY, EARLY, SETTINGS, catch_up, reading, replayed
 from .replay import FIXTURES, commit, machine, nameless
 
 SIDES = {"stock": {}, "1 worker": {**EARLY, "walrider.redo_workers": "1"}}
@@ -90,35 +93,49 @@ def paced(fixture, info, settings, pace, readers, data_dir):
             stack.callback(reader.wait)
             stack.callback(reader.terminate)
         session = stack.enter_context(server.session())
-        replayed = lambda: parse_lsn(session.run("SELECT pg_last_wal_replay_lsn()")[0])     # noqa: E731
-        wait_for(lambda: replayed() >= there - SEGMENT, server.log_tail, timeout=60)
+        wait_for(lambda: replayed(session) >= there - SEGMENT, server.log_tail, timeout=60)
         began = time.monotonic()
         for number, file in enumerate(waiting, 1):
             while time.monotonic() < began + number * SEGMENT / pace:
-                behind.append(max(0, there - replayed()))
+                behind.append(max(0, there - replayed(session)))
                 time.sleep(0.01)
             there = show(file)
         last = time.monotonic()
-        wait_for(lambda: replayed() >= end, server.log_tail, timeout=600)
+        wait_for(lambda: replayed(session) >= end, server.log_tail, timeout=600)
         after = time.monotonic() - last
     recovery.discard(server.data_dir)
     return dict(seconds_after=after, behind_most=max(behind), behind_average=statistics.mean(behind))
 
 
-def commits(primary, name, settings, seconds, work):
-    """pgbench whose commits wait for this standby: milliseconds of a transaction."""
+def commits(primary, name, settings, seconds, work, feedback=None):
+    """pgbench whose commits wait for this standby: milliseconds of a transaction, and what a reader there had, where feedback is on or off."""
     directory = standby.clone(primary, work / name.replace(" ", "-"), name=name.replace(" ", ""))
-    with Stock(directory, hot_standby="on", fsync="on", **settings).start():
+    with Stock(directory, hot_standby="on", fsync="on", hot_standby_feedback=feedback or "off", wal_receiver_status_interval="1s",
+               max_standby_streaming_delay=CONFLICT_DELAY, **settings).start() as follower:
         wait_streaming(primary, name.replace(" ", ""))
         primary.psql(f"ALTER SYSTEM SET synchronous_standby_names = '\"{name.replace(' ', '')}\"'")
         primary.psql("ALTER SYSTEM SET synchronous_commit = remote_apply")
         primary.psql("SELECT pg_reload_conf()")
         time.sleep(0.5)
-        said = primary.pgbench("-n", "-c", str(CLIENTS), "-j", "2", "-T", str(seconds))
+        with reading(follower.server, 1 if feedback else 0) as crowd:
+            said = primary.pgbench("-n", "-c", str(CLIENTS), "-j", "2", "-T", str(seconds))
         primary.psql("ALTER SYSTEM RESET ALL", options="-c synchronous_commit=local")
         primary.psql("SELECT pg_reload_conf()", options="-c synchronous_commit=local")
     recovery.discard(directory)
-    return float(re.search(r"latency average = ([\d.]+) ms", said).group(1))
+    return dict(side=name, feedback=feedback, milliseconds=float(re.search(r"latency average = ([\d.]+) ms", said).group(1)),
+                reads=sum(crowd.counts.values()), conflicts=sum(crowd.conflicts.values()))
+
+
+def waited(runs, side, feedback, seconds):
+    """What `commits` has found on one side, in words."""
+    these = [run for run in runs if (run["side"], run["feedback"]) == (side, feedback)]
+    found = [run["milliseconds"] for run in these]
+    line = (f"remote_apply, {CLIENTS} clients  {side:<9} {statistics.median(found):.2f} ms a transaction "
+            f"({min(found):.2f}-{max(found):.2f})")
+    if feedback:
+        line += (f"; feedback {feedback}, a reader: {sum(run['reads'] for run in these) / seconds / len(these):.0f} answers a second, "
+                 f"{statistics.mean(run['conflicts'] for run in these):.1f} conflicts a round")
+    return line
 
 
 def shown(found):
@@ -138,13 +155,16 @@ def main(argv):
     parser.add_argument("--pace", type=float, default=1.3, help="times PostgreSQL's own speed")
     parser.add_argument("--readers", type=int, nargs="+", default=[0, 1], help="sessions that read meanwhile, one figure after the other")
     parser.add_argument("--seconds", type=int, default=10, help="of pgbench, for commits; 0: none")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="keep every run in DIR/DATE-readable-live.json")
+    parser.add_argument("--feedback", nargs="+", choices=["on", "off"], help="have a session read on the standby of `commits`, so")
+    parser.add_argument("--save", type=Path, metavar="DIR",
+                        help="keep every run in DIR/DATE-readable-live.json, with feedback DATE-readable-feedback.json")
     args = parser.parse_args(argv)
     when, runs, lines = datetime.now(timezone.utc), [], []
     for name in args.loads:
         info = make(args.fixtures / name, name, args.size)
         fixture = args.fixtures / name
-        settings = {**SETTINGS, "shared_buffers": f"{info['data_bytes'] * 5 // 4 // MB + 256}MB"}
+        # A session of pgbench's that is cancelled does not come again: replay waits for it as long as PostgreSQL does by itself.
+        settings = {**SETTINGS, "max_standby_archive_delay": "30s", "shared_buffers": f"{info['data_bytes'] * 5 // 4 // MB + 256}MB"}
         with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
             for number in range(args.rounds):
                 own = speed(fixture, info, settings, Path(scratch))
@@ -160,25 +180,25 @@ def main(argv):
                 lines.append(f"{name:<10} {readers} readers  {side:<9} {shown(median)}")
     if args.seconds:
         with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
-            work, waited = Path(scratch), {side: [] for side in SIDES}
+            work, found = Path(scratch), []
             with standby.make_primary(work / "primary", PRIMARY, wal_segsize_mb=16) as primary:
                 standby.start_primary(primary)
                 primary.pgbench("-i", "-q", "-s", "10")
                 for _ in range(args.rounds):
-                    for side, settings in SIDES.items():
-                        waited[side].append(commits(primary, side, settings, args.seconds, work))
-                        print(f"remote_apply, {side}: {waited[side][-1]:.2f} ms", flush=True)
-        for side, found in waited.items():
-            lines.append(f"remote_apply, {CLIENTS} clients  {side:<9} {statistics.median(found):.2f} ms a transaction "
-                         f"({min(found):.2f}-{max(found):.2f})")
-        runs.append(dict(commits=waited))
+                    for feedback in args.feedback or [None]:
+                        for side, settings in SIDES.items():
+                            found.append(commits(primary, side, settings, args.seconds, work, feedback))
+                            print(f"remote_apply: {found[-1]}", flush=True)
+        lines += [waited(found, side, feedback, args.seconds) for feedback in args.feedback or [None] for side in SIDES]
+        runs.append(dict(commits=found))
     text = "\n".join(lines) + "\n"
     print("\n" + text)
     if args.save:
         result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
                       command=" ".join(["python3 -m bench.readable_live", *map(nameless, argv)]), runs=runs)
-        (args.save / f"{when:%Y-%m-%d}-readable-live.json").write_text(json.dumps(result, indent=1) + "\n")
-        (args.save / f"{when:%Y-%m-%d}-readable-live.txt").write_text(text)
+        name = f"{when:%Y-%m-%d}-readable-{'feedback' if args.feedback else 'live'}"
+        (args.save / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        (args.save / f"{name}.txt").write_text(text)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@
 
 #include "access/heapam_xlog.h"
 #include "access/htup_details.h"
-#include "access/nbtxlog.h"
 #include "access/rmgr.h"
 #include "access/transam.h"
 #include "access/xact.h"
@@ -319,7 +318,7 @@ UsablePage(Slice *slice, DecodedBkpBlock *block, bool fills)
 {
 	SlicePage  *page;
 
-	if (!block->in_use || block->forknum != MAIN_FORKNUM || (block->has_image && !block->apply_image))
+	if (!block->in_use || block->forknum != MAIN_FORKNUM || (block->has_image && !block->apply_image && !BROKEN(13)))
 		return NULL;
 	page = FindSlicePage(slice, &block->rlocator, block->forknum, block->blkno, true);
 	if (page->checked || page->missing)
@@ -563,16 +562,14 @@ PlanHeap2(Slice *slice, SliceRecord *record, TransactionId *oldest)
 	}
 }
 
+/* Its pages come in the stage of indexes. */
 static bool
-PlanBtree(Slice *slice, SliceRecord *record)
+PlanEntry(Slice *slice, SliceRecord *record)
 {
-	uint8		info = record->decoded->header.xl_info & ~XLR_INFO_MASK;
-
-	/* Deduplication neither adds nor removes an entry: scans have copied theirs, or come later. */
-	if ((info != XLOG_BTREE_INSERT_LEAF && info != XLOG_BTREE_INSERT_POST && info != XLOG_BTREE_DEDUP) ||
-		!PlanBlocks(slice, record, false))
+	if (!AddsEntry(record->decoded) || !PlanBlocks(slice, record, false))
 		return false;
-	slice->pages[slice->changes[slice->nchanges].page].index = true;
+	for (SliceIndex i = 0; i < record->nchanges; i++)
+		slice->pages[slice->changes[record->change + i].page].index = true;
 	return true;
 }
 
@@ -585,7 +582,7 @@ PlanRecord(Slice *slice, SliceRecord *record, TransactionId *oldest)
 	 * Consistency checks compare a page with its image of that record alone.
 	 * What is oversized is freed by the reader when it was walked.
 	 */
-	if (decoded->oversized || (decoded->header.xl_info & XLR_CHECK_CONSISTENCY))
+	if (decoded->oversized || ((decoded->header.xl_info & XLR_CHECK_CONSISTENCY) && !BROKEN(13)))
 		return false;
 	switch (decoded->header.xl_rmid)
 	{
@@ -593,10 +590,8 @@ PlanRecord(Slice *slice, SliceRecord *record, TransactionId *oldest)
 			return PlanHeap(slice, record);
 		case RM_HEAP2_ID:
 			return PlanHeap2(slice, record, oldest);
-		case RM_BTREE_ID:
-			return PlanBtree(slice, record);
 		default:
-			return false;
+			return PlanEntry(slice, record);
 	}
 }
 

@@ -62,7 +62,7 @@ WhyNot(void)
 		return "this is crash recovery";
 	if (standbyState == STANDBY_DISABLED)
 		return "hot_standby is off";
-	if (recoveryTarget != RECOVERY_TARGET_UNSET)
+	if (recoveryTarget != RECOVERY_TARGET_UNSET && !BROKEN(1))
 		return "there is a recovery target";
 	if (recovery_min_apply_delay > 0)
 		return "recovery_min_apply_delay is set";
@@ -179,7 +179,7 @@ static void
 Begin(Slice *planned)
 {
 	/* What the main loop does for each record, for those that it will not see. */
-	if (TransactionIdIsValid(planned->maxxid))
+	if (TransactionIdIsValid(planned->maxxid) && !BROKEN(2))
 		AdvanceNextFullTransactionIdPastXid(planned->maxxid);
 	given = planned;
 	GiveOut(planned);

@@ -11,6 +11,7 @@
  *
  * redo.c		the hook: when a slice begins, the walk, settings
  * plan.c		a slice: which change of which page may go early
+ * entries.c	index entries: which records bring them, what they wait for
  * visit.c		a page: its changes, one after the other
  * workers.c	several processes: chunks of a slice's pages are claimed
  * control.c	minRecoveryPoint, ahead of pages
@@ -201,6 +202,10 @@ extern SlicePage *FindSlicePage(Slice *slice, const RelFileLocator *rlocator, Fo
 extern void RememberBuffer(SlicePage *page, Buffer buffer);
 extern void HeapBlockWaits(Slice *slice, BlockNumber blkno);
 extern void AllHeapBlocksWait(Slice *slice);
+
+/* entries.c */
+extern bool AddsEntry(const DecodedXLogRecord *decoded);
+extern bool EntryWaits(const Slice *slice, const DecodedXLogRecord *decoded, uint8 block_id);
 
 /* visit.c */
 extern void VisitPage(Slice *slice, SlicePage *page, SliceIndex walked);

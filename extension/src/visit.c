@@ -9,8 +9,6 @@
 
 #include "access/heapam_xlog.h"
 #include "access/rmgr.h"
-#include "access/itup.h"
-#include "access/nbtxlog.h"
 #include "access/xlog.h"
 #include "access/xlogutils.h"
 #include "common/hashfn.h"
@@ -50,37 +48,6 @@ static bool
 Fills(const DecodedXLogRecord *decoded, uint8 block_id)
 {
 	return decoded->blocks[block_id].apply_image || (decoded->blocks[block_id].flags & BKPBLOCK_WILL_INIT) != 0;
-}
-
-/*
- * An index entry must not come before its heap tuple: a reader that finds a
- * block behind the end of the heap takes it for corruption.  An image of a
- * leaf does not tell which entry is new.  Deduplication brings none.
- */
-static bool
-EntryWaits(const Slice *slice, const DecodedXLogRecord *decoded)
-{
-	const DecodedBkpBlock *block = &decoded->blocks[0];
-	uint8		info = decoded->header.xl_info & ~XLR_INFO_MASK;
-	/* Before the entry is where it splits the posting list that it falls into. */
-	Size		offset = info == XLOG_BTREE_INSERT_POST ? sizeof(uint16) : 0;
-
-	if (decoded->header.xl_rmid != RM_BTREE_ID || !(slice->any_waits || slice->any_before) || BROKEN(8))
-		return false;
-	if (block->apply_image)
-		return true;
-	if (info == XLOG_BTREE_DEDUP)
-		return false;
-	if (block->data_len < offset + sizeof(IndexTupleData))
-		return true;
-	{
-		ItemPointerData tid;
-		uint32		at;
-
-		memcpy(&tid, block->data + offset, sizeof(tid));
-		at = ItemPointerGetBlockNumberNoCheck(&tid) & 0xFFFF;
-		return slice->waits[at] != 0 || (slice->any_before && slice->waits_before[at] != 0);
-	}
 }
 
 /* Redo one change of a page that is locked exclusively. */
@@ -194,7 +161,7 @@ VisitPage(Slice *slice, SlicePage *page, SliceIndex walked)
 	if (page->next == 0 || change->after > walked)
 		return;
 	decoded = slice->records[change->record].decoded;
-	if (EntryWaits(slice, decoded))
+	if (EntryWaits(slice, decoded, change->block_id))
 	{
 		CountRedo(REDO_ENTRY_FIRST, 1);
 		page->held = slice->any_before;
@@ -213,7 +180,7 @@ VisitPage(Slice *slice, SlicePage *page, SliceIndex walked)
 	{
 		ApplyResult result;
 
-		if (EntryWaits(slice, decoded))
+		if (EntryWaits(slice, decoded, change->block_id))
 		{
 			CountRedo(REDO_ENTRY_FIRST, 1);
 			page->held = slice->any_before;

@@ -164,7 +164,7 @@ ShareDecodedRecords(XLogReaderState *reader, Size size)
 		pfree(previous);
 		previous = NULL;
 	}
-	if (decode_buffer == NULL)
+	if (decode_buffer == NULL || BROKEN(18))
 		return;
 	if (reader->decode_buffer == decode_buffer)
 	{
@@ -265,7 +265,7 @@ VisitAsWorker(SliceIndex first, SliceIndex last)
 	static uint32 nends = 0;
 
 	/* No slice is out while such a record is replayed. */
-	if (nends != Work->nends)
+	if (nends != Work->nends && !BROKEN(17))
 	{
 		nends = Work->nends;
 		smgrdestroyall();
@@ -298,6 +298,10 @@ DoChunk(void)
 
 	first = 1 + NEXT_OF(claim) * CHUNK;
 	last = Min(first + CHUNK - 1, Work->slice->npages);
+	if (is_worker && (BROKEN(15) || BROKEN(16)))
+		pg_usleep(5000);
+	if (BROKEN(16))
+		CHECK_FOR_INTERRUPTS();
 	if (is_worker)
 		VisitAsWorker(first, last);
 	else
@@ -363,6 +367,8 @@ FinishGivenOut(void)
 
 		if (DoChunk())
 			continue;
+		if (BROKEN(15))
+			break;
 		INSTR_TIME_SET_CURRENT(begin);
 		if (!SpinFor(IsDoneOrToBeClaimed))
 		{
@@ -388,7 +394,7 @@ Leave(int code, Datum arg)
 void
 walrider_redo_worker_main(Datum arg)
 {
-	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
+	pqsignal(SIGTERM, BROKEN(16) ? die : SignalHandlerForShutdownRequest);
 	BackgroundWorkerUnblockSignals();
 
 	/* No database: it is for signals, barriers of other processes among them, and for pg_stat_activity. */

@@ -12,7 +12,7 @@ use std::slice;
 
 use arrayvec::ArrayVec;
 use walrider_layout::{ForkNumber, Lsn, Major, PageBytes, RelFileLocator};
-use walrider_redo::{Effects, Env, Outcome, Target, redo_block};
+use walrider_redo::{Effects, Env, Outcome, Target, gin, redo_block};
 use walrider_wal::record::{BlockRef, BlockRefs, Image, Record, RecordHeader};
 use walrider_wal::rmgr::RmgrId;
 
@@ -212,6 +212,39 @@ pub unsafe extern "C" fn walrider_redo_block(
             if changed { CHANGED } else { SKIPPED }
         }
     }
+}
+
+/// Low bits of a heap block's number by which is told what waits.
+const WAITS: usize = 1 << 16;
+
+/// Whether an item that an insertion into a leaf of GIN brings is in a heap block that waits, by the low bits of its number; 1
+/// also if the data does not tell.
+///
+/// # Safety
+/// Unless `data_len` is 0, `data` points to so many bytes that nobody changes during the call. `waits` and, unless it is null,
+/// `waits_before` have 65536 bytes; other processes may set some of them meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn walrider_gin_items_wait(
+    data: *const u8,
+    data_len: usize,
+    of_posting_tree: i32,
+    waits: *const u8,
+    waits_before: *const u8,
+) -> i32 {
+    let told = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the caller's promise.
+        let data = unsafe { given(data, data_len) };
+        let mut found = false;
+        gin::heap_blocks(data, of_posting_tree != 0, |block| {
+            for table in [waits, waits_before] {
+                // SAFETY: the caller's promise; the index is less than the table's size. The bytes are C's, which reads and
+                // sets them without order, too: whoever sets one has nothing that this process must see now.
+                found |= !table.is_null() && unsafe { table.add(block as usize % WAITS).read_volatile() } != 0;
+            }
+        })
+        .map(|()| found)
+    }));
+    i32::from(!matches!(told, Ok(Ok(false))))
 }
 
 #[cfg(test)]

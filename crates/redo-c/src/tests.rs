@@ -121,6 +121,25 @@ fn a_page_is_left_as_it_was_where_redo_is_refused() {
     assert!(new == [0; BLCKSZ]);
 }
 
+#[test]
+fn an_entry_of_gin_waits_for_the_heap_blocks_of_its_items() {
+    // `ginxlogInsertEntry`: a tuple whose one item, compressed, at byte 8, is in block 65,541.
+    let entry = [1, 0, 0, 0, 0, 0x80, 8, 0, 1, 0, 16, 0, 1, 0, 5, 0, 1, 0, 0, 0];
+    let (none, mut some) = (vec![0; WAITS], vec![0; WAITS]);
+    some[5] = 1;
+    let waits = |data: &[u8], tree: i32, waits: &[u8], before: *const u8| {
+        // SAFETY: the tables have their size, the data is borrowed.
+        unsafe { walrider_gin_items_wait(data.as_ptr(), data.len(), tree, waits.as_ptr(), before) }
+    };
+    assert_eq!(waits(&entry, 0, &none, null()), 0);
+    assert_eq!(waits(&entry, 0, &some, null()), 1);
+    assert_eq!(waits(&entry, 0, &none, some.as_ptr()), 1);
+    assert_eq!(waits(&entry, 0, &none, none.as_ptr()), 0);
+    // What is no posting list does not tell.
+    assert_eq!(waits(&entry[..16], 0, &none, null()), 1);
+    assert_eq!(waits(&[], 1, &none, null()), 1);
+}
+
 /// A C compiler reads the header: each field is where this side has it, and each code is the same.
 #[test]
 fn the_header_says_the_same() {

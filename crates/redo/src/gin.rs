@@ -8,6 +8,7 @@
 //! to readers that run at the same time. Nothing is done to a page after an image of it, or if it is newer, but for
 //! pages that are built anew in either case.
 
+mod brought;
 mod page;
 mod posting;
 mod recompress;
@@ -24,6 +25,7 @@ use crate::index_tuple::{make_tid, tuple_size};
 use crate::items::{add_index_item, append_index_tuples, index_tuple_delete};
 use crate::special::Special;
 use crate::{BlockRedo, Outcome, RedoError, mask};
+pub use brought::heap_blocks;
 use page::{
     GIN_COMPRESSED, GIN_DATA, GIN_DELETED, GIN_INCOMPLETE_SPLIT, GIN_LEAF, GIN_LIST, GIN_LIST_FULLROW, INVALID_BLOCK,
     Opaque,

@@ -35,10 +35,10 @@ def has_caught_up(fixture, server):
 
 def catch_up(fixture, server, **settings):
     """Start, replay all of the archive, write all pages by a restartpoint at the last record, and stop."""
-    server.start(**{**CATCH_UP, **settings})
-    wait_for(lambda: has_caught_up(fixture, server), server.log_tail, timeout=600)
-    server.psql("CHECKPOINT")
-    server.stop()
+    with server.start(**{**CATCH_UP, **settings}):
+        wait_for(lambda: has_caught_up(fixture, server), server.log_tail, timeout=600)
+        server.psql("CHECKPOINT")
+        server.stop()
     assert controldata(server.data_dir)["Latest checkpoint location"] == fixture.info["final_checkpoint"]
     recovery.pin_tablespaces(server.data_dir)
     return server

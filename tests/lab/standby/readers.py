@@ -16,15 +16,22 @@ ACCOUNTS, BRANCHES, DOCUMENTS = 4000, 10, 200
 START = 1000
 TABLES = f"""
 CREATE TABLE branches (id int PRIMARY KEY, balance bigint NOT NULL) WITH (fillfactor = 50);
-CREATE TABLE accounts (id int PRIMARY KEY, branch int NOT NULL REFERENCES branches, balance bigint NOT NULL, filler text);
+CREATE TABLE accounts (id int PRIMARY KEY, branch int NOT NULL REFERENCES branches, balance bigint NOT NULL, filler text,
+                       code int, tags int[], place point, name text);
 CREATE INDEX ON accounts (balance, id);
 CREATE INDEX ON accounts (branch);
+CREATE INDEX ON accounts USING hash (code);
+CREATE INDEX ON accounts USING gin (tags) WITH (gin_pending_list_limit = 64);
+CREATE INDEX ON accounts USING gist (place);
+CREATE INDEX ON accounts USING spgist (name);
 CREATE TABLE history (branch int NOT NULL REFERENCES branches, delta bigint NOT NULL);
 CREATE TABLE documents (id int PRIMARY KEY, sum text NOT NULL, body text NOT NULL);
 ALTER TABLE documents ALTER body SET STORAGE EXTERNAL;
 CREATE TABLE queue (id bigserial PRIMARY KEY, v text);
+CREATE INDEX ON queue USING gin ((ARRAY[1, id::int % 50])) WITH (fastupdate = off);
 INSERT INTO branches SELECT g, 0 FROM generate_series(0, {BRANCHES - 1}) g;
-INSERT INTO accounts SELECT g, g % {BRANCHES}, {START}, repeat('f', 60) FROM generate_series(1, {ACCOUNTS}) g;
+INSERT INTO accounts SELECT g, g % {BRANCHES}, {START}, repeat('f', 60), 7 * g, ARRAY[g % {BRANCHES}, {BRANCHES} + g % 97], point(g, g % 89), 'n' || g
+  FROM generate_series(1, {ACCOUNTS}) g;
 INSERT INTO documents SELECT g, md5(b), b FROM (SELECT g, repeat(md5(g::text), 200) b FROM generate_series(1, {DOCUMENTS}) g) d;
 VACUUM (FREEZE, ANALYZE);
 """
@@ -37,9 +44,16 @@ WAYS = {"sequential": "SET LOCAL enable_indexscan = off; SET LOCAL enable_indexo
 BY_INDEX = "SELECT sum(balance)::bigint FROM accounts WHERE balance > -1000000000"
 # By an index of few keys: posting lists, which entries of new versions split.
 BY_BRANCH = "SELECT sum(balance)::bigint FROM accounts WHERE branch >= 0"
+BY_TAG = f"SELECT sum(balance)::bigint FROM accounts WHERE tags && ARRAY{list(range(BRANCHES))}"
+BY_PLACE = "SELECT sum(balance)::bigint FROM accounts WHERE place <@ box '((-1, -1), (1e6, 1e6))'"
+BY_NAME = "SELECT sum(balance)::bigint FROM accounts WHERE name ^@ 'n'"
+CODES = 50
+BY_CODE = (f"SELECT sum(n)::int FROM generate_series(1, {CODES}) g, LATERAL (SELECT count(*) n FROM accounts WHERE code = 7 * g) c")
 ENTRIES = "SELECT count(*) FROM accounts WHERE id > 0"
 BRANCH = ("SELECT count(*) FROM branches b WHERE balance <> (SELECT coalesce(sum(delta), 0) FROM history h WHERE h.branch = b.id)")
 QUEUE = "SELECT (SELECT count(*) FROM queue WHERE id > 0) - (SELECT count(v) FROM queue)"
+# Each of whose rows has the key 1: an entry with a posting tree, when there are enough.
+QUEUE_BY_KEY = ("SELECT (SELECT count(*) FROM queue WHERE ARRAY[1, id::int % 50] @> ARRAY[1]) - (SELECT count(v) FROM queue)")
 DOCUMENT = "SELECT count(*) FROM documents WHERE md5(body) <> sum"
 
 
@@ -58,7 +72,7 @@ class Crowd:
 
     def __init__(self, seed):
         self.seed, self.stop, self.threads, self.failure = seed, threading.Event(), [], None
-        self.counts = {}
+        self.counts, self.conflicts = {}, {}
 
     def add(self, name, server, work, **settings):
         """`work(connection, rng)` again and again, on another connection where it was lost."""
@@ -88,6 +102,7 @@ class Crowd:
             # Of a server that has died, connecting again tells.
             if not (isinstance(error, CANCELLED) or "conflict with recovery" in str(error) or lost):
                 raise
+            self.conflicts[name] = self.conflicts.get(name, 0) + 1
 
     def __enter__(self):
         for thread in self.threads:
@@ -197,7 +212,8 @@ def in_a_snapshot(connection, way, query, expected):
 def look(connection, rng):
     """One of the invariants, one of the ways."""
     query, expected = rng.choice([(MONEY, ACCOUNTS * START), (BY_INDEX, ACCOUNTS * START), (BY_BRANCH, ACCOUNTS * START), (ENTRIES, ACCOUNTS), (BRANCH, 0),
-                                  (DOCUMENT, 0), (QUEUE, 0)])
+                                  (DOCUMENT, 0), (QUEUE, 0), (BY_TAG, ACCOUNTS * START), (BY_PLACE, ACCOUNTS * START), (BY_NAME, ACCOUNTS * START),
+                                  (BY_CODE, CODES), (QUEUE_BY_KEY, 0)])
     in_a_snapshot(connection, rng.choice(list(WAYS)), query, expected)
 
 
@@ -209,8 +225,8 @@ def stay(connection, rng):
         first = connection.execute(rows).fetchone()
         for _ in range(5):
             time.sleep(rng.random() * 0.3)
-            assert connection.execute(MONEY).fetchone()[0] == ACCOUNTS * START
-            assert connection.execute(rows).fetchone() == first
+            money, now = connection.execute(MONEY).fetchone()[0], connection.execute(rows).fetchone()
+            assert money == ACCOUNTS * START and now == first, f"a snapshot that was held: {money} in all; {now}, before that {first}"
 
 
 def visit(server):

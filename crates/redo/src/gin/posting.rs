@@ -5,6 +5,7 @@
 //! highest bit of a byte tells that more bytes follow. A zero may follow the last byte, so that all has an even length.
 
 use arrayvec::ArrayVec;
+use walrider_layout::BlockNumber;
 use walrider_layout::bytes::{put_u16, u16_at};
 use walrider_wal::records::gin::POSTING_LIST_HEADER_SIZE;
 
@@ -49,19 +50,33 @@ fn number(item: &Tid) -> Result<u64, RedoError> {
 /// # Errors
 /// When the list ends within a number, or there is no such item.
 pub fn decode(list: &[u8]) -> Result<Vec<u64>, RedoError> {
+    let mut items = Vec::with_capacity(list.len());
+    each(list, |item| items.push(item))?;
+    Ok(items)
+}
+
+/// Shows the items of a posting list, as numbers.
+///
+/// # Errors
+/// As [`decode`].
+pub fn each(list: &[u8], mut see: impl FnMut(u64)) -> Result<(), RedoError> {
     let (header, rest) = list.split_first_chunk::<POSTING_LIST_HEADER_SIZE>().ok_or(LIST)?;
     let mut bytes = rest.get(..usize::from(u16_at(header, TID_SIZE))).ok_or(LIST)?;
     let mut item = number(&index_tuple::tid(header)?)?;
-    let mut items = Vec::with_capacity(bytes.len() + 1);
-    items.push(item);
+    see(item);
     while !bytes.is_empty() {
         item += decode_varbyte(&mut bytes)?;
         if item >> ITEM_BITS != 0 {
             return Err(ITEM);
         }
-        items.push(item);
+        see(item);
     }
-    Ok(items)
+    Ok(())
+}
+
+/// The heap block of an item.
+pub fn block(item: u64) -> BlockNumber {
+    (item >> OFFSET_BITS) as BlockNumber
 }
 
 /// Takes one number of at most 49 bits (`decode_varbyte`).

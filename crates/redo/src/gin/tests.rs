@@ -107,6 +107,41 @@ fn posting_lists_are_those_of_postgresql() {
     assert!(encode(&[], &mut Data::new()).is_err());
 }
 
+/// The heap blocks that an insertion names, or `None` where the data does not tell.
+fn blocks(data: &[u8], of_posting_tree: bool) -> Option<Vec<u32>> {
+    let mut found = vec![];
+    heap_blocks(data, of_posting_tree, |block| found.push(block)).ok().map(|()| found)
+}
+
+#[test]
+fn an_insertion_tells_the_heap_blocks_of_its_items() {
+    let item = |block: u64| block << 11 | 1;
+    let actions = [
+        &[4, 0][..],
+        &[0, 2],
+        &list(&[item(7), item(70_000)]),
+        &[1, 4, 2, 0],
+        &[0, 0, 9, 0, 1, 0, 1, 0, 0, 0, 1, 0],
+        &[2, 1],
+        &[3, 3],
+        &list(&[item(3)]),
+    ]
+    .concat();
+    assert_eq!(blocks(&actions, true), Some(vec![7, 70_000, 9, 65_536, 3]));
+    assert_eq!(blocks(&actions[..20], true), None);
+    assert_eq!(blocks(&[], true), None);
+
+    // Two items at byte 16 of the tuple, compressed.
+    let entry = |tid: [u8; 6], items: &[u8]| [&[1, 0, 0, 0][..], &tid, &[24, 0], &[0; 8], items].concat();
+    let items = list(&[item(5), item(6)]);
+    assert_eq!(blocks(&entry([0, 0x80, 16, 0, 2, 0], &items), false), Some(vec![5, 6]));
+    assert_eq!(blocks(&entry([0, 0x80, 16, 0, 0, 0], &[]), false), Some(vec![]), "no items yet");
+    assert_eq!(blocks(&entry([0, 0x80, 90, 0, 2, 0], &items), false), None, "behind the tuple");
+    assert_eq!(blocks(&entry([0, 0, 16, 0, 2, 0], &items), false), None, "not compressed");
+    assert_eq!(blocks(&entry([0, 0, 16, 0, 0xFF, 0xFF], &items), false), None, "leads to a posting tree");
+    assert_eq!(blocks(&[1, 0], false), None);
+}
+
 #[test]
 fn a_posting_tree_begins_and_its_leaf_changes() {
     let (a, b, c, d) = (list(&[1, 2]), list(&[10, 20, 30]), list(&[40]), list(&[50, 60, 70, 80, 90]));
