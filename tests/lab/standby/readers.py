@@ -62,9 +62,10 @@ CANCELLED = (psycopg.errors.QueryCanceled, psycopg.errors.SerializationFailure, 
 
 
 def connect(server, **settings):
-    """A connection that commits each statement by itself."""
+    """A connection that commits each statement by itself. Nothing is prepared: the plan of a statement that is stays what it was, whatever
+    way is asked for later."""
     options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-    return psycopg.connect(server.dsn(), autocommit=True, options=options)
+    return psycopg.connect(server.dsn(), autocommit=True, options=options, prepare_threshold=None)
 
 
 class Crowd:
