@@ -87,7 +87,7 @@ def test_relay_smoke(tmp_path, capsys):
 
 def test_volume_smoke(tmp_path, capsys):
     """Without a device nothing is limited, but both sides recover to the same pages; what is stopped tells how far it came."""
-    given = ["--smoke", "--images", "off", "--fixtures", str(tmp_path / "fixtures"), "--save", str(tmp_path)]
+    given = ["--smoke", "--images", "off", "--sides", *volume.SIDES, "--fixtures", str(tmp_path / "fixtures"), "--save", str(tmp_path)]
     result = volume.main(given)
     assert json.loads(next(tmp_path.glob("*.json")).read_text())["runs"] == result["runs"]
     assert [(run["side"], run["finished"]) for run in result["runs"]] == [(side, True) for side in volume.SIDES]
