@@ -328,8 +328,8 @@ impl RelationFiles {
     }
 
     /// Writes pages from `block` on, all in one segment file, around the system's cache: waits until the device has them. They are
-    /// as durable as those of [`RelationFiles::write`]. Where the file system of a
-    /// tablespace cannot do that, the system is left to write them.
+    /// as durable as those of [`RelationFiles::write`]. Where the file system of a tablespace cannot do that, the system is left to
+    /// write them.
     ///
     /// Pages next to them must not be written in the other way meanwhile: the system keeps several of its pages together, and takes those
     /// that have changed again for a lost write.
