@@ -1,4 +1,9 @@
 //! From a backup to a data directory: each file is read once, verified, and written once.
+//!
+//! Relations that are larger than the memory there is go around the system's cache, by threads that wait for the device: nobody would find
+//! them in that cache, and where a device takes long for a request, the system writes one at a time (`walrider_datadir::behind`).
+
+mod through;
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
@@ -9,6 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use rayon::prelude::*;
 use rustix::fs::OFlags;
+use walrider_datadir::behind::{Behind, Handed, with_write_behind, writers};
 use walrider_datadir::config::keep_servers_out;
 use walrider_datadir::durable::{list_dir, write_file};
 use walrider_datadir::relation::SegmentFile;
@@ -21,9 +27,11 @@ use crate::inventory::{Expected, Inventory, MANIFEST};
 use crate::name::Name;
 use crate::source::{Archive, Backup, Form};
 use crate::target::{CONTROL_FILE, MARKER, Mapping, Target};
+use through::{Piece, Through};
 
 /// Bytes that are read, changed and written at once: whole pages.
-const PIECE: usize = 128 * BLCKSZ;
+const PIECE: usize = PIECE_PAGES * BLCKSZ;
+const PIECE_PAGES: usize = 128;
 /// The longest file that a manifest does not vouch for: a segment of a relation, or of WAL (`RELSEG_SIZE`, `WalSegMaxSize`).
 const MAX_UNVOUCHED: u64 = RELSEG_SIZE as u64 * BLCKSZ as u64;
 
@@ -67,6 +75,8 @@ pub struct Destination {
     pub mapping: Mapping,
     /// What an earlier call has left that did not get to its end is removed first.
     pub start_over: bool,
+    /// Bytes of memory that there are for all. Relations of more go around the system's cache; what is on its way may take a sixteenth.
+    pub memory_bytes: u64,
 }
 
 /// What was unpacked.
@@ -83,6 +93,7 @@ pub struct Begun {
     backup: Arc<Backup>,
     target: Target,
     unpacked: Unpacked,
+    memory_bytes: u64,
 }
 
 /// Unpacks all of a backup but the files of relations, durably. Servers are kept out, and the directory says what it is, until
@@ -92,11 +103,12 @@ pub struct Begun {
 /// As [`unpack`].
 pub fn begin(backup: Arc<Backup>, destination: &Destination, progress: &(dyn Fn(u64) + Sync)) -> Result<Begun> {
     let target = destination.begin(&backup)?;
-    let (unpacked, control) = Work::new(&backup, &target, Which::Rest, &Unchanged, progress).run()?;
+    let memory_bytes = destination.memory_bytes;
+    let (unpacked, control) = unpack_some(&backup, &target, Which::Rest, &Unchanged, memory_bytes, progress)?;
     keep_servers_out(&target.root)?;
     Tree::of(&target.root)?.sync()?;
     write_control(&backup, &target, control)?;
-    Ok(Begun { backup, target, unpacked })
+    Ok(Begun { backup, target, unpacked, memory_bytes })
 }
 
 impl Begun {
@@ -110,8 +122,8 @@ impl Begun {
     /// # Errors
     /// As [`unpack`].
     pub fn relations(self, pages: &dyn Pages, progress: &(dyn Fn(u64) + Sync)) -> Result<Unpacked> {
-        let Begun { backup, target, unpacked: Unpacked { files, bytes } } = self;
-        let (unpacked, _) = Work::new(&backup, &target, Which::Relations, pages, progress).run()?;
+        let Begun { backup, target, unpacked: Unpacked { files, bytes }, memory_bytes } = self;
+        let (unpacked, _) = unpack_some(&backup, &target, Which::Relations, pages, memory_bytes, progress)?;
         backup.check_complete()?;
         Tree::of(&target.root)?.sync()?;
         target.end_tablespaces()?;
@@ -132,7 +144,7 @@ pub fn unpack(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Unpacked> {
     let target = destination.begin(backup)?;
-    let (unpacked, control) = Work::new(backup, &target, Which::All, pages, progress).run()?;
+    let (unpacked, control) = unpack_some(backup, &target, Which::All, pages, destination.memory_bytes, progress)?;
     backup.check_complete()?;
     Tree::of(&target.root)?.sync()?;
     target.end_tablespaces()?;
@@ -143,7 +155,7 @@ pub fn unpack(
 
 impl Destination {
     fn begin(&self, backup: &Backup) -> Result<Target> {
-        let Destination { data_dir, mapping, start_over } = self;
+        let Destination { data_dir, mapping, start_over, .. } = self;
         Target::begin(data_dir, backup.tablespaces(), mapping, backup.group_access, *start_over)
     }
 }
@@ -178,6 +190,28 @@ enum Which {
     Rest,
 }
 
+/// Unpacks some files; returns the control file, too, which is not written.
+fn unpack_some(
+    backup: &Backup,
+    target: &Target,
+    which: Which,
+    pages: &dyn Pages,
+    memory_bytes: u64,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<(Unpacked, Option<Vec<u8>>)> {
+    let relation_bytes = backup.inventory.as_ref().map(Inventory::relation_bytes);
+    let around_cache = relation_bytes.is_none_or(|bytes| bytes > memory_bytes);
+    let pieces = |number: usize| (number * PIECE) as u64;
+    // As many pieces as are written at a time, and as many that wait; but one for each thread to read, and one to be written.
+    let on_their_way = (memory_bytes / 16).min(pieces(2 * writers())).max(pieces(2 * rayon::current_num_threads()));
+    with_write_behind(&(), on_their_way, |behind| {
+        let (control, files, bytes) = (Mutex::default(), AtomicU64::new(0), AtomicU64::new(0));
+        let handed = Handed::default();
+        let work = Work { which, backup, target, pages, progress, around_cache, behind, handed, control, files, bytes };
+        work.run()
+    })
+}
+
 /// What all threads share.
 struct Work<'w> {
     which: Which,
@@ -185,6 +219,11 @@ struct Work<'w> {
     target: &'w Target,
     pages: &'w dyn Pages,
     progress: &'w (dyn Fn(u64) + Sync),
+    /// Relations of more than a piece go around the system's cache.
+    around_cache: bool,
+    behind: &'w Behind<'w, Piece>,
+    /// All that is written so.
+    handed: Handed,
     control: Mutex<Option<Vec<u8>>>,
     files: AtomicU64,
     bytes: AtomicU64,
@@ -198,18 +237,7 @@ struct Reading<'r> {
     within: &'r str,
 }
 
-impl<'w> Work<'w> {
-    fn new(
-        backup: &'w Backup,
-        target: &'w Target,
-        which: Which,
-        pages: &'w dyn Pages,
-        progress: &'w (dyn Fn(u64) + Sync),
-    ) -> Work<'w> {
-        let (control, files, bytes) = (Mutex::default(), AtomicU64::new(0), AtomicU64::new(0));
-        Work { which, backup, target, pages, progress, control, files, bytes }
-    }
-
+impl Work<'_> {
     /// Unpacks; returns the control file, too, which is not written.
     fn run(self) -> Result<(Unpacked, Option<Vec<u8>>)> {
         match &self.backup.form {
@@ -218,6 +246,7 @@ impl<'w> Work<'w> {
                 archives.par_iter().with_max_len(1).try_for_each(|archive| self.archive(archive))?;
             }
         }
+        self.handed.wait()?;
         let unpacked = Unpacked { files: self.files.into_inner(), bytes: self.bytes.into_inner() };
         Ok((unpacked, self.control.into_inner().expect("no panic while locked")))
     }
@@ -231,7 +260,6 @@ impl<'w> Work<'w> {
     }
 
     fn archive(&self, archive: &Archive) -> Result<()> {
-        let mut buffer = vec![0; PIECE];
         let within = format!(", in {}", archive.name);
         archive.each(&mut |member| {
             match member.is_directory {
@@ -239,7 +267,7 @@ impl<'w> Work<'w> {
                 false if !self.wants(&member.name) => {}
                 false => {
                     let read = Reading { reader: member.reader, size: member.size, within: &within };
-                    self.file(&member.name, read, &mut buffer)?;
+                    self.file(&member.name, read)?;
                 }
             }
             Ok(true)
@@ -252,16 +280,12 @@ impl<'w> Work<'w> {
         for tablespace in self.backup.tablespaces() {
             self.list(&tablespace.path, &format!("pg_tblspc/{}/", tablespace.oid), &mut files)?;
         }
-        files.par_iter().with_max_len(1).try_for_each_init(
-            || vec![0; PIECE],
-            |buffer, (path, name)| {
-                let flags = OFlags::NOFOLLOW.bits() as i32;
-                let mut file =
-                    OpenOptions::new().read(true).custom_flags(flags).open(path).context("open file", path)?;
-                let size = file.metadata().context("stat file", path)?.len();
-                self.file(name, Reading { reader: &mut file, size, within: "" }, buffer)
-            },
-        )
+        files.par_iter().with_max_len(1).try_for_each(|(path, name)| {
+            let flags = OFlags::NOFOLLOW.bits() as i32;
+            let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).context("open file", path)?;
+            let size = file.metadata().context("stat file", path)?.len();
+            self.file(name, Reading { reader: &mut file, size, within: "" })
+        })
     }
 
     /// Makes the directories below one, and lists the files.
@@ -298,7 +322,7 @@ impl<'w> Work<'w> {
     }
 
     /// One file: read, verified, its pages shown, written.
-    fn file(&self, name: &Name, read: Reading<'_>, buffer: &mut [u8]) -> Result<()> {
+    fn file(&self, name: &Name, read: Reading<'_>) -> Result<()> {
         let size = read.size;
         let damaged = |reason: String| BackupError::damaged(name.to_string(), reason);
         let text = name.to_string();
@@ -328,7 +352,7 @@ impl<'w> Work<'w> {
                 return Err(damaged(format!("is of {size} bytes, and has {CONTROL_FILE_SIZE}")));
             }
             let mut contents = Vec::new();
-            self.copy(name, read, buffer, expected, &mut |piece| {
+            self.copy(name, read, expected, None, &mut |piece| {
                 contents.extend_from_slice(piece);
                 Ok(())
             })?;
@@ -344,15 +368,21 @@ impl<'w> Work<'w> {
         }
         let path = self.target.root.join(name.path());
         let mut file = self.target.file(name.path())?;
+        let is_through =
+            self.around_cache && segment.is_some() && size > PIECE as u64 && size.is_multiple_of(BLCKSZ as u64);
+        let through = if is_through { Through::open(&path, size)? } else { None };
         let mut next = segment.map_or(0, |segment| segment.segment.saturating_mul(RELSEG_SIZE));
-        self.copy(name, read, buffer, expected, &mut |piece| {
+        self.copy(name, read, expected, through.as_ref(), &mut |piece| {
             if let Some(segment) = segment {
                 // What is left of a page at the end is none.
                 let whole = piece.len() - piece.len() % BLCKSZ;
                 self.pages.pass(segment, next, &mut piece[..whole]).map_err(BackupError::Pages)?;
                 next = next.saturating_add((whole / BLCKSZ) as BlockNumber);
             }
-            file.write_all(piece).context("write file", &path)
+            match &through {
+                Some(_) => Ok(()),
+                None => file.write_all(piece).context("write file", &path),
+            }
         })?;
         if let Some(segment) = segment {
             self.pages.passed(segment, next).map_err(BackupError::Pages)?;
@@ -361,13 +391,13 @@ impl<'w> Work<'w> {
         Ok(())
     }
 
-    /// Hands a file on, piece by piece, once each has gone into its checksum.
+    /// Hands a file on, piece by piece, once each has gone into its checksum; `write` leaves those to others that go `through`.
     fn copy(
         &self,
         name: &Name,
         read: Reading<'_>,
-        buffer: &mut [u8],
         expected: Option<&Expected>,
+        through: Option<&Through>,
         write: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
         let damaged = |reason: String| BackupError::damaged(name.to_string(), reason);
@@ -375,16 +405,29 @@ impl<'w> Work<'w> {
         let mut sum = expected.map(Expected::sum);
         let mut done = 0;
         while done < size {
-            let wanted = buffer.len().min(usize::try_from(size - done).unwrap_or(buffer.len()));
-            let piece = &mut buffer[..wanted];
-            reader.read_exact(piece).map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => damaged(format!("ends before its {size} bytes do{within}")),
-                _ => damaged(format!("cannot be read{within}: {error}")),
-            })?;
-            if let Some(sum) = &mut sum {
-                sum.update(piece);
+            let mut buffer = self.behind.buffer(PIECE_PAGES);
+            let wanted = PIECE.min(usize::try_from(size - done).unwrap_or(PIECE));
+            let piece = &mut buffer.bytes_mut()[..wanted];
+            let mut one = || {
+                reader.read_exact(piece).map_err(|error| match error.kind() {
+                    io::ErrorKind::UnexpectedEof => damaged(format!("ends before its {size} bytes do{within}")),
+                    _ => damaged(format!("cannot be read{within}: {error}")),
+                })?;
+                if let Some(sum) = &mut sum {
+                    sum.update(piece);
+                }
+                write(piece)
+            };
+            match (one(), through) {
+                (Ok(()), Some(through)) => self.behind.write(through.piece(done, buffer, wanted), &self.handed),
+                (result, _) => {
+                    self.behind.give_back(buffer);
+                    result?;
+                }
             }
-            write(piece)?;
+            if self.handed.has_failed() {
+                self.handed.wait()?;
+            }
             done += wanted as u64;
             self.bytes.fetch_add(wanted as u64, Ordering::Relaxed);
             (self.progress)(wanted as u64);

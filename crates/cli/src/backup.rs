@@ -166,8 +166,7 @@ impl RollArgs {
         self.resources.start()?;
         check_wal(&self.wal, &data_dir)?;
         let is_tar = self.format == Format::Tar;
-        let unpacking =
-            self.unpack.begin(&data_dir, is_tar.then(|| work.join("tablespaces")), self.resources.fetch_jobs())?;
+        let unpacking = self.unpack.begin(&data_dir, is_tar.then(|| work.join("tablespaces")), &self.resources)?;
         let settings = Settings::read(&data_dir).map_err(failed)?;
         let options = plain_options(data_dir.clone(), Some(&self.wal), &self.target, &self.resources)
             .map_err(|error| refused(error.to_string()))?;

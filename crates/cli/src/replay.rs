@@ -163,6 +163,11 @@ impl ResourceArgs {
         self.fetch_jobs.into()
     }
 
+    /// Bytes of memory.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.unwrap_or_else(default_memory)
+    }
+
     /// Starts the threads, and says how many.
     pub fn start(&self) -> Result<usize, Failure> {
         let jobs = self.jobs.map_or_else(default_jobs, usize::from);
@@ -204,7 +209,7 @@ pub fn plain_options(
         inclusive: target.target_exclusive.then_some(false),
         target: target.target(),
         timeline: target.target_timeline,
-        memory_bytes: resources.memory.unwrap_or_else(default_memory),
+        memory_bytes: resources.memory_bytes(),
         spill: SpillOptions {
             bytes: resources.spill_size,
             directory: resources.spill_dir.clone(),

@@ -21,7 +21,7 @@ use walrider_replay::base::{Base, PassPages};
 use walrider_replay::error::ReplayError;
 
 use crate::failure::{Exit, Failure, note};
-use crate::replay::{RecoveryArgs, tell, to_json};
+use crate::replay::{RecoveryArgs, ResourceArgs, tell, to_json};
 use crate::wal::named_archive;
 
 /// Make a data directory of a base backup, and roll it forward through WAL
@@ -211,14 +211,18 @@ impl UnpackArgs {
     }
 
     /// Unpacks it into a directory, but for the relations, which replay is to have come there ([`Unpacking::base`]). Tablespaces that
-    /// are not mapped go below `others`, or where they were. From an object store it comes with so many requests at once.
+    /// are not mapped go below `others`, or where they were.
     pub fn begin(
         &self,
         data_dir: &Path,
         others: Option<PathBuf>,
-        fetch_jobs: usize,
+        resources: &ResourceArgs,
     ) -> Result<Arc<Unpacking>, Failure> {
-        let begun = self.open(fetch_jobs).and_then(|backup| self.begun(backup, data_dir, others));
+        let begun = self.open(resources.fetch_jobs()).and_then(|backup| {
+            let mapping = Mapping { pairs: self.tablespace_mapping.clone(), others };
+            let (data_dir, memory_bytes) = (data_dir.to_owned(), resources.memory_bytes());
+            begun(backup, &Destination { data_dir, mapping, start_over: self.start_over, memory_bytes })
+        });
         let unpacking = begun.map_err(|error| {
             note_half_restored(data_dir);
             Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error)
@@ -237,29 +241,28 @@ impl UnpackArgs {
             }
         }
     }
+}
 
-    fn begun(&self, backup: Backup, data_dir: &Path, others: Option<PathBuf>) -> Result<Unpacking, BackupError> {
-        let backup = Arc::new(backup);
-        let mapping = Mapping { pairs: self.tablespace_mapping.clone(), others };
-        let destination = Destination { data_dir: data_dir.to_owned(), mapping, start_over: self.start_over };
-        // Hidden unless stderr is a terminal.
-        let bar = ProgressBar::new_spinner();
-        let template = "{spinner} {elapsed_precise} {bytes} of the backup, {bytes_per_sec}";
-        bar.set_style(ProgressStyle::with_template(template).expect("a valid template"));
-        let (done, progress) = (OnceLock::new(), |bytes| bar.inc(bytes));
-        let begun = match backup.is_gzip() {
-            // To unpack it twice takes longer than to read its pages once more.
-            true => {
-                let started = Instant::now();
-                let unpacked = unpack(&backup, &destination, &Unchanged, &progress)?;
-                done.set((unpacked, started.elapsed())).expect("once");
-                None
-            }
-            false => Some(begin(backup.clone(), &destination, &progress)?),
-        };
-        let maps = begun.as_ref().and_then(|_| backup.map_lengths());
-        Ok(Unpacking { backup, maps, begun: Mutex::new(begun), bar, done })
-    }
+/// Begins to unpack.
+fn begun(backup: Backup, destination: &Destination) -> Result<Unpacking, BackupError> {
+    let backup = Arc::new(backup);
+    // Hidden unless stderr is a terminal.
+    let bar = ProgressBar::new_spinner();
+    let template = "{spinner} {elapsed_precise} {bytes} of the backup, {bytes_per_sec}";
+    bar.set_style(ProgressStyle::with_template(template).expect("a valid template"));
+    let (done, progress) = (OnceLock::new(), |bytes| bar.inc(bytes));
+    let begun = match backup.is_gzip() {
+        // To unpack it twice takes longer than to read its pages once more.
+        true => {
+            let started = Instant::now();
+            let unpacked = unpack(&backup, destination, &Unchanged, &progress)?;
+            done.set((unpacked, started.elapsed())).expect("once");
+            None
+        }
+        false => Some(begin(backup.clone(), destination, &progress)?),
+    };
+    let maps = begun.as_ref().and_then(|_| backup.map_lengths());
+    Ok(Unpacking { backup, maps, begun: Mutex::new(begun), bar, done })
 }
 
 /// Says so if what an interrupted run has left is not complete.
@@ -287,7 +290,7 @@ pub fn run(args: RestoreArgs) -> ExitCode {
     let json = recovery.json;
     let done = recovery.resources().start().and_then(|_| {
         recovery.wal().map_or(Ok(()), |wal| check_wal(wal, &data_dir))?;
-        let unpacking = unpack.begin(&data_dir, None, recovery.resources().fetch_jobs())?;
+        let unpacking = unpack.begin(&data_dir, None, recovery.resources())?;
         let summary = recovery.replay(data_dir.clone(), false, unpacking.base()).inspect_err(|_| {
             if !note_half_restored(&data_dir) {
                 note(format!("the backup is unpacked in \"{}\": go on with walrider replay there", data_dir.display()));

@@ -3,6 +3,7 @@
 //! This crate never interprets WAL or the contents of relation pages, and starts no threads.
 
 pub mod backup_label;
+pub mod behind;
 pub mod command;
 pub mod config;
 pub mod descriptors;

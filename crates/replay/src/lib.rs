@@ -6,7 +6,6 @@
 mod actions;
 pub mod base;
 mod batch;
-mod behind;
 mod cuts;
 pub mod end_of_recovery;
 pub mod engine;

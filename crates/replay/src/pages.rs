@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::prelude::*;
+use walrider_datadir::behind::{Behind, with_write_behind};
 use walrider_datadir::relation::RelationFiles;
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, RelFileLocator};
 use walrider_redo::{Change, Env, fsm};
 
 use crate::base::Base;
 use crate::batch::Batch;
-use crate::behind::{Behind, with_write_behind};
 use crate::cuts::Needless;
 use crate::error::{ReplayError, page_name};
 use crate::gaps::Gaps;
 use crate::partition::passing::Passing;
-use crate::partition::sweep::Sweep;
+use crate::partition::sweep::{RunToWrite, Sweep};
 use crate::partition::upper;
 use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
 use crate::plan::{PARTITIONS, partition_of};
@@ -335,7 +335,7 @@ impl<'a> Pages<'a> {
         let applying = stats.stages.enter_on(Stage::Apply, rayon::current_num_threads());
         let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
         needless.cut_files(&shared)?;
-        let work = |mut partition: SpilledPartition<'_>, behind: &Behind<'_>| {
+        let work = |mut partition: SpilledPartition<'_>, behind: &Behind<'_, RunToWrite>| {
             let (started, mut report) =
                 (Instant::now(), Report { stages: Some(stats.stages.clone()), ..Report::default() });
             let tails = needless.tails_in(partition.number, shared.rels);
@@ -362,7 +362,7 @@ impl<'a> Pages<'a> {
         };
         let memory = spill.settings().write_bytes;
         let mut reports =
-            with_write_behind(self.files, memory, |behind| spill.each(|partition| work(partition, behind)))?;
+            with_write_behind(self.files.as_ref(), memory, |behind| spill.each(|partition| work(partition, behind)))?;
         applying.end(reports.iter().map(|report| report.took).sum());
         stats.request_bytes = self.gaps.best();
         let mut last = Report::default();

@@ -4,10 +4,11 @@ use std::sync::Mutex;
 
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
+use walrider_datadir::behind::{Behind, with_write_behind};
 use walrider_datadir::relation::SegmentFile;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, RELSEG_SIZE};
 
-use super::sweep::{Op, PageAtWork, Sweep, Tails, Visit, visits};
+use super::sweep::{Op, PageAtWork, RunToWrite, Sweep, Tails, Visit, visits};
 use super::{Report, Shared};
 use crate::base::PassPages;
 use crate::cuts::{ForkCuts, Needless, TailChange};
@@ -127,14 +128,16 @@ impl<'a> Passing<'a> {
     fn finish_ranges(&self, passed: &Passed, report: &mut Report) -> Result<(), ReplayError> {
         self.needless.cut_files(self.shared)?;
         let left = self.ranges.left(&passed.done);
-        let finish = |number| {
+        let finish = |number, behind: &Behind<'_, RunToWrite>| {
             let mut report = Report::default();
-            if let Err(error) = self.finish_partition(number, passed, &mut report) {
+            if let Err(error) = self.finish_partition(number, passed, behind, &mut report) {
                 report.fail(Lsn::INVALID, error);
             }
             report
         };
-        let reports: Vec<Report> = left.into_par_iter().with_max_len(1).map(finish).collect();
+        let reports: Vec<Report> = with_write_behind(self.shared.files, self.ranges.write_bytes(), |behind| {
+            left.into_par_iter().with_max_len(1).map(|number| finish(number, behind)).collect()
+        });
         reports.into_iter().for_each(|other| report.add(other));
         let map_bytes = self.ranges.read_maps()?;
         let mut sweep = self.sweep();
@@ -151,12 +154,18 @@ impl<'a> Passing<'a> {
 
     /// Does what is left of a partition. Between its pages that lie close together there are none of others: a range has as many blocks as
     /// a request.
-    fn finish_partition(&self, number: usize, passed: &Passed, report: &mut Report) -> Result<(), ReplayError> {
+    fn finish_partition(
+        &self,
+        number: usize,
+        passed: &Passed,
+        behind: &Behind<'_, RunToWrite>,
+        report: &mut Report,
+    ) -> Result<(), ReplayError> {
         let has_passed = |key: PageKey| {
             let file = PageKey::new(key.fork(), key.block() / RELSEG_SIZE);
             !self.needless.is_behind(key) && passed.ends.get(&file).is_some_and(|&end| key.block() < end)
         };
-        let (mut next, mut bytes, mut sweep) = (0, Vec::new(), self.sweep());
+        let (mut next, mut bytes, mut sweep) = (0, Vec::new(), self.sweep().write_behind(behind));
         let mut is_more = true;
         while is_more && report.failure.is_none() {
             is_more = self.ranges.read_partition(number, &mut next, &mut bytes)?;

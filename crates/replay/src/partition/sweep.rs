@@ -11,15 +11,16 @@ use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use walrider_datadir::DataDirError;
+use walrider_datadir::behind::{Behind, Buffer, Handed, ToWrite};
+use walrider_datadir::relation::RelationFiles;
 use walrider_layout::checksum::page_checksum;
 use walrider_layout::page::{Page, PageMut};
-use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
+use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, PageBytes, RELSEG_SIZE, RelFileLocator};
 use walrider_redo::{Change, Target, fsm, vm};
 use walrider_wal::record::Record;
 
 use super::cache::{known_blocks, verify_page};
 use super::{FsmChange, FsmOp, LastFreeSpace, PageWork, Report, Shared};
-use crate::behind::{Behind, Buffer, Handed, ToWrite};
 use crate::cuts::{ForkCuts, Needless, Tail, TailChange};
 use crate::error::{RedoFailure, ReplayError};
 use crate::gaps::Gaps;
@@ -116,7 +117,7 @@ pub struct Sweep<'a> {
     needless: &'a Needless,
     tails: Tails,
     gaps: &'a Gaps,
-    behind: Option<&'a Behind<'a>>,
+    behind: Option<&'a Behind<'a, RunToWrite>>,
     /// What was handed on to there.
     handed: Handed,
     /// Pages that came into being behind the end of their files: the next pass finds them there.
@@ -141,7 +142,7 @@ impl<'a> Sweep<'a> {
     }
 
     /// Has pages handed on to there instead of writing them.
-    pub fn write_behind(self, behind: &'a Behind<'a>) -> Sweep<'a> {
+    pub fn write_behind(self, behind: &'a Behind<'a, RunToWrite>) -> Sweep<'a> {
         Sweep { behind: Some(behind), ..self }
     }
 
@@ -249,7 +250,7 @@ impl<'a> Sweep<'a> {
             }
             let mut buffer = match self.behind_for(run) {
                 Some(behind) => behind.buffer(run.pages),
-                None if self.buffer.len() == 0 => Buffer::new(MOST_PAGES),
+                None if self.buffer.pages().is_empty() => Buffer::new(MOST_PAGES),
                 None => std::mem::take(&mut self.buffer),
             };
             let pieces = self.work(run, buffer.pages_mut(), &visits, &ops, bytes, report);
@@ -319,7 +320,7 @@ impl<'a> Sweep<'a> {
 
     /// Who writes a run's pages, if it is not done right here: those of free space maps may be neighbours of other partitions' pages, and only
     /// one who writes them through the cache does not take back what another does to these.
-    fn behind_for(&self, run: &Run) -> Option<&'a Behind<'a>> {
+    fn behind_for(&self, run: &Run) -> Option<&'a Behind<'a, RunToWrite>> {
         self.behind.filter(|_| run.fork.fork != ForkNumber::FreeSpaceMap)
     }
 
@@ -384,7 +385,7 @@ impl<'a> Sweep<'a> {
         let (rel, fork, first) = (run.fork.rel, run.fork.fork, run.first);
         match self.behind_for(run) {
             Some(behind) if pieces.is_empty() => behind.give_back(buffer),
-            Some(behind) => behind.write(ToWrite { rel, fork, first, buffer, pieces }, &self.handed),
+            Some(behind) => behind.write(RunToWrite { rel, fork, first, buffer, pieces }, &self.handed),
             None => {
                 for piece in pieces {
                     let block = first + piece.start as u32;
@@ -395,6 +396,32 @@ impl<'a> Sweep<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// Pages of one segment file that are to be written.
+pub struct RunToWrite {
+    rel: RelFileLocator,
+    fork: ForkNumber,
+    /// The block of the buffer's first page.
+    first: BlockNumber,
+    buffer: Buffer,
+    /// Which of its pages.
+    pieces: Vec<Range<usize>>,
+}
+
+impl ToWrite for RunToWrite {
+    type To = RelationFiles;
+
+    fn write(&self, files: &RelationFiles) -> Result<(), DataDirError> {
+        self.pieces.iter().try_for_each(|piece| {
+            let pages = self.buffer.pages()[piece.clone()].as_flattened();
+            files.write_through(self.rel, self.fork, self.first + piece.start as u32, pages)
+        })
+    }
+
+    fn into_buffer(self) -> Buffer {
+        self.buffer
     }
 }
 

@@ -5,12 +5,12 @@ use walrider_layout::bytes::{u32_at, u64_at};
 use walrider_redo::Change;
 use walrider_wal::decode::Span;
 use walrider_wal::record::{InvalidRecord, Record};
-use walrider_wal::strip::strip_images;
+use walrider_wal::strip::{forget_links, strip_images};
 
 use crate::rels::PageKey;
 
-/// Before the record: where it begins and ends, its length, how many operations follow it.
-const HEADER: usize = 24;
+/// Before the record: where it begins, how far behind that it ends, how many operations follow it.
+const HEADER: usize = 16;
 /// An operation: the page, the kind of change, what it is about.
 const OPERATION: usize = 16;
 /// Shorter records hold no image that is worth leaving out.
@@ -38,9 +38,8 @@ pub const MOST_BYTES: usize = (u32::MAX as usize) << 3;
 /// When the record makes no sense.
 pub fn put(out: &mut Vec<u8>, span: Span, record: &[u8], operations: &[Operation]) -> Result<(), InvalidRecord> {
     out.extend_from_slice(&span.lsn.0.to_le_bytes());
-    out.extend_from_slice(&span.end.0.to_le_bytes());
-    let lengths = out.len();
-    out.extend_from_slice(&[0; 8]);
+    out.extend_from_slice(&((span.end.0 - span.lsn.0) as u32).to_le_bytes());
+    out.extend_from_slice(&(operations.len() as u32).to_le_bytes());
     let begin = out.len();
     if record.len() < LEAST_STRIPPED {
         out.extend_from_slice(record);
@@ -48,9 +47,7 @@ pub fn put(out: &mut Vec<u8>, span: Span, record: &[u8], operations: &[Operation
         let names = |id| move |operation: &Operation| matches!(operation.change, Change::Block(known) | Change::Overwrite(known) if known == id);
         strip_images(record, |id| operations.iter().any(names(id)), out)?;
     }
-    let len = (out.len() - begin) as u32;
-    out[lengths..lengths + 4].copy_from_slice(&len.to_le_bytes());
-    out[lengths + 4..lengths + 8].copy_from_slice(&(operations.len() as u32).to_le_bytes());
+    forget_links(&mut out[begin..]);
     out.resize(out.len().next_multiple_of(8), 0);
     for operation in operations {
         out.extend_from_slice(&operation.key.bits().to_le_bytes());
@@ -69,9 +66,10 @@ pub fn put(out: &mut Vec<u8>, span: Span, record: &[u8], operations: &[Operation
 pub fn each(bytes: &[u8], mut each: impl FnMut(EntryPlace, Lsn, Operation)) {
     let mut at = 0;
     while at < bytes.len() {
-        let (end, len, count) = (u64_at(bytes, at + 8), u32_at(bytes, at + 16), u32_at(bytes, at + 20));
         let place = EntryPlace((at >> 3) as u32);
-        at += HEADER + (len as usize).next_multiple_of(8);
+        let (Span { end, .. }, record) = self::record(bytes, place);
+        let (len, count) = (record.len(), u32_at(bytes, at + 12));
+        at += HEADER + len.next_multiple_of(8);
         for operation in bytes[at..at + count as usize * OPERATION].chunks_exact(OPERATION) {
             let about = operation[9];
             let change = match operation[8] {
@@ -80,7 +78,7 @@ pub fn each(bytes: &[u8], mut each: impl FnMut(EntryPlace, Lsn, Operation)) {
                 2 => Change::Lock,
                 _ => Change::VmClear(about),
             };
-            each(place, Lsn(end), Operation { key: PageKey::from_bits(u64_at(operation, 0)), change });
+            each(place, end, Operation { key: PageKey::from_bits(u64_at(operation, 0)), change });
         }
         at += count as usize * OPERATION;
     }
@@ -89,7 +87,10 @@ pub fn each(bytes: &[u8], mut each: impl FnMut(EntryPlace, Lsn, Operation)) {
 /// Where the record of an entry is in the WAL, and its bytes.
 pub fn record(bytes: &[u8], place: EntryPlace) -> (Span, &[u8]) {
     let at = (place.0 as usize) << 3;
-    let (lsn, end, len) = (u64_at(bytes, at), u64_at(bytes, at + 8), u32_at(bytes, at + 16) as usize);
+    let lsn = u64_at(bytes, at);
+    let end = lsn + u64::from(u32_at(bytes, at + 8));
+    // A record begins with its length.
+    let len = u32_at(bytes, at + HEADER) as usize;
     (Span { lsn: Lsn(lsn), end: Lsn(end) }, &bytes[at + HEADER..][..len])
 }
 

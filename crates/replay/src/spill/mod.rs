@@ -7,6 +7,7 @@
 //! name, and is gone with the process.
 
 pub mod entry;
+mod packing;
 pub mod runs;
 
 use std::fs::{DirBuilder, File};
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crc_fast::{CrcAlgorithm, checksum};
 use entry::Operation;
+use packing::{Packer, unpack};
 use rayon::prelude::*;
 use runs::RunTable;
 use rustc_hash::FxHasher;
@@ -226,12 +228,12 @@ impl Spill {
         pieces.sort_by_key(|piece| piece.0);
         let (store, chunk_bytes) = (&self.store, self.chunk_bytes);
         self.partitions.par_iter_mut().enumerate().with_min_len(16).try_for_each_init(
-            Vec::new,
-            |scratch, (number, partition)| {
+            Packer::default,
+            |packer, (number, partition)| {
                 let first = pieces.partition_point(|piece| piece.0 < number);
                 for (_, piece) in pieces[first..].iter().take_while(|piece| piece.0 == number) {
                     if partition.open.len() + piece.len() > chunk_bytes {
-                        partition.close_chunk(store, scratch)?;
+                        partition.close_chunk(store, packer)?;
                     }
                     // No more than it may come to.
                     partition.open.reserve_exact(chunk_bytes.max(piece.len()) - partition.open.len());
@@ -249,8 +251,8 @@ impl Spill {
     fn close(&mut self) -> Result<(), ReplayError> {
         (self.spare, self.forks) = (Vec::new(), Vec::new());
         let store = &self.store;
-        self.partitions.par_iter_mut().with_min_len(16).try_for_each_init(Vec::new, |scratch, partition| {
-            partition.close_chunk(store, scratch)?;
+        self.partitions.par_iter_mut().with_min_len(16).try_for_each_init(Packer::default, |packer, partition| {
+            partition.close_chunk(store, packer)?;
             partition.open = Vec::new();
             Ok::<(), ReplayError>(())
         })?;
@@ -319,9 +321,9 @@ fn partition_of(key: PageKey, place: ForkPlace) -> usize {
 
 impl SpillPartition {
     /// Compresses what has come together.
-    fn close_chunk(&mut self, store: &Store, scratch: &mut Vec<u8>) -> Result<(), ReplayError> {
+    fn close_chunk(&mut self, store: &Store, packer: &mut Packer) -> Result<(), ReplayError> {
         if !self.open.is_empty() {
-            self.chunks.push(store.chunk(&self.open, scratch)?);
+            self.chunks.push(store.chunk(&self.open, packer)?);
             self.open.clear();
         }
         Ok(())
@@ -330,10 +332,8 @@ impl SpillPartition {
 
 impl Store {
     /// Compresses some bytes and keeps them.
-    fn chunk(&self, bytes: &[u8], scratch: &mut Vec<u8>) -> Result<Chunk, ReplayError> {
-        scratch.resize(lz4_flex::block::get_maximum_output_size(bytes.len()), 0);
-        let len = lz4_flex::block::compress_into(bytes, scratch).expect("there is room for the worst");
-        let compressed = &scratch[..len];
+    fn chunk(&self, bytes: &[u8], packer: &mut Packer) -> Result<Chunk, ReplayError> {
+        let compressed = packer.pack(bytes).map_err(|error| self.error("write", error))?;
         Ok(Chunk {
             len: bytes.len() as u32,
             checksum: checksum(CrcAlgorithm::Crc32Iscsi, compressed) as u32,
@@ -397,10 +397,7 @@ impl Store {
         }
         let (begin, len) = (into.len(), chunk.len as usize);
         into.resize(begin + len, 0);
-        match lz4_flex::block::decompress_into(compressed, &mut into[begin..]) {
-            Ok(put) if put == len => Ok(()),
-            _ => Err(damaged()),
-        }
+        if unpack(compressed, &mut into[begin..]) { Ok(()) } else { Err(damaged()) }
     }
 
     /// Has the system read chunks before they are needed.

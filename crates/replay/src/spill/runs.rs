@@ -11,6 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, RELSEG_SIZE};
 
 use super::entry::{self, EntryPlace, Operation};
+use super::packing::Packer;
 use super::{Chunk, Spill, SpillPartition, SpillSettings, SpilledPartition, Store};
 use crate::error::ReplayError;
 use crate::rels::PageKey;
@@ -191,7 +192,7 @@ enum Partition {
 
 /// Puts a partition's smallest ranges apart, each in WAL order.
 fn sort(mut partition: SpilledPartition<'_>) -> Result<Vec<(PageKey, Chunk)>, ReplayError> {
-    let (mut bytes, mut sorted, mut scratch, mut chunks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut bytes, mut sorted, mut packer, mut chunks) = (Vec::new(), Vec::new(), Packer::default(), Vec::new());
     while partition.read(&mut bytes)? {
         let mut operations: Vec<(PageKey, EntryPlace, Operation)> = Vec::new();
         entry::each(&bytes, |place, _, operation| {
@@ -208,7 +209,7 @@ fn sort(mut partition: SpilledPartition<'_>) -> Result<Vec<(PageKey, Chunk)>, Re
                 entry::put(&mut sorted, span, record, &operations)
                     .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
             }
-            chunks.push((of_range[0].0, partition.store.chunk(&sorted, &mut scratch)?));
+            chunks.push((of_range[0].0, partition.store.chunk(&sorted, &mut packer)?));
         }
     }
     Ok(chunks)
@@ -274,6 +275,11 @@ impl Ranges {
     pub fn read_partition(&self, number: usize, next: &mut usize, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
         bytes.clear();
         self.read_on(number, next, bytes, self.store.settings.most_at_once())
+    }
+
+    /// Of pages, most bytes that are on their way to their files.
+    pub fn write_bytes(&self) -> u64 {
+        self.store.settings.write_bytes
     }
 
     /// Reads all that is done to free space maps.

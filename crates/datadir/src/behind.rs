@@ -4,17 +4,21 @@
 //! device takes long for a request, it writes one at a time (write-back throttling), which these writes do not meet.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 
-use walrider_datadir::DataDirError;
-use walrider_datadir::descriptors::shares;
-use walrider_datadir::relation::RelationFiles;
-use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, PageBytes, RelFileLocator};
+use walrider_layout::{BLCKSZ, PageBytes};
 
-/// Most threads, and so writes under way. Each has a file open: of the descriptors, an eighth is nobody's.
+use crate::descriptors::shares;
+use crate::error::Result;
+
+/// Most threads, and so writes under way.
 const MOST_WRITERS: usize = 32;
+
+/// How many threads there are, and so most files that they write to. Each has one open: of the descriptors, an eighth is nobody's.
+pub fn writers() -> usize {
+    MOST_WRITERS.min(shares().relations / 4)
+}
 
 /// Pages in memory that begins where devices want it to.
 #[derive(Default)]
@@ -36,8 +40,18 @@ impl Buffer {
     }
 
     /// How many pages it has room for.
-    pub fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.pages().len()
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.pages().as_flattened()
+    }
+
+    /// Its bytes, to be changed.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.pages_mut().as_flattened_mut()
     }
 
     /// Its pages.
@@ -51,24 +65,19 @@ impl Buffer {
     }
 }
 
-/// Pages of one segment file that are to be written.
-pub struct ToWrite {
-    pub rel: RelFileLocator,
-    pub fork: ForkNumber,
-    /// The block of the buffer's first page.
-    pub first: BlockNumber,
-    pub buffer: Buffer,
-    /// Which of its pages.
-    pub pieces: Vec<Range<usize>>,
-}
+/// Pages that are to be written somewhere.
+pub trait ToWrite: Send {
+    /// What all of them are written to.
+    type To: Sync;
 
-impl ToWrite {
-    fn write(&self, files: &RelationFiles) -> Result<(), DataDirError> {
-        self.pieces.iter().try_for_each(|piece| {
-            let pages = self.buffer.pages()[piece.clone()].as_flattened();
-            files.write_through(self.rel, self.fork, self.first + piece.start as u32, pages)
-        })
-    }
+    /// Writes them, and waits until the device has them.
+    ///
+    /// # Errors
+    /// When that fails.
+    fn write(&self, to: &Self::To) -> Result<()>;
+
+    /// Where they were.
+    fn into_buffer(self) -> Buffer;
 }
 
 /// What someone has handed on.
@@ -84,7 +93,7 @@ struct Written {
 #[derive(Default)]
 struct WrittenState {
     waiting: usize,
-    failed: Option<DataDirError>,
+    failed: Option<crate::error::DataDirError>,
 }
 
 impl Handed {
@@ -92,29 +101,33 @@ impl Handed {
     ///
     /// # Errors
     /// The first that was met.
-    pub fn wait(&self) -> Result<(), DataDirError> {
+    pub fn wait(&self) -> Result<()> {
         let state = self.0.state.lock().expect(NO_PANIC);
         let mut state = self.0.changed.wait_while(state, |state| state.waiting > 0).expect(NO_PANIC);
         state.failed.take().map_or(Ok(()), Err)
     }
+
+    /// Whether something failed already.
+    pub fn has_failed(&self) -> bool {
+        self.0.state.lock().expect(NO_PANIC).failed.is_some()
+    }
 }
 
 /// The way to the threads.
-pub struct Behind<'a> {
-    files: &'a RelationFiles,
+pub struct Behind<'a, W: ToWrite> {
+    to: &'a W::To,
     /// Most pages in buffers.
     most_pages: usize,
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue<W>>,
     /// Something waits, or nothing more will come.
     waits: Condvar,
     /// There is room for another buffer.
     room: Condvar,
 }
 
-#[derive(Default)]
-struct Queue {
+struct Queue<W> {
     writers: usize,
-    waiting: VecDeque<(ToWrite, Arc<Written>)>,
+    waiting: VecDeque<(W, Arc<Written>)>,
     /// Pages in buffers that are in use.
     pages: usize,
     free: Vec<Buffer>,
@@ -124,14 +137,14 @@ struct Queue {
 
 const NO_PANIC: &str = "no panic while locked";
 
-impl Behind<'_> {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl<W: ToWrite> Behind<'_, W> {
+    fn lock(&self) -> MutexGuard<'_, Queue<W>> {
         self.queue.lock().expect(NO_PANIC)
     }
 
     /// Room for `pages`; waits until there is.
     pub fn buffer(&self, pages: usize) -> Buffer {
-        let is_full = |queue: &mut Queue| queue.pages > 0 && queue.pages + pages > self.most_pages;
+        let is_full = |queue: &mut Queue<W>| queue.pages > 0 && queue.pages + pages > self.most_pages;
         let mut queue = self.room.wait_while(self.lock(), is_full).expect(NO_PANIC);
         let buffer = queue.free.pop().filter(|free| free.len() >= pages);
         let buffer = buffer.unwrap_or_else(|| Buffer::new(pages.next_power_of_two()));
@@ -150,7 +163,7 @@ impl Behind<'_> {
     }
 
     /// Hands pages on to be written.
-    pub fn write(&self, pages: ToWrite, handed: &Handed) {
+    pub fn write(&self, pages: W, handed: &Handed) {
         handed.0.state.lock().expect(NO_PANIC).waiting += 1;
         let mut queue = self.lock();
         if queue.writers == 0 {
@@ -161,9 +174,9 @@ impl Behind<'_> {
         self.waits.notify_one();
     }
 
-    fn done(&self, pages: ToWrite, handed: &Written) {
-        let done = pages.write(self.files);
-        self.give_back(pages.buffer);
+    fn done(&self, pages: W, handed: &Written) {
+        let done = pages.write(self.to);
+        self.give_back(pages.into_buffer());
         let mut state = handed.state.lock().expect(NO_PANIC);
         state.waiting -= 1;
         if let Err(error) = done {
@@ -174,7 +187,7 @@ impl Behind<'_> {
 
     /// Writes what comes until nothing more will.
     fn work(&self) {
-        let is_idle = |queue: &mut Queue| queue.waiting.is_empty() && !queue.ended;
+        let is_idle = |queue: &mut Queue<W>| queue.waiting.is_empty() && !queue.ended;
         loop {
             let mut queue = self.waits.wait_while(self.lock(), is_idle).expect(NO_PANIC);
             let Some((pages, handed)) = queue.waiting.pop_front() else { return };
@@ -185,19 +198,19 @@ impl Behind<'_> {
 }
 
 /// Does `work` with such threads beside it, and pages of at most `memory` bytes on their way.
-pub fn with_write_behind<R>(files: &RelationFiles, memory: u64, work: impl FnOnce(&Behind<'_>) -> R) -> R {
+pub fn with_write_behind<W: ToWrite, R>(to: &W::To, memory: u64, work: impl FnOnce(&Behind<'_, W>) -> R) -> R {
+    let queue = Queue { writers: 0, waiting: VecDeque::new(), pages: 0, free: Vec::new(), ended: false };
     let behind = Behind {
-        files,
+        to,
         most_pages: memory as usize / BLCKSZ,
-        queue: Mutex::default(),
+        queue: Mutex::new(queue),
         waits: Condvar::new(),
         room: Condvar::new(),
     };
-    let writers = MOST_WRITERS.min(shares().relations / 4);
     thread::scope(|scope| {
         let write = || behind.work();
         let spawn = || thread::Builder::new().name("write".to_owned()).spawn_scoped(scope, write);
-        let writers = (0..writers).map_while(|_| spawn().ok()).count();
+        let writers = (0..writers()).map_while(|_| spawn().ok()).count();
         behind.lock().writers = writers;
         let _ends = Ends(&behind);
         work(&behind)
@@ -205,9 +218,9 @@ pub fn with_write_behind<R>(files: &RelationFiles, memory: u64, work: impl FnOnc
 }
 
 /// When this goes, nothing more will come.
-struct Ends<'b, 'a>(&'b Behind<'a>);
+struct Ends<'b, 'a, W: ToWrite>(&'b Behind<'a, W>);
 
-impl Drop for Ends<'_, '_> {
+impl<W: ToWrite> Drop for Ends<'_, '_, W> {
     fn drop(&mut self) {
         self.0.lock().ended = true;
         self.0.waits.notify_all();
@@ -216,60 +229,47 @@ impl Drop for Ends<'_, '_> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
+    use crate::error::DataDirError;
 
-    const REL: RelFileLocator = RelFileLocator { tablespace: 1663, database: 5, relation: 16384 };
+    /// Page `number` of a list.
+    struct Page {
+        number: usize,
+        buffer: Buffer,
+    }
 
-    fn page(number: usize) -> ToWrite {
-        let mut buffer = Buffer::new(2);
-        buffer.pages_mut()[1].fill(number as u8);
-        ToWrite {
-            rel: REL,
-            fork: ForkNumber::Main,
-            first: number as u32,
-            buffer,
-            pieces: std::iter::once(1..2).collect(),
+    impl ToWrite for Page {
+        type To = Mutex<Vec<u8>>;
+
+        fn write(&self, list: &Mutex<Vec<u8>>) -> Result<()> {
+            let mut list = list.lock().unwrap();
+            let room = list.get_mut(self.number).ok_or_else(|| DataDirError::Refused("no such page".to_owned()))?;
+            *room = self.buffer.pages()[1][7];
+            Ok(())
+        }
+
+        fn into_buffer(self) -> Buffer {
+            self.buffer
         }
     }
 
-    /// More than there is room for; all of it is there when that is said.
+    /// More than there is room for; all of it is there when that is said, and an error comes to those whose it is.
     #[test]
     fn what_was_waited_for_is_written() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("base")).unwrap();
-        let files = RelationFiles::new(dir.path(), "PG_18_202506291", false);
-        with_write_behind(&files, 8 * BLCKSZ as u64, |behind| {
-            let handed = Handed::default();
-            for number in 0..100 {
-                let ToWrite { buffer, .. } = page(number);
-                let mut room = behind.buffer(2);
-                room.pages_mut().copy_from_slice(buffer.pages());
-                behind.write(ToWrite { buffer: room, ..page(number) }, &handed);
-            }
-            handed.wait().unwrap();
-            let mut read = vec![0; 101 * BLCKSZ];
-            files.read(REL, ForkNumber::Main, 0, &mut read).unwrap();
-            for (number, page) in read[BLCKSZ..].chunks_exact(BLCKSZ).enumerate() {
-                assert!(page.iter().all(|&byte| byte == number as u8), "{number}");
-            }
-        });
-    }
-
-    /// Who waits is told, and only of what they have handed on.
-    #[test]
-    fn errors_are_told() {
-        let dir = tempfile::tempdir().unwrap();
-        let files = RelationFiles::new(dir.path(), "PG_18_202506291", false);
-        with_write_behind(&files, 8 * BLCKSZ as u64, |behind| {
+        let list = Mutex::new(vec![0; 100]);
+        with_write_behind(&list, 8 * BLCKSZ as u64, |behind| {
             let (handed, other) = (Handed::default(), Handed::default());
-            let mut buffer = behind.buffer(2);
-            buffer.pages_mut()[1].fill(1);
-            behind.write(ToWrite { buffer, ..page(0) }, &handed);
-            let error = handed.wait().unwrap_err().to_string();
-            assert!(error.contains("base"), "{error}");
-            other.wait().unwrap();
+            let write = |number: usize, handed| {
+                let mut buffer = behind.buffer(2);
+                buffer.pages_mut()[1].fill(number as u8);
+                behind.write(Page { number, buffer }, handed);
+            };
+            (0..100).for_each(|number| write(number, &handed));
+            handed.wait().unwrap();
+            assert!(list.lock().unwrap().iter().enumerate().all(|(number, &byte)| byte == number as u8));
+            write(100, &other);
+            assert_eq!(other.wait().unwrap_err().to_string(), "no such page");
+            handed.wait().unwrap();
         });
     }
 }
