@@ -192,9 +192,9 @@ def test_restore_in_any_memory(updated, work, source, memory):
 def test_little_room(updated, work):
     """What may be used of the disk ends a batch; the pages are the same."""
     ours = updated.copy(work / "ours")
-    result = replay(ours, updated.archive, *LITTLE, "--spill-size", "4MB").expect().json
+    result = replay(ours, updated.archive, *LITTLE, "--spill-size", "256kB").expect().json
     compare(ours, updated.stock)
-    assert result["sweeps"] > 1 and 0 < result["spilled_bytes"] <= 4 << 20, result
+    assert result["sweeps"] > 1 and 0 < result["spilled_bytes"] <= 256 << 10, result
 
 
 def test_no_room(updated, work):
