@@ -335,9 +335,9 @@ impl Needless {
         self.tails.iter().filter(|tail| which(tail)).copied().collect()
     }
 
-    /// The same for a partition of the spilled batch.
-    pub fn tails_in(&self, partition: usize, rels: &RelTable) -> Vec<Tail> {
-        self.tails(|tail| spill_partition_of(tail.key, &rels.fork(tail.key.fork())) == partition)
+    /// The same for a partition of the spilled batch, of so many.
+    pub fn tails_in(&self, partition: usize, of: usize, rels: &RelTable) -> Vec<Tail> {
+        self.tails(|tail| spill_partition_of(tail.key, &rels.fork(tail.key.fork()), of) == partition)
     }
 
     /// What happens to upper levels of free space maps, in the order of the WAL.

@@ -22,7 +22,7 @@ use crate::partition::upper;
 use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
 use crate::plan::{PARTITIONS, partition_of};
 use crate::rels::{PageKey, RelTable};
-use crate::restartpoint::Recovery;
+use crate::restartpoint::{Recovery, sync_relations};
 use crate::spill::{Spill, SpilledPartition};
 use crate::stages::Stage;
 use crate::stats::Stats;
@@ -245,6 +245,10 @@ impl<'a> Pages<'a> {
         });
         applying.end(reports.iter().map(|report| report.took).sum());
         if quota.is_some() {
+            if !self.visits.is_known() {
+                // What the system has taken and not written says nothing about the device.
+                sync_relations(self.files)?;
+            }
             self.visits.note(self.visited(), began.elapsed());
         }
         stats.apply_longest += reports.iter().map(|report| report.took).max().unwrap_or_default();
@@ -338,7 +342,7 @@ impl<'a> Pages<'a> {
         let work = |mut partition: SpilledPartition<'_>, behind: &Behind<'_, RunToWrite>| {
             let (started, mut report) =
                 (Instant::now(), Report { stages: Some(stats.stages.clone()), ..Report::default() });
-            let tails = needless.tails_in(partition.number, shared.rels);
+            let tails = needless.tails_in(partition.number, partition.of, shared.rels);
             let mut sweep = Sweep::new(&shared, needless, tails, &self.gaps).write_behind(behind);
             let mut bytes = Vec::new();
             loop {

@@ -329,7 +329,7 @@ impl Recovery {
 const FIRST_NORMAL_UNLOGGED_LSN: Lsn = Lsn(1000);
 
 /// Makes all files durable that were written or made in the directories of databases, and then these; side by side.
-fn sync_relations(files: &RelationFiles) -> Result<(), ReplayError> {
+pub fn sync_relations(files: &RelationFiles) -> Result<(), ReplayError> {
     let (unsynced, made) = (files.take_unsynced(), files.take_made());
     sync_side_by_side(&unsynced, |&file| files.start_writeback(file), |&file| files.sync(file))?;
     let others: Vec<&PathBuf> = made.files.iter().collect();

@@ -301,7 +301,8 @@ impl Entered<'_> {
             directory,
             memory_bytes: memory / 4,
             gather_bytes: memory / 8,
-            pass_bytes: (memory / 6 / rayon::current_num_threads() as u64).max(1 << 20) as usize,
+            // What gathers is gone by then, and so is the WAL that was loaded.
+            pass_bytes: (memory / 8 * 3 / rayon::current_num_threads() as u64).max(1 << 20) as usize,
             write_bytes: memory / 16,
         })
     }

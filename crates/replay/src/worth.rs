@@ -28,12 +28,19 @@ impl Visits {
         self.seconds = self.seconds / 2.0 + took.as_secs_f64();
     }
 
+    /// Whether anything was noted.
+    pub fn is_known(&self) -> bool {
+        self.pages > 0.0
+    }
+
     /// Bytes of pages visited for a byte of WAL, from which on to put WAL apart is worth it.
     pub fn least(&self, threads: usize) -> f64 {
+        if !self.is_known() {
+            return ENOUGH;
+        }
         let visited = self.pages * BLCKSZ as f64;
-        // Nothing was seen yet: it is no number.
         let least = PROCESSOR / threads as f64 * visited / self.seconds + DEVICE;
-        if least < ENOUGH { least } else { ENOUGH }
+        least.min(ENOUGH)
     }
 }
 

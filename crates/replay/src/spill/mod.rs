@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crc_fast::{CrcAlgorithm, checksum};
 use entry::Operation;
-use packing::{Packer, unpack};
+use packing::{pack, unpack};
 use rayon::prelude::*;
 use runs::RunTable;
 use rustc_hash::FxHasher;
@@ -36,11 +36,15 @@ use crate::partition::Part;
 use crate::plan::{PageOp, Planned};
 use crate::rels::{PageKey, RelFork, RelTable};
 
-/// A spilled batch is in so many partitions, if it is not one of runs.
-pub const SPILL_PARTITIONS: usize = 256;
+/// What a partition gathers before it is compressed, where memory and the number of partitions allow it: what is read at a time should
+/// be as much as a device likes.
+const CHUNK_BYTES: u64 = 128 << 10;
 
-/// Bits of their numbers.
-const BITS: u32 = SPILL_PARTITIONS.ilog2();
+/// The same, at least and at most.
+const ANY_CHUNK_BYTES: RangeInclusive<u64> = (64 << 10)..=(1 << 20);
+
+/// How many partitions a spilled batch may have, if it is not one of runs: the more, the sooner a thread has memory for all of one.
+const SPILL_PARTITIONS: RangeInclusive<u64> = 256..=(1 << 14);
 
 /// Where a spilled batch may go, and how much of it.
 #[derive(Clone, Debug)]
@@ -113,9 +117,9 @@ impl ForkPlace {
     }
 }
 
-/// The partition of a page of this fork.
-pub fn spill_partition_of(key: PageKey, fork: &RelFork) -> usize {
-    partition_of(key, ForkPlace::of(fork))
+/// The partition of a page of this fork, of so many.
+pub fn spill_partition_of(key: PageKey, fork: &RelFork, of: usize) -> usize {
+    partition_of(key, ForkPlace::of(fork), of)
 }
 
 /// The file, and how much there is.
@@ -144,9 +148,6 @@ pub struct Spill {
     spare: Vec<Apart>,
 }
 
-/// What is written of a partition at a time, at least and at most.
-const CHUNK_BYTES: RangeInclusive<u64> = (64 << 10)..=(1 << 20);
-
 /// What a stretch does, put apart.
 #[derive(Default)]
 struct Apart {
@@ -166,7 +167,9 @@ impl Spill {
     /// # Errors
     /// When the file cannot be made.
     pub fn new(settings: &SpillSettings) -> Result<Spill, ReplayError> {
-        Spill::in_partitions(settings, SPILL_PARTITIONS, None)
+        let partitions =
+            (settings.gather_bytes / CHUNK_BYTES).clamp(*SPILL_PARTITIONS.start(), *SPILL_PARTITIONS.end());
+        Spill::in_partitions(settings, partitions as usize, None)
     }
 
     fn in_partitions(
@@ -187,8 +190,8 @@ impl Spill {
             full: AtomicBool::new(false),
             sorting: false,
         };
-        let chunk_bytes =
-            (settings.gather_bytes / partitions as u64).clamp(*CHUNK_BYTES.start(), *CHUNK_BYTES.end()) as usize;
+        let chunk_bytes = (settings.gather_bytes / partitions as u64)
+            .clamp(*ANY_CHUNK_BYTES.start(), *ANY_CHUNK_BYTES.end()) as usize;
         let partitions = (0..partitions).map(|_| SpillPartition::default()).collect();
         Ok(Spill { store, partitions, chunk_bytes, forks: Vec::new(), runs, spare: Vec::new() })
     }
@@ -212,10 +215,10 @@ impl Spill {
             self.forks.push(ForkPlace::of(&rels.fork(number as u32)));
         }
         let mut apart: Vec<Apart> = parts.iter().map(|_| self.spare.pop().unwrap_or_default()).collect();
-        let (forks, runs) = (&self.forks, self.runs.as_ref());
+        let (forks, runs, of) = (&self.forks, self.runs.as_ref(), self.partitions.len());
         let whose = |key: PageKey| {
             let place = forks[key.fork() as usize];
-            runs.map_or_else(|| partition_of(key, place) as u64, |runs| runs.run_of(key, place.fork).bits())
+            runs.map_or_else(|| partition_of(key, place, of) as u64, |runs| runs.run_of(key, place.fork).bits())
         };
         apart.par_iter_mut().zip(parts).with_max_len(1).try_for_each(|(apart, part)| apart.put(part, whose))?;
         let mut number =
@@ -227,21 +230,18 @@ impl Spill {
         // Stable: those of a partition stay in their order.
         pieces.sort_by_key(|piece| piece.0);
         let (store, chunk_bytes) = (&self.store, self.chunk_bytes);
-        self.partitions.par_iter_mut().enumerate().with_min_len(16).try_for_each_init(
-            Packer::default,
-            |packer, (number, partition)| {
-                let first = pieces.partition_point(|piece| piece.0 < number);
-                for (_, piece) in pieces[first..].iter().take_while(|piece| piece.0 == number) {
-                    if partition.open.len() + piece.len() > chunk_bytes {
-                        partition.close_chunk(store, packer)?;
-                    }
-                    // No more than it may come to.
-                    partition.open.reserve_exact(chunk_bytes.max(piece.len()) - partition.open.len());
-                    partition.open.extend_from_slice(piece);
+        self.partitions.par_iter_mut().enumerate().with_min_len(16).try_for_each(|(number, partition)| {
+            let first = pieces.partition_point(|piece| piece.0 < number);
+            for (_, piece) in pieces[first..].iter().take_while(|piece| piece.0 == number) {
+                if partition.open.len() + piece.len() > chunk_bytes {
+                    partition.close_chunk(store)?;
                 }
-                Ok::<(), ReplayError>(())
-            },
-        )?;
+                // No more than it may come to.
+                partition.open.reserve_exact(chunk_bytes.max(piece.len()) - partition.open.len());
+                partition.open.extend_from_slice(piece);
+            }
+            Ok::<(), ReplayError>(())
+        })?;
         drop(pieces);
         self.spare.append(&mut apart);
         Ok(())
@@ -251,8 +251,8 @@ impl Spill {
     fn close(&mut self) -> Result<(), ReplayError> {
         (self.spare, self.forks) = (Vec::new(), Vec::new());
         let store = &self.store;
-        self.partitions.par_iter_mut().with_min_len(16).try_for_each_init(Packer::default, |packer, partition| {
-            partition.close_chunk(store, packer)?;
+        self.partitions.par_iter_mut().with_min_len(16).try_for_each(|partition| {
+            partition.close_chunk(store)?;
             partition.open = Vec::new();
             Ok::<(), ReplayError>(())
         })?;
@@ -269,7 +269,8 @@ impl Spill {
         self.close()?;
         let Spill { store, partitions, .. } = self;
         let most = store.settings.most_at_once();
-        let one = |(number, partition)| work(SpilledPartition { number, partition, store: &store, next: 0, most });
+        let of = partitions.len();
+        let one = |(number, partition)| work(SpilledPartition { number, of, partition, store: &store, next: 0, most });
         Ok(partitions.into_par_iter().enumerate().with_max_len(1).map(one).collect())
     }
 }
@@ -308,22 +309,22 @@ impl Apart {
     }
 }
 
-/// The partition of a page.
-fn partition_of(key: PageKey, place: ForkPlace) -> usize {
+/// The partition of a page, of so many.
+fn partition_of(key: PageKey, place: ForkPlace, of: usize) -> usize {
     let range = match place.fork {
         ForkNumber::Main => fsm::location(key.block()).0,
         ForkNumber::FreeSpaceMap => key.block(),
         ForkNumber::VisibilityMap | ForkNumber::Init => key.block() / fsm::SLOTS_PER_PAGE as u32,
     };
     let mixed = (place.seed ^ u64::from(range)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (mixed >> (64 - BITS)) as usize
+    ((u128::from(mixed) * of as u128) >> 64) as usize
 }
 
 impl SpillPartition {
     /// Compresses what has come together.
-    fn close_chunk(&mut self, store: &Store, packer: &mut Packer) -> Result<(), ReplayError> {
+    fn close_chunk(&mut self, store: &Store) -> Result<(), ReplayError> {
         if !self.open.is_empty() {
-            self.chunks.push(store.chunk(&self.open, packer)?);
+            self.chunks.push(store.chunk(&self.open)?);
             self.open.clear();
         }
         Ok(())
@@ -332,13 +333,15 @@ impl SpillPartition {
 
 impl Store {
     /// Compresses some bytes and keeps them.
-    fn chunk(&self, bytes: &[u8], packer: &mut Packer) -> Result<Chunk, ReplayError> {
-        let compressed = packer.pack(bytes).map_err(|error| self.error("write", error))?;
-        Ok(Chunk {
-            len: bytes.len() as u32,
-            checksum: checksum(CrcAlgorithm::Crc32Iscsi, compressed) as u32,
-            stored: self.keep(compressed)?,
-        })
+    fn chunk(&self, bytes: &[u8]) -> Result<Chunk, ReplayError> {
+        let chunk = |compressed: &[u8]| {
+            Ok(Chunk {
+                len: bytes.len() as u32,
+                checksum: checksum(CrcAlgorithm::Crc32Iscsi, compressed) as u32,
+                stored: self.keep(compressed)?,
+            })
+        };
+        pack(bytes, chunk).map_err(|error| self.error("write", error))?
     }
 
     /// Keeps a chunk in memory or in the file.
@@ -397,7 +400,11 @@ impl Store {
         }
         let (begin, len) = (into.len(), chunk.len as usize);
         into.resize(begin + len, 0);
-        if unpack(compressed, &mut into[begin..]) { Ok(()) } else { Err(damaged()) }
+        match unpack(compressed, &mut into[begin..]) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(damaged()),
+            Err(error) => Err(self.error("read", error)),
+        }
     }
 
     /// Has the system read chunks before they are needed.
@@ -435,8 +442,9 @@ impl Store {
 
 /// A partition that is read, a pass at a time.
 pub struct SpilledPartition<'s> {
-    /// Which it is.
+    /// Which it is, of how many.
     pub number: usize,
+    pub of: usize,
     partition: SpillPartition,
     store: &'s Store,
     next: usize,

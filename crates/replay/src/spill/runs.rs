@@ -11,8 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, RELSEG_SIZE};
 
 use super::entry::{self, EntryPlace, Operation};
-use super::packing::Packer;
-use super::{Chunk, Spill, SpillPartition, SpillSettings, SpilledPartition, Store};
+use super::{CHUNK_BYTES, Chunk, Spill, SpillPartition, SpillSettings, SpilledPartition, Store};
 use crate::error::ReplayError;
 use crate::rels::PageKey;
 
@@ -21,10 +20,6 @@ const LEAST_BLOCKS: u32 = 128;
 
 /// Blocks of a run where nobody knows how many there are.
 const USUAL_BLOCKS: u32 = 4096;
-
-/// What a partition gathers before it is compressed, where memory and the number of partitions allow it: what is read at a time should
-/// be as much as a device likes.
-const CHUNK_BYTES: u64 = 128 << 10;
 
 /// Most partitions, and fewest: one is for the maps.
 const MOST_PARTITIONS: u64 = 1 << 14;
@@ -130,8 +125,6 @@ impl Spill {
             // More partitions are worth more than what is kept in memory of a batch that does not fit.
             memory_bytes: settings.memory_bytes / 4 * 3,
             gather_bytes: settings.gather_bytes / 2 * 3,
-            // What gathers is gone by then, and so is the WAL that was loaded.
-            pass_bytes: settings.pass_bytes / 4 * 9,
             ..settings.clone()
         };
         let partitions = (settings.gather_bytes / CHUNK_BYTES).clamp(LEAST_PARTITIONS, MOST_PARTITIONS) as usize;
@@ -153,6 +146,7 @@ impl Spill {
             runs_of[number].push(run);
         }
         let most = store.settings.most_at_once();
+        let of = partitions.len();
         let one = |(number, partition): (usize, SpillPartition)| {
             let bytes: usize = partition.chunks.iter().map(|chunk| chunk.len as usize).sum();
             // One of a single smallest range is read in parts, as that may be.
@@ -160,7 +154,7 @@ impl Spill {
             let is_sorted = runs_of[number].len() > MOST_RUNS || (bytes > most && !is_smallest);
             match is_sorted && number != MAPS {
                 // With what they become, these bytes are there twice, and more.
-                true => sort(SpilledPartition { number, partition, store: &store, next: 0, most: most / 3 })
+                true => sort(SpilledPartition { number, of, partition, store: &store, next: 0, most: most / 3 })
                     .map(Partition::Sorted),
                 false => Ok(Partition::AsItIs(partition.chunks)),
             }
@@ -192,7 +186,7 @@ enum Partition {
 
 /// Puts a partition's smallest ranges apart, each in WAL order.
 fn sort(mut partition: SpilledPartition<'_>) -> Result<Vec<(PageKey, Chunk)>, ReplayError> {
-    let (mut bytes, mut sorted, mut packer, mut chunks) = (Vec::new(), Vec::new(), Packer::default(), Vec::new());
+    let (mut bytes, mut sorted, mut chunks) = (Vec::new(), Vec::new(), Vec::new());
     while partition.read(&mut bytes)? {
         let mut operations: Vec<(PageKey, EntryPlace, Operation)> = Vec::new();
         entry::each(&bytes, |place, _, operation| {
@@ -209,7 +203,7 @@ fn sort(mut partition: SpilledPartition<'_>) -> Result<Vec<(PageKey, Chunk)>, Re
                 entry::put(&mut sorted, span, record, &operations)
                     .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
             }
-            chunks.push((of_range[0].0, partition.store.chunk(&sorted, &mut packer)?));
+            chunks.push((of_range[0].0, partition.store.chunk(&sorted)?));
         }
     }
     Ok(chunks)

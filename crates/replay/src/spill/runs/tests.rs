@@ -62,7 +62,7 @@ impl Spill {
         let partition = &mut self.partitions[number];
         entry::put(&mut partition.open, span, record, &[operation]).unwrap();
         if partition.open.len() > 500 {
-            partition.close_chunk(&self.store, &mut Packer::default()).unwrap();
+            partition.close_chunk(&self.store).unwrap();
         }
     }
 }

@@ -1,0 +1,17 @@
+//! What becomes of memory that is freed.
+
+/// Blocks of so many bytes are asked of the system, and given back to it, each by itself: what is put apart of a batch gathers in such
+/// blocks.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const LARGE: libc::c_int = 128 << 10;
+
+/// Has large blocks go back to the system when they are freed. Left alone, the C library raises its threshold with the first that it frees, up to
+/// 32 MB, and keeps what is freed below that among what is in use: a restore held 306 MB for the 195 that it used.
+pub fn give_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    #[allow(unsafe_code)]
+    // SAFETY: the call takes numbers only, and no other thread has been started. Where it fails, all is as before.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE);
+    }
+}
