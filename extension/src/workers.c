@@ -292,6 +292,9 @@ DoChunk(void)
 
 	if (NEXT_OF(claim) >= CHUNKS_OF(claim))
 		return false;
+	/* Workers get some, and are long at it. */
+	if (BROKEN(16) && !is_worker)
+		pg_usleep(1000);
 	claim = pg_atomic_fetch_add_u64(&Work->claim, 1);
 	if (NEXT_OF(claim) >= CHUNKS_OF(claim))
 		return false;
@@ -299,7 +302,7 @@ DoChunk(void)
 	first = 1 + NEXT_OF(claim) * CHUNK;
 	last = Min(first + CHUNK - 1, Work->slice->npages);
 	if (is_worker && (BROKEN(15) || BROKEN(16)))
-		pg_usleep(5000);
+		pg_usleep(BROKEN(16) ? 100000 : 5000);
 	if (BROKEN(16))
 		CHECK_FOR_INTERRUPTS();
 	if (is_worker)
