@@ -73,7 +73,7 @@ bench-logical-apply: build fetch-18
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.logical_apply --save bench/runs $(APPLY_ARGS)
 
 # How fast a hot standby catches up with early redo, beside PostgreSQL alone; READABLE_ARGS="--loads pgbench --size 0.25".
-bench-readable: build fetch-18 extension
+bench-readable: build fetch-18 extension $(if $(findstring regression,$(READABLE_ARGS)),fetch-suites)
 	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.readable --fixtures $(BENCH_FIXTURES) --save bench/runs $(READABLE_ARGS)
 
 # How far behind such a standby is while WAL comes in faster than PostgreSQL replays it, and what commits wait for it;

@@ -25,7 +25,7 @@ from tests.lab.server import recovery
 from tests.lab.server.cluster import ServerError, parse_lsn
 from tests.lab.standby.readers import Crowd
 
-from .loads import LOADS, make
+from .loads import LOADS, REGRESSION, make, make_regression
 from .measure import MB, link_wal
 from .replay import FIXTURES, SMOKE_SIZE, commit, machine, nameless
 
@@ -155,8 +155,8 @@ def main(argv):
     """The command line."""
     parser = argparse.ArgumentParser(prog="python3 -m bench.readable", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=["pgbench", "hot", "bulk"], metavar="LOAD",
-                        help=", ".join(LOADS))
+    loads = [*LOADS, REGRESSION]
+    parser.add_argument("--loads", nargs="+", choices=loads, default=["pgbench", "hot", "bulk"], metavar="LOAD", help=", ".join(loads))
     parser.add_argument("--fixtures", type=Path, default=FIXTURES, help="directory that keeps the loads' WAL; made when missing")
     parser.add_argument("--size", type=float, default=1.0, help="share of the full size")
     parser.add_argument("--rounds", type=int, default=5)
@@ -170,9 +170,10 @@ def main(argv):
     when = datetime.now(timezone.utc)
     results = {}
     for name in args.loads:
-        info = make(args.fixtures / name, name, args.size)
+        fixture = args.fixtures / name
+        info = make_regression(fixture) if name == REGRESSION else make(fixture, name, args.size)
         with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
-            results[name] = info, rounds(name, args.fixtures / name, info, args, Path(scratch))
+            results[name] = info, rounds(name, fixture, info, args, Path(scratch))
     text = table(results, args.readers)
     print("\n" + text)
     if args.save:
