@@ -82,6 +82,8 @@ class Follower(Walrider):
     def __init__(self, primary, work, *options):
         super().__init__(standby.clone(primary, work / "ours"), "--log-level", "debug", *options)
         self.primary = primary
+        # Its connection before the last change.
+        self.left = None
 
     def connect_with(self, more, host=HOST, port=None):
         """Connect anew, in this way."""
@@ -89,6 +91,7 @@ class Follower(Walrider):
             conf.write(f"primary_conninfo = 'host={host} hostaddr=127.0.0.1 port={port or self.primary.port} "
                        f"application_name={standby.NAME} {more}'\n")
         if self.process:
+            self.left = (standby.replication(self.primary) or {}).get("pid")
             self.send_signal(signal.SIGHUP)
         return self
 
@@ -101,6 +104,7 @@ class Follower(Walrider):
 
     def is_accepted(self, user):
         """It streams, encrypted, as this user, and commits are acknowledged at every level; the row of pg_stat_ssl."""
+        wait_for(lambda: self.left is None or (standby.replication(self.primary) or {}).get("pid") != self.left, self.log_tail)
         row = wait_streaming(self.primary)
         for level in PROMISING:
             self.primary.psql(f"INSERT INTO t VALUES ('{level}')", options=f"-c synchronous_commit={level}", timeout=30)
