@@ -1,6 +1,7 @@
 //! PostgreSQL's data directory: its files, who may work on it, its settings, and the order of fsync.
 //!
-//! This crate never interprets WAL or the contents of relation pages, and starts no threads.
+//! This crate never interprets WAL or the contents of relation pages. The threads that it starts only wait for
+//! devices ([`behind`], [`sync`]).
 
 pub mod backup_label;
 pub mod behind;

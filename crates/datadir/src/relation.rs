@@ -374,10 +374,9 @@ impl RelationFiles {
         }
         // Makes what is missing.
         self.open(file, true)?;
-        let direct = OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(self.path(file));
-        match direct {
-            Ok(open) => Ok(Some(self.keep(file, Access::Direct, open))),
-            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+        match open_direct(&self.path(file)) {
+            Ok(Some(open)) => Ok(Some(self.keep(file, Access::Direct, open))),
+            Ok(None) => {
                 self.no_direct(file);
                 Ok(None)
             }
@@ -481,6 +480,17 @@ impl RelationFiles {
     /// Absolute path of the directory that holds a file.
     pub fn directory(&self, file: SegmentFile) -> PathBuf {
         self.path(file).parent().expect("a file below the data directory").to_owned()
+    }
+}
+
+/// Opens a file that is there so that writes go around the system's cache; `None` where its file system cannot do that.
+///
+/// # Errors
+/// When it cannot be opened in any way.
+pub fn open_direct(path: &Path) -> io::Result<Option<File>> {
+    match OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path) {
+        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(None),
+        other => other.map(Some),
     }
 }
 

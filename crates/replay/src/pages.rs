@@ -339,10 +339,11 @@ impl<'a> Pages<'a> {
         let applying = stats.stages.enter_on(Stage::Apply, rayon::current_num_threads());
         let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
         needless.cut_files(&shared)?;
+        let of = spill.partitions();
         let work = |mut partition: SpilledPartition<'_>, behind: &Behind<'_, RunToWrite>| {
             let (started, mut report) =
                 (Instant::now(), Report { stages: Some(stats.stages.clone()), ..Report::default() });
-            let tails = needless.tails_in(partition.number, partition.of, shared.rels);
+            let tails = needless.tails_in(partition.number, of, shared.rels);
             let mut sweep = Sweep::new(&shared, needless, tails, &self.gaps).write_behind(behind);
             let mut bytes = Vec::new();
             loop {

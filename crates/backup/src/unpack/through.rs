@@ -1,14 +1,15 @@
 //! Files that are written around the system's cache.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use walrider_datadir::DataDirError;
 use walrider_datadir::behind::{Buffer, ToWrite};
+use walrider_datadir::relation::open_direct;
 
 use crate::error::{IoContext, Result};
 
@@ -24,10 +25,7 @@ impl Through {
     /// # Errors
     /// When it cannot be opened, or there is no room for it.
     pub fn open(path: &Path, size: u64) -> Result<Option<Through>> {
-        let file = match OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path) {
-            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => return Ok(None),
-            other => other.context("open file", path)?,
-        };
+        let Some(file) = open_direct(path).context("open file", path)? else { return Ok(None) };
         // Writes that make a file longer come one after the other.
         match fallocate(&file, FallocateFlags::empty(), 0, size) {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INTR) => {}

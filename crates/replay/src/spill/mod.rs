@@ -196,6 +196,11 @@ impl Spill {
         Ok(Spill { store, partitions, chunk_bytes, forks: Vec::new(), runs, spare: Vec::new() })
     }
 
+    /// In how many partitions it is.
+    pub fn partitions(&self) -> usize {
+        self.partitions.len()
+    }
+
     /// Whether there is no room for more.
     pub fn is_full(&self) -> bool {
         self.store.full.load(Ordering::Relaxed)
@@ -269,8 +274,7 @@ impl Spill {
         self.close()?;
         let Spill { store, partitions, .. } = self;
         let most = store.settings.most_at_once();
-        let of = partitions.len();
-        let one = |(number, partition)| work(SpilledPartition { number, of, partition, store: &store, next: 0, most });
+        let one = |(number, partition)| work(SpilledPartition { number, partition, store: &store, next: 0, most });
         Ok(partitions.into_par_iter().enumerate().with_max_len(1).map(one).collect())
     }
 }
@@ -442,9 +446,8 @@ impl Store {
 
 /// A partition that is read, a pass at a time.
 pub struct SpilledPartition<'s> {
-    /// Which it is, of how many.
+    /// Which it is.
     pub number: usize,
-    pub of: usize,
     partition: SpillPartition,
     store: &'s Store,
     next: usize,

@@ -146,7 +146,6 @@ impl Spill {
             runs_of[number].push(run);
         }
         let most = store.settings.most_at_once();
-        let of = partitions.len();
         let one = |(number, partition): (usize, SpillPartition)| {
             let bytes: usize = partition.chunks.iter().map(|chunk| chunk.len as usize).sum();
             // One of a single smallest range is read in parts, as that may be.
@@ -154,7 +153,7 @@ impl Spill {
             let is_sorted = runs_of[number].len() > MOST_RUNS || (bytes > most && !is_smallest);
             match is_sorted && number != MAPS {
                 // With what they become, these bytes are there twice, and more.
-                true => sort(SpilledPartition { number, of, partition, store: &store, next: 0, most: most / 3 })
+                true => sort(SpilledPartition { number, partition, store: &store, next: 0, most: most / 3 })
                     .map(Partition::Sorted),
                 false => Ok(Partition::AsItIs(partition.chunks)),
             }
