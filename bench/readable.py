@@ -1,6 +1,6 @@
 """How fast a hot standby catches up: PostgreSQL alone, and with early redo by the extension.
 
-    python3 -m bench.readable [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--readers N]
+    python3 -m bench.readable [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--readers N] [--busy N]
 
 Every side is a hot standby that replays the same WAL from its own pg_wal, durable, its pages all in shared buffers.  The time is
 from "consistent recovery state reached" to the last record.  After the first round the directories are compared page by page.
@@ -8,14 +8,18 @@ from "consistent recovery state reached" to the last record.  After the first ro
 Readers count rows of the largest table, few or many, one snapshot after the other.  The WAL is that of a primary without hot_standby_feedback,
 so that they meet as many conflicts as there can be: replay waits CONFLICT_DELAY for them (counted from when it opened the segment that it
 is in), and cancels them.  They come again.  With feedback: bench.readable_live.
+
+Busy processes want all the processor time that they can get, so that workers have to wait for theirs.
 """
 
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -63,22 +67,39 @@ def reading(server, sessions):
     return crowd
 
 
+def unless_cancelled(question):
+    """Its answer; None if replay could not wait for its snapshot.  That of a new connection has one, too."""
+    try:
+        return question()
+    except ServerError as error:
+        if "conflict with recovery" not in str(error):
+            raise
+        return None
+
+
 def replayed(session):
-    """How far replay is.  This question has a snapshot, too, for which it may be cancelled: it is asked again."""
-    while True:
-        try:
-            return parse_lsn(session.run("SELECT pg_last_wal_replay_lsn()")[0])
-        except ServerError as error:
-            if "conflict with recovery" not in str(error):
-                raise
+    """How far replay is; asked until there is an answer."""
+    while not (told := unless_cancelled(lambda: session.run("SELECT pg_last_wal_replay_lsn()"))):
+        pass
+    return parse_lsn(told[0])
+
+
+@contextmanager
+def watching(server):
+    """A session, and the startup process's pid."""
+    with ExitStack() as stack:
+        found = None
+        while not found:
+            session = stack.enter_context(server.session())
+            found = unless_cancelled(lambda: session.run("SELECT pid FROM pg_stat_activity WHERE backend_type = 'startup'"))
+        yield session, int(found[0])
 
 
 def catch_up(server, end, settings, readers=0, timeout=1800):
     """Start it; seconds from consistency to `end`, and what the startup process used."""
     server.start(**settings)
     deadline = time.monotonic() + timeout
-    with reading(server, readers) as crowd, server.session() as session:
-        pid, = session.run("SELECT pid FROM pg_stat_activity WHERE backend_type = 'startup'")
+    with reading(server, readers) as crowd, watching(server) as (session, pid):
         while True:
             at, now = replayed(session), datetime.now(timezone.utc)
             if at > end:
@@ -86,11 +107,23 @@ def catch_up(server, end, settings, readers=0, timeout=1800):
             if time.monotonic() > deadline:
                 raise SystemExit(f"error: no end after {timeout} s: {server.log_tail()}")
             time.sleep(0.01)
-        used = processor_seconds(int(pid))
+        used = processor_seconds(pid)
     began = server.log_matches(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) UTC \[\d+\] LOG:  consistent recovery state reached")[-1]
     began = datetime.strptime(began, "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=timezone.utc)
     return dict(seconds=(now - began).total_seconds(), startup_seconds=used,
                 reads=sum(crowd.counts.values()), conflicts=sum(crowd.conflicts.values()))
+
+
+@contextmanager
+def busy(processes):
+    """So many that count for ever."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def rounds(name, fixture, info, args, scratch):
@@ -107,7 +140,8 @@ def rounds(name, fixture, info, args, scratch):
             link_wal(fixture, server.data_dir)
             servers[side] = server
             try:
-                found = catch_up(server, end, {**SETTINGS, "shared_buffers": buffers, **own}, args.readers)
+                with busy(args.busy):
+                    found = catch_up(server, end, {**SETTINGS, "shared_buffers": buffers, **own}, args.readers)
                 if number == 0:
                     server.psql("CHECKPOINT")
                 server.stop()
@@ -161,9 +195,10 @@ def main(argv):
     parser.add_argument("--size", type=float, default=1.0, help="share of the full size")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--readers", type=int, default=0, help="sessions that read meanwhile")
+    parser.add_argument("--busy", type=int, default=0, help="processes that want processors meanwhile")
     parser.add_argument("--smoke", action="store_true", help="one round of small fixtures")
     parser.add_argument("--save", type=Path, metavar="DIR",
-                        help="keep every run in DIR/DATE-readable.json, with readers DATE-readable-readers.json")
+                        help="keep every run in DIR/DATE-readable.json, with readers DATE-readable-readers.json, DATE-readable-busy.json")
     args = parser.parse_args(argv)
     if args.smoke:
         args.rounds, args.size, args.fixtures = 1, SMOKE_SIZE, args.fixtures / "smoke"
@@ -180,7 +215,7 @@ def main(argv):
         result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
                       command=" ".join(["python3 -m bench.readable", *map(nameless, argv)]),
                       runs={name: runs for name, (_, runs) in results.items()})
-        name = f"{when:%Y-%m-%d}-readable" + ("-readers" if args.readers else "")
+        name = f"{when:%Y-%m-%d}-readable" + ("-readers" if args.readers else "") + ("-busy" if args.busy else "")
         (args.save / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
         (args.save / f"{name}.txt").write_text(text)
 
