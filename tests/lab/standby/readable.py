@@ -20,6 +20,8 @@ from tests.lab.walrider import walrider
 EARLY = {"shared_preload_libraries": "walrider", "walrider.early_redo": "on", "walrider.redo_least_wal": "0"}
 # Nobody's question is cancelled for replay: it waits.
 CATCH_UP = {**recovery.SERVE_SETTINGS, "hot_standby": "on", "max_standby_archive_delay": "-1", "max_standby_streaming_delay": "-1"}
+# Readers hold replay up; so far behind, in bytes, the writers wait for it.
+MOST_BEHIND = 512 << 20
 # What PostgreSQL says when it writes a page that is past minRecoveryPoint, which it cannot raise that far.
 PAST = "xlog min recovery request .* is past current point .*"
 BEGINS = "walrider redoes pages early"
@@ -162,8 +164,10 @@ def watched(template, work, seconds, seed, **settings):
         primary.psql(readers.TABLES)
         with hot(primary, work, **{**EARLY, **settings}) as follower:
             crowd = readers.Crowd(seed)
+            backlog = readers.Backlog(MOST_BEHIND)
+            crowd.add("backlog", primary, backlog.look)
             for name, writes in readers.WRITERS.items():
-                crowd.add(name, primary, writes, synchronous_commit="off")
+                crowd.add(name, primary, backlog.bounded(writes), synchronous_commit="off")
             for number in range(3):
                 crowd.add(f"look {number}", follower.server, readers.look)
             crowd.add("stay", follower.server, readers.stay)

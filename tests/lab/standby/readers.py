@@ -201,6 +201,27 @@ WRITERS = {"transfer": transfer, "transfer 2": transfer, "branch": branch, "bran
            "prepared": prepared, "vacuum": vacuum, "database": database}
 
 
+class Backlog:
+    """Writers that wait while the standby has too much to replay: it would fill the disk."""
+
+    def __init__(self, most):
+        self.most, self.is_short = most, threading.Event()
+        self.is_short.set()
+
+    def look(self, connection, _rng):
+        """Work for a thread of its own, on the primary."""
+        behind = connection.execute("SELECT max(pg_current_wal_lsn() - replay_lsn) FROM pg_stat_replication").fetchone()[0]
+        (self.is_short.set if behind is None or behind < self.most else self.is_short.clear)()
+        time.sleep(0.5)
+
+    def bounded(self, writes):
+        """The same work, while there is not too much."""
+        def run(connection, rng):
+            if self.is_short.wait(0.5):
+                writes(connection, rng)
+        return run
+
+
 def in_a_snapshot(connection, way, query, expected):
     """One query."""
     with connection.transaction():
