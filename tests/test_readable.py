@@ -72,6 +72,12 @@ def test_backup_and_cascade(primary_template, work):
     assert found["early"] > 100, found
 
 
+def test_new_timeline(primary_template, work, rng):
+    """Promoted in the midst of early redo: all that was received is there, and a standby that follows has it all."""
+    found = readable.promoted(primary_template, work, rng.uniform(0.5, SECONDS / 2), seed())
+    assert found["early"] > 100, found
+
+
 def test_remote_apply(primary_template, work):
     """A commit that was answered is seen, beside a load of which most is redone early."""
     with watched.primary_of(primary_template, work, readable.PRIMARY) as primary, watched.hot(primary, work, **EARLY, **{"walrider.redo_workers": 1}) as follower:

@@ -155,6 +155,43 @@ def cascaded(template, work, seconds, seed):
         return counters(second.server)
 
 
+def _write(server, seconds, seed):
+    """All kinds of writers, for so long."""
+    crowd = readers.Crowd(seed)
+    for name, writes in readers.WRITERS.items():
+        crowd.add(name, server, writes, synchronous_commit="off")
+    with crowd:
+        crowd.stop.wait(seconds)
+
+
+def promoted(template, work, seconds, seed):
+    """One with a backlog is promoted, works that off by early redo, and another follows it onto the new timeline; returns what the other did.
+
+    The WAL that is there ends with a whole record: where it ends at a segment's end, within a record, PostgreSQL 18.6 itself PANICs as
+    the one that follows, because it looks for the record's first segment on the new timeline."""
+    with primary_of(template, work, PRIMARY) as primary, ExitStack() as stack:
+        primary.psql("CREATE EXTENSION walrider;" + readers.TABLES)
+        first = stack.enter_context(hot(primary, work, **EARLY)).server
+        second = stack.enter_context(hot(first, work, name="second", **EARLY)).server
+        wait_position(primary)
+        first.psql("SELECT pg_wal_replay_pause()")
+        _write(primary, seconds, seed)
+        primary.psql("CHECKPOINT")
+        wait_position(primary, stage="flush")
+        first.psql("SELECT pg_promote(wait => false)")
+        wait_for(lambda: first.value("SELECT pg_is_in_recovery()") == "f", first.log_tail)
+        same_rows(primary, first)
+        _write(first, seconds, seed)
+        wait_for(lambda: first.value("SELECT count(*) FROM pg_stat_replication") == "1", second.log_tail)
+        wait_position(first, name="second")
+        assert second.value("SELECT received_tli FROM pg_stat_wal_receiver") == "2"
+        same_rows(first, second)
+        assert first.value(readers.MONEY) == str(readers.ACCOUNTS * readers.START)
+        wait_for(lambda: first.log_matches("walrider redid"), first.log_tail)
+        assert summary(first)["early"] > 100, summary(first)
+        return counters(second)
+
+
 def watched(template, work, seconds, seed, **settings):
     """Readers look at a standby that works off one backlog after the other; returns what early redo did."""
     with primary_of(template, work, PRIMARY) as primary:
