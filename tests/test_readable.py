@@ -18,6 +18,7 @@ from tests.lab.waiting import wait_for
 pytestmark = pytest.mark.from_major(18, "early redo knows 18.6 alone")
 
 SECONDS = float(os.environ.get("WALRIDER_READABLE_SECONDS", "8"))
+READ_SECONDS = float(os.environ.get("WALRIDER_READABLE_SECONDS", "60"))
 ROUNDS = int(os.environ.get("WALRIDER_READABLE_ROUNDS", "20"))
 
 
@@ -40,7 +41,7 @@ def test_the_same_pages_where_changes_are_left(plain, work):
 @pytest.mark.parametrize("feedback, workers", [("on", 1), ("off", 3)])
 def test_readers(primary_template, work, feedback, workers, rng):
     """In every snapshot all money is there, whichever way it is counted, while replay works off one backlog after the other."""
-    found = readable.watched(primary_template, work, SECONDS, f"{seed()}/{feedback}", hot_standby_feedback=feedback,
+    found = readable.watched(primary_template, work, READ_SECONDS, f"{seed()}/{feedback}", hot_standby_feedback=feedback,
                              max_standby_streaming_delay="3s" if feedback == "on" else "1s",
                              **{"walrider.redo_slice": rng.choice([64, 300, 4000, 8192]), "walrider.redo_workers": workers})
     # How much that is in so many seconds, the machine says.
