@@ -74,7 +74,9 @@ def test_backup_and_cascade(primary_template, work):
 
 
 def test_new_timeline(primary_template, work, rng):
-    """Promoted in the midst of early redo: all that was received is there, and a standby that follows has it all."""
+    """Promoted in the midst of early redo: all that was received is there, and a standby that follows has it all.
+
+    Not tried: an upstream whose WAL ends within a record, for which PostgreSQL itself may PANIC (docs/readable.md)."""
     found = readable.promoted(primary_template, work, rng.uniform(0.5, SECONDS / 2), seed())
     assert found["early"] > 100, found
 

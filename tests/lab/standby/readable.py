@@ -142,8 +142,7 @@ def cascaded(template, work, seconds, seed):
         primary.psql("CREATE EXTENSION walrider;" + readers.TABLES)
         follower = stack.enter_context(hot(primary, work, **EARLY))
         crowd = readers.Crowd(seed)
-        for name, writes in readers.WRITERS.items():
-            crowd.add(name, primary, writes, synchronous_commit="off")
+        readers.write(crowd, primary)
         crowd.add("hold back", follower.server, readers.hold_back(follower.server))
         with crowd:
             crowd.stop.wait(seconds)
@@ -158,8 +157,7 @@ def cascaded(template, work, seconds, seed):
 def _write(server, seconds, seed):
     """All kinds of writers, for so long."""
     crowd = readers.Crowd(seed)
-    for name, writes in readers.WRITERS.items():
-        crowd.add(name, server, writes, synchronous_commit="off")
+    readers.write(crowd, server)
     with crowd:
         crowd.stop.wait(seconds)
 
@@ -203,8 +201,7 @@ def watched(template, work, seconds, seed, **settings):
             crowd = readers.Crowd(seed)
             backlog = readers.Backlog(MOST_BEHIND)
             crowd.add("backlog", primary, backlog.look)
-            for name, writes in readers.WRITERS.items():
-                crowd.add(name, primary, backlog.bounded(writes), synchronous_commit="off")
+            readers.write(crowd, primary, backlog.bounded)
             for number in range(3):
                 crowd.add(f"look {number}", follower.server, readers.look)
             crowd.add("stay", follower.server, readers.stay)

@@ -211,7 +211,10 @@ class Backlog:
     def look(self, connection, _rng):
         """Work for a thread of its own, on the primary."""
         behind = connection.execute("SELECT max(pg_current_wal_lsn() - replay_lsn) FROM pg_stat_replication").fetchone()[0]
-        (self.is_short.set if behind is None or behind < self.most else self.is_short.clear)()
+        if behind is None or behind < self.most:
+            self.is_short.set()
+        else:
+            self.is_short.clear()
         time.sleep(0.5)
 
     def bounded(self, writes):
@@ -220,6 +223,12 @@ class Backlog:
             if self.is_short.wait(0.5):
                 writes(connection, rng)
         return run
+
+
+def write(crowd, server, around=lambda writes: writes):
+    """All kinds of writers join the crowd; what each does is handed to `around` first."""
+    for name, writes in WRITERS.items():
+        crowd.add(name, server, around(writes), synchronous_commit="off")
 
 
 def in_a_snapshot(connection, way, query, expected):
