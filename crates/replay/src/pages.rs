@@ -312,7 +312,7 @@ impl<'a> Pages<'a> {
         drop(sorting);
         let applying = stats.stages.enter(Stage::Apply);
         let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
-        let passing = Passing::new(&shared, needless, ranges, &self.gaps);
+        let passing = Passing::new(&shared, needless, ranges, &self.gaps)?;
         base.unpack(&passing)?;
         let mut report = passing.finish();
         if report.failure.is_none() {

@@ -7,6 +7,7 @@
 mod cache;
 pub mod passing;
 pub mod sweep;
+mod told;
 pub mod upper;
 
 use std::ops::Range;

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
+GATHER_SECONDS = 20
 
 
 class ObjectStore:
@@ -29,7 +30,8 @@ class ObjectStore:
         self.tags = {}
         self.requests = []              # (method, key)
         self.most = self.running = 0
-        self.lock = threading.Lock()
+        self.gathered = 0               # a segment or archive is answered once so many are asked for at once, or GATHER_SECONDS later
+        self.lock = threading.Condition()
         self.server = _Server(("127.0.0.1", 0), _Handler)
         self.server.store = self
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -83,6 +85,9 @@ class ObjectStore:
             self.requests.append((method, key))
             self.running += counts
             self.most = max(self.most, self.running)
+            self.lock.notify_all()
+            if counts:
+                self.lock.wait_for(lambda: self.most >= self.gathered, GATHER_SECONDS)
         try:
             time.sleep(self.delay)
             yield

@@ -8,13 +8,15 @@ use walrider_datadir::behind::{Behind, with_write_behind};
 use walrider_datadir::relation::SegmentFile;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, RELSEG_SIZE};
 
-use super::sweep::{Op, PageAtWork, RunToWrite, Sweep, Tails, Visit, visits};
+use super::sweep::{Op, Operations, PageAtWork, RunToWrite, Sweep, Tails, Visit, What, visits};
+use super::told::{MapRecords, Told};
 use super::{Report, Shared};
 use crate::base::PassPages;
 use crate::cuts::{ForkCuts, Needless, TailChange};
 use crate::error::ReplayError;
 use crate::gaps::Gaps;
 use crate::rels::PageKey;
+use crate::spill::entry::{self, Operation};
 use crate::spill::runs::{BlockRange, Ranges};
 
 /// A spilled batch that pages pass.
@@ -26,6 +28,7 @@ pub struct Passing<'a> {
     /// Of the files that pass just now, the ranges that they are at.
     at_work: Mutex<FxHashMap<SegmentFile, AtWork>>,
     passed: Mutex<Passed>,
+    told: Mutex<Told>,
 }
 
 /// What has passed.
@@ -58,8 +61,25 @@ struct AtWork {
 
 impl<'a> Passing<'a> {
     /// Nothing has passed yet.
-    pub fn new(shared: &'a Shared<'a>, needless: &'a Needless, ranges: Ranges, gaps: &'a Gaps) -> Passing<'a> {
-        Passing { shared, needless, ranges, gaps, at_work: Mutex::default(), passed: Mutex::default() }
+    ///
+    /// # Errors
+    /// When what is to be done to free space maps cannot be read.
+    pub fn new(
+        shared: &'a Shared<'a>,
+        needless: &'a Needless,
+        ranges: Ranges,
+        gaps: &'a Gaps,
+    ) -> Result<Passing<'a>, ReplayError> {
+        let (at_work, passed, told) = Default::default();
+        let passing = Passing { shared, needless, ranges, gaps, at_work, passed, told };
+        let mut records = MapRecords::default();
+        passing.each_of_maps(|found, _| {
+            records.note(&found.maps);
+            Ok(())
+        })?;
+        records.note(&passing.map_tails());
+        *passing.told.lock().expect("no panic while locked") = Told::new(records);
+        Ok(passing)
     }
 
     fn sweep(&self) -> Sweep<'a> {
@@ -115,6 +135,31 @@ impl<'a> Passing<'a> {
         }
     }
 
+    /// Hands `each` what is to be done to free space maps, in the order of the WAL, and the entries that it is from.
+    fn each_of_maps(
+        &self,
+        mut each: impl FnMut(Operations, &[u8]) -> Result<(), ReplayError>,
+    ) -> Result<(), ReplayError> {
+        let (sweep, mut next, mut bytes) = (self.sweep(), 0, Vec::new());
+        let mut is_more = true;
+        while is_more {
+            is_more = self.ranges.read_maps(&mut next, &mut bytes)?;
+            each(sweep.operations(&bytes), &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// What truncations do to free space maps that stay.
+    fn map_tails(&self) -> Vec<Op> {
+        let tails = self.needless.tails(|tail| matches!(tail.change, TailChange::FreeSpaceMap(..)));
+        tails.into_iter().map(Op::from).collect()
+    }
+
+    /// Takes what redo told free space maps.
+    fn take_told(&self, report: &mut Report) {
+        self.told.lock().expect("no panic while locked").take(std::mem::take(&mut report.fsm));
+    }
+
     /// Does what is left when all has passed: pages that the files did not have, or no longer have, and the free space maps.
     pub fn finish(self) -> Report {
         let mut passed = std::mem::take(&mut *self.passed.lock().expect("no panic while locked"));
@@ -139,16 +184,35 @@ impl<'a> Passing<'a> {
             left.into_par_iter().with_max_len(1).map(|number| finish(number, behind)).collect()
         });
         reports.into_iter().for_each(|other| report.add(other));
-        let map_bytes = self.ranges.read_maps()?;
-        let mut sweep = self.sweep();
-        let mut found = sweep.operations(&map_bytes);
-        sweep.note(&mut found, report)?;
-        sweep.told(std::mem::take(&mut report.fsm), &mut found.maps);
-        let tails = self.needless.tails(|tail| matches!(tail.change, TailChange::FreeSpaceMap(..)));
-        found.maps.extend(tails.into_iter().map(Op::from));
         if report.failure.is_none() {
-            sweep.sweep(found.maps, &map_bytes, report);
+            self.finish_maps(report)?;
         }
+        Ok(())
+    }
+
+    /// Does all that is done to free space maps.
+    fn finish_maps(&self, report: &mut Report) -> Result<(), ReplayError> {
+        let (records, in_order, told) =
+            std::mem::take(&mut *self.told.lock().expect("no panic while locked")).into_parts();
+        let mut sweep = self.sweep();
+        // Of many images of a page, only the last is kept in memory.
+        let mut kept = Vec::new();
+        self.each_of_maps(|mut found, bytes| {
+            sweep.note(&mut found, report)?;
+            for &Op { key, order, ref what } in &found.maps {
+                if let &What::Redo(place, change) = what
+                    && !records.is_needless(key, Lsn(order))
+                {
+                    entry::copy(&mut kept, bytes, place, Operation { key, change });
+                }
+            }
+            Ok(())
+        })?;
+        let mut maps = sweep.operations(&kept).maps;
+        sweep.told(in_order, &mut maps);
+        maps.extend(self.map_tails());
+        maps.extend(told.filter(|op| !self.needless.is_dropped(op.key)));
+        sweep.sweep(maps, &kept, report);
         Ok(())
     }
 
@@ -173,6 +237,7 @@ impl<'a> Passing<'a> {
             sweep.note(&mut found, report)?;
             found.pages.retain(|op| !has_passed(op.key));
             sweep.sweep(found.pages, &bytes, report);
+            self.take_told(report);
         }
         Ok(())
     }
@@ -229,6 +294,7 @@ impl PassPages for Passing<'_> {
         if let Some(at_work) = before {
             self.at_work.lock().expect("no panic while locked").insert(file, at_work);
         }
+        self.take_told(&mut report);
         self.passed.lock().expect("no panic while locked").report.add(report);
         Ok(())
     }

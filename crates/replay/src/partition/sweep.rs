@@ -20,6 +20,7 @@ use walrider_redo::{Change, Target, fsm, vm};
 use walrider_wal::record::Record;
 
 use super::cache::{known_blocks, verify_page};
+use super::told::ToldPage;
 use super::{FsmChange, FsmOp, LastFreeSpace, PageWork, Report, Shared};
 use crate::cuts::{ForkCuts, Needless, Tail, TailChange};
 use crate::error::{RedoFailure, ReplayError};
@@ -44,6 +45,7 @@ pub(super) struct Op {
 pub(super) enum What {
     Redo(EntryPlace, Change),
     FreeSpace { slot: u16, category: u8 },
+    Told(Box<ToldPage>),
     Tail(TailChange),
 }
 
@@ -213,8 +215,7 @@ impl<'a> Sweep<'a> {
         }
         match fork {
             ForkNumber::FreeSpaceMap if cuts.is_some() && fsm::is_upper(key.block()) => {
-                let (span, record) = entry::record(bytes, place);
-                entry::put(&mut found.upper, span, record, &[operation]).expect("it was put once");
+                entry::copy(&mut found.upper, bytes, place, operation);
             }
             ForkNumber::FreeSpaceMap => found.maps.push(Op { key, order: end.0, what }),
             ForkNumber::VisibilityMap => found.pages.push(Op { key, order: end.0, what }),
@@ -473,6 +474,10 @@ impl<'a> PageAtWork<'_, 'a> {
                     fsm::record_free_space(&mut target, slot, category);
                     continue;
                 }
+                What::Told(ref told) => {
+                    told.record(&mut target);
+                    continue;
+                }
                 What::Tail(TailChange::VisibilityMap(blocks)) => {
                     vm::truncate_tail(&mut target, blocks);
                     continue;
@@ -549,7 +554,7 @@ fn gap_for(visits: &[Visit], target: usize) -> BlockNumber {
 fn first_lsn(ops: &[Op], entries: &[u8]) -> Lsn {
     let places = ops.iter().filter_map(|op| match op.what {
         What::Redo(place, _) => Some(place),
-        What::FreeSpace { .. } | What::Tail(_) => None,
+        What::FreeSpace { .. } | What::Told(_) | What::Tail(_) => None,
     });
     places.map(|place| entry::record(entries, place).0.lsn).min().unwrap_or(Lsn::INVALID)
 }

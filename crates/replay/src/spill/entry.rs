@@ -62,6 +62,12 @@ pub fn put(out: &mut Vec<u8>, span: Span, record: &[u8], operations: &[Operation
     Ok(())
 }
 
+/// Appends a record that lies in `bytes`, with one of the things that it does.
+pub fn copy(out: &mut Vec<u8>, bytes: &[u8], place: EntryPlace, operation: Operation) {
+    let (span, record) = record(bytes, place);
+    put(out, span, record, &[operation]).expect("it was put once");
+}
+
 /// Hands `each` all operations of a spilled partition, with the end of the record that each is of.
 pub fn each(bytes: &[u8], mut each: impl FnMut(EntryPlace, Lsn, Operation)) {
     let mut at = 0;

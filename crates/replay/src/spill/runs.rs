@@ -275,14 +275,12 @@ impl Ranges {
         self.store.settings.write_bytes
     }
 
-    /// Reads all that is done to free space maps.
+    /// The same for all free space maps.
     ///
     /// # Errors
     /// As [`Ranges::read`].
-    pub fn read_maps(&self) -> Result<Vec<u8>, ReplayError> {
-        let mut bytes = Vec::new();
-        self.read_on(MAPS, &mut 0, &mut bytes, entry::MOST_BYTES)?;
-        Ok(bytes)
+    pub fn read_maps(&self, next: &mut usize, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
+        self.read_partition(MAPS, next, bytes)
     }
 
     fn read_on(&self, number: usize, next: &mut usize, bytes: &mut Vec<u8>, most: usize) -> Result<bool, ReplayError> {

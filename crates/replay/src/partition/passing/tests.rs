@@ -56,7 +56,7 @@ fn pages_of(lies: Lies, seed: u64) {
         spill.take_one(ForkNumber::Main, Span { lsn, end: Lsn(lsn.0 + 8) }, &record, operation);
     }
     let needless = Needless::default();
-    let passing = Passing::new(&shared, &needless, spill.ranges().unwrap(), &gaps);
+    let passing = Passing::new(&shared, &needless, spill.ranges().unwrap(), &gaps).unwrap();
     let file = SegmentFile { rel: TEST_REL, fork: ForkNumber::Main, segment: 0 };
     for first in (0..PASS).step_by(128) {
         let mut piece = page(1).repeat((PASS - first).min(128) as usize);
