@@ -74,11 +74,16 @@ def test_backup_and_cascade(primary_template, work):
 
 
 def test_new_timeline(primary_template, work, rng):
-    """Promoted in the midst of early redo: all that was received is there, and a standby that follows has it all.
-
-    Not tried: an upstream whose WAL ends within a record, for which PostgreSQL itself may PANIC (docs/readable.md)."""
+    """Promoted in the midst of early redo: all that was received is there, and a standby that follows has it all."""
     found = readable.promoted(primary_template, work, rng.uniform(0.5, SECONDS / 2), seed())
     assert found["early"] > 100, found
+
+
+def test_new_timeline_within_a_record(primary_template, work):
+    """The WAL ends within a record when a standby is promoted: one that follows may end as PostgreSQL's does (docs/readable.md), and has all
+    once it is started again."""
+    words = readable.promoted_within_a_record(primary_template, work, seed(), **EARLY)
+    assert all("could not open file" in panic for panic in words), words
 
 
 def test_remote_apply(primary_template, work):

@@ -7,6 +7,7 @@ import struct
 import time
 from contextlib import ExitStack
 
+from tests.lab.faults.proxy import Proxy
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
 from tests.lab.server.cluster import controldata, parse_lsn
@@ -165,8 +166,7 @@ def _write(server, seconds, seed):
 def promoted(template, work, seconds, seed):
     """One with a backlog is promoted, works that off by early redo, and another follows it onto the new timeline; returns what the other did.
 
-    The WAL that is there ends with a whole record: where it ends at a segment's end, within a record, PostgreSQL 18.6 itself PANICs as
-    the one that follows, because it looks for the record's first segment on the new timeline."""
+    The WAL that is there ends with a whole record."""
     with primary_of(template, work, PRIMARY) as primary, ExitStack() as stack:
         primary.psql("CREATE EXTENSION walrider;" + readers.TABLES)
         first = stack.enter_context(hot(primary, work, **EARLY)).server
@@ -188,6 +188,52 @@ def promoted(template, work, seconds, seed):
         wait_for(lambda: first.log_matches("walrider redid"), first.log_tail)
         assert summary(first)["early"] > 100, summary(first)
         return counters(second)
+
+
+def promoted_within_a_record(template, work, seed, **settings):
+    """One whose WAL ends within a record, at a segment's end, is promoted.  PostgreSQL 18.6 itself PANICs then as the standby that follows,
+    because it looks for the record's first segment on the new timeline; started again, it has all.  Returns its last words, if there were any."""
+    with primary_of(template, work, PRIMARY) as primary, Proxy(primary.port) as proxy, ExitStack() as stack:
+        primary.psql("CREATE EXTENSION walrider;" + readers.TABLES)
+        first = stack.enter_context(hot(primary, work, port=proxy.port, **settings)).server
+        follower = stack.enter_context(hot(first, work, name="second", **settings))
+        second = follower.server
+        wait_position(primary)
+        proxy.throttle(down=1_500_000)
+        _write(primary, 4, seed)
+        cut = _cut_within_a_record(proxy, first)
+        wait_for(lambda: second.value("SELECT pg_last_wal_receive_lsn()") == cut, second.log_tail)
+        first.psql("SELECT pg_promote(wait => false)")
+        wait_for(lambda: first.value("SELECT pg_is_in_recovery()") == "f", first.log_tail)
+        # Writers would wait for transactions that are prepared, and whose end did not come.
+        first.psql("CREATE TABLE after AS SELECT g FROM generate_series(1, 100000) g")
+        goes_on = f"SELECT pg_last_wal_replay_lsn() > '{cut}'"
+        wait_for(lambda: second.log_matches("PANIC: ") or second.psql(goes_on, check=False) == [["t"]], second.log_tail)
+        words = second.log_matches("PANIC:  (.*)")
+        if words:
+            follower.wait_end()
+            follower.start()
+        wait_position(first, name="second")
+        same_rows(first, second)
+        return words
+
+
+def _cut_within_a_record(proxy, server):
+    """Cut a standby's stream where a segment of 1 MB ends, and a record does not; where that is."""
+    with server.session() as session:
+        while True:
+            received, = session.run("SELECT pg_last_wal_receive_lsn()")
+            if parse_lsn(received) % (1 << 20):
+                continue
+            proxy.cut(refuse=True)
+            # What was under way comes, and what is whole is replayed.
+            wait_for(lambda: not server.psql("SELECT pid FROM pg_stat_wal_receiver WHERE status = 'streaming'"), server.log_tail)
+            time.sleep(0.5)
+            last, replayed = session.run("SELECT pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()")[0].split("|")
+            if last == received and parse_lsn(replayed) < parse_lsn(last):
+                return last
+            proxy.restore()
+            wait_for(lambda: session.run("SELECT pg_last_wal_receive_lsn()") != [last], server.log_tail)
 
 
 def watched(template, work, seconds, seed, **settings):
