@@ -29,6 +29,10 @@ BEGINS = "walrider redoes pages early"
 PRIMARY = "max_prepared_transactions = 20\nmax_connections = 60\nwal_keep_size = 4GB\nmax_wal_size = 1GB\n"
 
 
+# Replay waits for whoever compares rows.
+WAITS = {"max_standby_streaming_delay": "-1", "max_standby_archive_delay": "-1"}
+
+
 def prepare(fixture, data_dir):
     """A standby of the archive's, ready to start."""
     return recovery.prepare(fixture.backup, fixture.archive, data_dir, fixture.directory, signal="standby.signal")
@@ -169,8 +173,8 @@ def promoted(template, work, seconds, seed):
     The WAL that is there ends with a whole record."""
     with primary_of(template, work, PRIMARY) as primary, ExitStack() as stack:
         primary.psql("CREATE EXTENSION walrider;" + readers.TABLES)
-        first = stack.enter_context(hot(primary, work, **EARLY)).server
-        second = stack.enter_context(hot(first, work, name="second", **EARLY)).server
+        first = stack.enter_context(hot(primary, work, **EARLY, **WAITS)).server
+        second = stack.enter_context(hot(first, work, name="second", **EARLY, **WAITS)).server
         wait_position(primary)
         first.psql("SELECT pg_wal_replay_pause()")
         _write(primary, seconds, seed)
@@ -195,8 +199,8 @@ def promoted_within_a_record(template, work, seed, **settings):
     because it looks for the record's first segment on the new timeline; started again, it has all.  Returns its last words, if there were any."""
     with primary_of(template, work, PRIMARY) as primary, Proxy(primary.port) as proxy, ExitStack() as stack:
         primary.psql("CREATE EXTENSION walrider;" + readers.TABLES)
-        first = stack.enter_context(hot(primary, work, port=proxy.port, **settings)).server
-        follower = stack.enter_context(hot(first, work, name="second", **settings))
+        first = stack.enter_context(hot(primary, work, port=proxy.port, **settings, **WAITS)).server
+        follower = stack.enter_context(hot(first, work, name="second", **settings, **WAITS))
         second = follower.server
         wait_position(primary)
         proxy.throttle(down=1_500_000)
