@@ -80,8 +80,10 @@ def test_new_timeline(primary_template, work, rng):
 
 
 def test_new_timeline_within_a_record(primary_template, work):
-    """The WAL ends within a record when a standby is promoted: one that follows may end as PostgreSQL's does (docs/readable.md), and has all
-    once it is started again."""
+    """The WAL ends within a record, at a segment's end, when a standby is promoted: one that follows may end as PostgreSQL's does
+    (docs/readable.md), and has all once it is started again.
+
+    Not tried: a record that goes over several segments, one that ends within a page of another segment, and a standby that follows by an archive."""
     words = readable.promoted_within_a_record(primary_template, work, seed(), **EARLY)
     assert all("could not open file" in panic for panic in words), words
 

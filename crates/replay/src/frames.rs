@@ -2,8 +2,8 @@
 //!
 //! Slabs come from the system as zeros that cost nothing until they are touched; a box for each page would make the
 //! allocator grow its heap in small steps, under a lock. Huge pages were tried: they win where the system has them ready,
-//! and lose more where it must first make them. So was asking for some frames' memory at once (`MADV_POPULATE_WRITE`): threads
-//! wait for each other then. A frame is given back for reuse; to the system they all go at once.
+//! and lose more where it must first make them. So was asking for some frames' memory at once (`MADV_POPULATE_WRITE`), which two
+//! threads that did nothing else were slower with. A frame is given back for reuse; to the system they all go at once.
 
 use walrider_layout::{BLCKSZ, PageBytes};
 

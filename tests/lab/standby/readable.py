@@ -205,6 +205,8 @@ def promoted_within_a_record(template, work, seed, **settings):
         wait_position(primary)
         proxy.throttle(down=1_500_000)
         _write(primary, 4, seed)
+        # So that there is something left to cut on any machine.
+        primary.psql("CREATE TABLE ahead AS SELECT g, repeat(md5(g::text), 20) FROM generate_series(1, 30000) g")
         cut = _cut_within_a_record(proxy, first)
         wait_for(lambda: second.value("SELECT pg_last_wal_receive_lsn()") == cut, second.log_tail)
         first.psql("SELECT pg_promote(wait => false)")
@@ -225,7 +227,9 @@ def promoted_within_a_record(template, work, seed, **settings):
 def _cut_within_a_record(proxy, server):
     """Cut a standby's stream where a segment of 1 MB ends, and a record does not; where that is."""
     with server.session() as session:
+        deadline = time.monotonic() + 60
         while True:
+            assert time.monotonic() < deadline, server.log_tail()
             received, = session.run("SELECT pg_last_wal_receive_lsn()")
             if parse_lsn(received) % (1 << 20):
                 continue

@@ -71,14 +71,14 @@ impl<'a> Passing<'a> {
         gaps: &'a Gaps,
     ) -> Result<Passing<'a>, ReplayError> {
         let (at_work, passed, told) = Default::default();
-        let passing = Passing { shared, needless, ranges, gaps, at_work, passed, told };
+        let mut passing = Passing { shared, needless, ranges, gaps, at_work, passed, told };
         let mut records = MapRecords::default();
         passing.each_of_maps(|found, _| {
             records.note(&found.maps);
             Ok(())
         })?;
         records.note(&passing.map_tails());
-        *passing.told.lock().expect("no panic while locked") = Told::new(records);
+        passing.told = Mutex::new(Told::new(records));
         Ok(passing)
     }
 
