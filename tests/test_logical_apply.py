@@ -120,6 +120,37 @@ def test_prepared_transactions_that_change_nothing(pair, work):
         assert target.value("SELECT count(*) FROM walrider_logical.progress WHERE part ~ 'prepared'") == "0"
 
 
+@pytest.mark.every_major
+def test_prepared_before_and_streamed_again(pair, work):
+    """Apply begins again after a PREPARE; once it has room to make, the publisher streams what was prepared once more, without an end.
+    Apply waited for that end: it looked as if it lagged behind, and a quiet publisher could not take back its WAL.
+    """
+    publisher, target = pair
+    rows = "INSERT INTO plain SELECT i, i, repeat('x', 100) FROM generate_series({}, {}) i"
+    for end in "COMMIT", "ROLLBACK":
+        publisher.psql("DELETE FROM plain")
+        with Apply(work, publisher, target).start() as apply:
+            publisher.psql(f"BEGIN; {rows.format(1, 200)}; PREPARE TRANSACTION 'before'")
+            apply.wait_caught_up()
+            apply.stop()
+            streams = publisher.value("SELECT stream_count FROM pg_stat_replication_slots")
+            apply.start()
+            with publisher.session() as session:
+                session.run("BEGIN")
+                session.run(rows.format(1001, 1190))
+                # What is larger, and may be streamed, is what was prepared.
+                wait_for(lambda: publisher.value("SELECT stream_count FROM pg_stat_replication_slots") != streams, "something is streamed")
+                apply.wait_caught_up()
+                session.run("ROLLBACK")
+            wait_for(lambda: apply.status()["lag_bytes"] == 0, lambda: f"nothing lags: {apply.status()}")
+            publisher.psql(f"{end} PREPARED 'before'")
+            apply.wait_caught_up()
+            # What is not for it is confirmed, too.
+            apply.wait_caught_up()
+            apply.stop()
+        assert_equal(publisher, target, ("plain",))
+
+
 def test_what_the_publisher_cannot_decode(pair, work):
     """Prepared and rolled back, all in a subtransaction, with a TRUNCATE: PostgreSQL's own error, again and again. Streamed, it gets past."""
     publisher, target = pair

@@ -246,9 +246,10 @@ impl Assembler {
         self.spilled_bytes
     }
 
-    /// Whether nothing has begun: every transaction of which something came was handed on.
-    pub fn is_empty(&self) -> bool {
-        self.current.is_none() && self.streamed.is_empty()
+    /// Whether every transaction that is known to have committed was handed on. One that is streamed may wait: it commits behind all
+    /// that has come, and comes again if this ends before.
+    pub fn is_between(&self) -> bool {
+        self.current.is_none() && self.chunk.is_none()
     }
 
     /// Takes a message, and its bytes; returns the transaction that it ends.
@@ -273,9 +274,11 @@ impl Assembler {
                 Some((End::Prepare, p.xid, p.prepare_lsn, p.end_lsn, p.prepare_time, changes))
             }
             Message::CommitPrepared { commit_lsn, end_lsn, commit_time, xid, .. } => {
+                self.forget(xid);
                 Some((End::CommitPrepared, xid, commit_lsn, end_lsn, commit_time, Changes::default()))
             }
             Message::RollbackPrepared { end_lsn, rollback_time, xid, .. } => {
+                self.forget(xid);
                 Some((End::RollbackPrepared, xid, end_lsn, end_lsn, rollback_time, Changes::default()))
             }
             Message::Relation { xid, .. }
@@ -309,9 +312,7 @@ impl Assembler {
             }
             Message::StreamAbort { xid, subxid, .. } => {
                 if xid == subxid {
-                    if let Some(changes) = self.streamed.remove(&xid) {
-                        self.memory -= changes.memory_bytes();
-                    }
+                    self.forget(xid);
                 } else if let Some(changes) = self.streamed.get_mut(&xid) {
                     changes.aborted.insert(subxid);
                 }
@@ -339,6 +340,14 @@ impl Assembler {
         let changes = std::mem::take(changes);
         self.memory -= changes.memory_bytes();
         Some(Transaction { end: End::Commit, xid: 0, commit_lsn, end_lsn: commit_lsn, time, changes })
+    }
+
+    /// Drops what was streamed of a transaction. One that was prepared before the session began may be streamed once more, and that has no
+    /// end of its own (`ReorderBufferLargestStreamableTopTXN`, reorderbuffer.c, 18: it passes over nothing that was prepared).
+    fn forget(&mut self, xid: u32) {
+        if let Some(changes) = self.streamed.remove(&xid) {
+            self.memory -= changes.memory_bytes();
+        }
     }
 
     /// Keeps a message that is part of the open transaction.
@@ -462,9 +471,32 @@ mod tests {
             let ended = take(message(b'c', &[&5_u32.to_be_bytes(), &[0], &[1; 24]])).unwrap();
             assert_eq!((values(&ended), ended.xid), (["a", "c", "d"].map(str::to_owned).to_vec(), 5));
             assert_eq!(ended.changes.in_memory(), limit > 100);
-            assert!(assembler.is_empty() && assembler.memory == 0, "{}", assembler.memory);
+            assert!(assembler.streamed.is_empty() && assembler.memory == 0, "{}", assembler.memory);
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_was_prepared_before_and_is_streamed_again_ends_with_it() {
+        for end in [b'K', b'r'] {
+            let mut assembler = Assembler::new(1 << 20, Box::new(Directory("nowhere".into())));
+            let mut decoder = Decoder::new(Protocol::V4);
+            let mut inside = Vec::new();
+            let gid = b"gid\0";
+            let positions: &[u8] = if end == b'K' { &[1; 24] } else { &[1; 32] };
+            for body in [
+                message(b'S', &[&5_u32.to_be_bytes(), &[1]]),
+                insert(Some(5), b"a"),
+                message(b'E', &[]),
+                message(end, &[&[0], positions, &5_u32.to_be_bytes(), gid]),
+            ] {
+                let ended = read(&mut assembler, &mut decoder, &body).unwrap();
+                assert_eq!(ended.is_some(), body[0] == end);
+                inside.push(!assembler.is_between());
+            }
+            assert_eq!(inside, [true, true, false, false]);
+            assert!(assembler.streamed.is_empty() && assembler.memory == 0, "{}", assembler.memory);
+        }
     }
 
     #[test]

@@ -460,9 +460,9 @@ impl<'s> Reader<'s> {
         self.batches.committed(committed);
     }
 
-    /// Whether everything that came is applied.
+    /// Whether everything that has committed, of what came, is applied.
     fn is_idle(&self) -> bool {
-        self.under_way.is_empty() && self.queue.is_empty() && !self.batches.is_open() && self.assembler.is_empty()
+        self.under_way.is_empty() && self.queue.is_empty() && !self.batches.is_open() && self.assembler.is_between()
     }
 
     /// Now and then: locks, what is durable, the status.

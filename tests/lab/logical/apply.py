@@ -141,7 +141,12 @@ class Apply(Standby):
         def there():
             assert self.process is None or self.process.poll() is None, f"ended\n{self.log_tail(40)}"
             return self.confirmed() >= end
-        wait_for(there, lambda: f"{self.status()}\n{self.log_tail(40)}", timeout, every=0.05)
+
+        def state():
+            sender = self.publisher.psql("SELECT r, pg_current_wal_flush_lsn() FROM pg_stat_replication r")
+            slots = self.publisher.psql("SELECT s FROM pg_replication_slots s")
+            return f"{self.status()}\nwanted {end:X}; {sender}; {slots}\n{self.log_tail(40)}"
+        wait_for(there, state, timeout, every=0.05)
 
     def stop(self, number=signal.SIGINT, timeout=60):
         """Stop it cleanly."""
