@@ -26,7 +26,7 @@ use crate::globals::Globals;
 use crate::load::Loader;
 use crate::pages::{MemoryShares, Pages, is_small};
 use crate::partition::{PageSettings, Part};
-use crate::plan::{PARTITIONS, Planned};
+use crate::plan::Planned;
 use crate::restartpoint::Recovery;
 use crate::sequence::{Before, Sequencer};
 use crate::spill::{Spill, SpillSettings};
@@ -575,7 +575,11 @@ impl<'a> Engine<'a> {
         }
         let writing = self.stats.stages.enter(Stage::Write);
         self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
-        self.stats.pages_written += self.pages.write_back(0..PARTITIONS)?;
+        self.stats.pages_written += self.pages.write_all()?;
+        if finished {
+            // To give memory back takes a while, too, and the device is busy now.
+            self.pages.empty()?;
+        }
         drop(writing);
         let _sync = self.stats.stages.enter(Stage::Sync);
         let eligible = self.pages.first_invalid().is_none();

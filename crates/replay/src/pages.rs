@@ -1,14 +1,15 @@
 //! The pages' side of a batch: all partitions do their part of it, then the free space maps follow.
 
 use std::collections::{BTreeSet, HashSet};
+use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::prelude::*;
 use walrider_datadir::behind::{Behind, with_write_behind};
-use walrider_datadir::relation::RelationFiles;
-use walrider_layout::{BLCKSZ, ForkNumber, Lsn, RelFileLocator};
+use walrider_datadir::relation::{RelationFiles, SegmentFile};
+use walrider_layout::{BLCKSZ, ForkNumber, Lsn, RELSEG_SIZE, RelFileLocator};
 use walrider_redo::{Change, Env, fsm};
 
 use crate::base::Base;
@@ -36,6 +37,13 @@ const SMALL_BATCH: u32 = 64;
 
 /// What may come of a batch's pages is worth a look if it could fill this part of memory.
 const WORTH_A_LOOK: u64 = 4;
+
+/// Pages in one write. Of larger writes the system keeps larger pieces, and memory for those is dear where it is fresh: 256 pages at a time took
+/// three times as long.
+const WRITE: usize = 8;
+
+/// Most pages of a file that one thread writes before the device is told: 32 MB.
+const WRITTEN_AT_ONCE: usize = 4096;
 
 /// Whether it is not worth while to share the work on a batch.
 pub fn is_small(parts: &[Part<'_>]) -> bool {
@@ -175,6 +183,36 @@ impl<'a> Pages<'a> {
         let written =
             partitions[range].par_iter_mut().with_max_len(1).map(|partition| partition.write_back(&shared, |_| true));
         written.try_reduce(|| 0, |a, b| Ok(a + b))
+    }
+
+    /// Writes all that have changed, file by file, so that the device has something to do at once and threads do not wait for one another
+    /// at a file; returns how many.
+    ///
+    /// # Errors
+    /// When one cannot be written.
+    pub fn write_all(&mut self) -> Result<u64, ReplayError> {
+        let (partitions, shared, _) = self.split();
+        let ready = partitions.par_iter_mut().with_max_len(1).enumerate().flat_map_iter(|(number, partition)| {
+            partition.ready_to_write(&shared).into_iter().map(move |(key, frame)| (key, number, frame))
+        });
+        let mut dirty: Vec<(PageKey, usize, u32)> = ready.collect();
+        dirty.par_sort_unstable();
+        let page = |&(_, partition, frame): &(PageKey, usize, u32)| partitions[partition].frame(frame);
+        let of_file = |(key, ..): &(PageKey, usize, u32)| (key.fork(), key.block() / RELSEG_SIZE);
+        let chunks: Vec<_> =
+            dirty.chunk_by(|a, b| of_file(a) == of_file(b)).flat_map(|file| file.chunks(WRITTEN_AT_ONCE)).collect();
+        chunks.into_par_iter().with_max_len(1).try_for_each(|chunk| {
+            let fork = shared.rels.fork(chunk[0].0.fork());
+            for run in chunk.chunk_by(|a, b| b.0.block() == a.0.block() + 1).flat_map(|run| run.chunks(WRITE)) {
+                let mut buffers: Vec<_> = run.iter().map(|ready| IoSlice::new(page(ready))).collect();
+                shared.files.write(fork.rel, fork.fork, run[0].0.block(), &mut buffers)?;
+            }
+            let segment = chunk[0].0.block() / RELSEG_SIZE;
+            shared.files.start_writeback(SegmentFile { rel: fork.rel, fork: fork.fork, segment });
+            Ok::<_, ReplayError>(())
+        })?;
+        partitions.iter_mut().for_each(Partition::all_written);
+        Ok(dirty.len() as u64)
     }
 
     /// Writes upper levels of free space maps that have changed.

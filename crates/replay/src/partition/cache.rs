@@ -156,17 +156,41 @@ impl Partition {
         }
     }
 
+    /// The slots of dirty pages that `which` picks.
+    fn dirty(&self, which: impl Fn(PageKey) -> bool) -> impl Iterator<Item = u32> {
+        (0..self.slots.len() as u32).filter(move |&number| {
+            let slot = &self.slots[number as usize];
+            slot.dirty && slot.frame.is_some() && which(slot.key)
+        })
+    }
+
     /// Writes dirty pages that `which` picks to their files, in file order. Returns how many.
     pub fn write_back(&mut self, shared: &Shared<'_>, which: impl Fn(PageKey) -> bool) -> Result<u64, ReplayError> {
-        let mut dirty: Vec<u32> = (0..self.slots.len() as u32)
-            .filter(|&number| {
-                let slot = &self.slots[number as usize];
-                slot.dirty && slot.frame.is_some() && which(slot.key)
-            })
-            .collect();
+        let mut dirty: Vec<u32> = self.dirty(which).collect();
         dirty.sort_unstable_by_key(|&slot| self.slots[slot as usize].key);
         self.write_slots(&dirty, shared)?;
         Ok(dirty.len() as u64)
+    }
+
+    /// All dirty pages, which somebody is about to write, with their checksums, and their frames.
+    pub fn ready_to_write(&mut self, shared: &Shared<'_>) -> Vec<(PageKey, u32)> {
+        let dirty: Vec<u32> = self.dirty(|_| true).collect();
+        self.set_checksums(&dirty, shared);
+        dirty
+            .into_iter()
+            .map(|number| &self.slots[number as usize])
+            .map(|slot| (slot.key, slot.frame.expect("it is dirty")))
+            .collect()
+    }
+
+    /// The bytes of a page that is ready to be written.
+    pub fn frame(&self, frame: u32) -> &PageBytes {
+        self.frames.page(frame)
+    }
+
+    /// All dirty pages are written.
+    pub fn all_written(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.dirty = false);
     }
 
     /// Writes what was changed, and gives all memory back. Returns how many pages went.
@@ -183,8 +207,7 @@ impl Partition {
         Ok(resident)
     }
 
-    /// Writes pages, given in file order.
-    fn write_slots(&mut self, numbers: &[u32], shared: &Shared<'_>) -> Result<(), ReplayError> {
+    fn set_checksums(&mut self, numbers: &[u32], shared: &Shared<'_>) {
         if shared.settings.checksums {
             for &number in numbers {
                 let slot = &mut self.slots[number as usize];
@@ -196,6 +219,11 @@ impl Partition {
                 }
             }
         }
+    }
+
+    /// Writes pages, given in file order.
+    fn write_slots(&mut self, numbers: &[u32], shared: &Shared<'_>) -> Result<(), ReplayError> {
+        self.set_checksums(numbers, shared);
         let mut at = 0;
         while at < numbers.len() {
             let key = self.slots[numbers[at] as usize].key;
