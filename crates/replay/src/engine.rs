@@ -397,6 +397,7 @@ impl<'a> Engine<'a> {
     /// Does what a spilled batch has come to: its pages, each once, then its file actions. Then its end is where the directory stands.
     fn sweep(&mut self, spilling: Spilling) -> Result<(), ReplayError> {
         let Spilling { spill, mut batch, last, records } = spilling;
+        self.feed.loader.drop_spare();
         let (lsn, end, used) = last.unwrap_or((self.last_record, self.replayed, self.used));
         let (recovery, stats) = (&mut self.sequencer.recovery, &mut self.stats);
         let needless = self.pages.needless(&batch);

@@ -16,6 +16,7 @@ mod frames;
 mod gaps;
 pub mod globals;
 pub mod load;
+mod memory;
 mod pages;
 mod partition;
 pub mod plan;

@@ -79,6 +79,11 @@ impl Loader {
         self.spare.push(planned);
     }
 
+    /// Gives the memory back of those that wait for reuse.
+    pub fn drop_spare(&mut self) {
+        self.spare = Vec::new();
+    }
+
     /// How many wait for that.
     pub fn spare(&self) -> usize {
         self.spare.len()

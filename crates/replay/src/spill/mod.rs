@@ -32,6 +32,7 @@ use walrider_redo::fsm;
 use walrider_wal::decode::Place;
 
 use crate::error::ReplayError;
+use crate::memory;
 use crate::partition::Part;
 use crate::plan::{PageOp, Planned};
 use crate::rels::{PageKey, RelFork, RelTable};
@@ -256,6 +257,7 @@ impl Spill {
             partition.open = Vec::new();
             Ok::<(), ReplayError>(())
         })?;
+        memory::trim();
         // What is read gives its room back.
         self.store.full.store(false, Ordering::Relaxed);
         Ok(())
