@@ -117,6 +117,33 @@ def test_equal_to_stock(archived, work, form):
     assert {oct((work / "ours" / name).stat().st_mode & 0o777) for name in ("PG_VERSION", "global/pg_control")} == {"0o600"}
 
 
+def test_memory_is_kept(work):
+    """A table grows past the memory. Each partition that its end had passed kept as much as its largest piece of WAL: restore took twice
+    what `--memory` says. Replay is tried as well, with all put apart. One load; random updates are not tried here.
+    """
+    memory, room = 128 << 20, 24 << 20
+    with PgCluster.init(work / "primary", work / "wal", conf="autovacuum = off\nmax_wal_size = 4GB\n") as server:
+        server.start()
+        server.basebackup(work / "backup")
+        server.psql("CREATE TABLE grows AS SELECT g AS id, repeat('x', 90) AS v FROM generate_series(1, 2500000) g")
+        server.psql("CREATE INDEX ON grows (id)")
+        rows = server.value("SELECT count(*) FROM grows")
+        server.stop()
+        server.complete_archive()
+    ours, options = work / "ours", ("--wal", work / "wal", "--memory", str(memory), "--jobs", "2")
+    restored = walrider("restore", "--backup", work / "backup", "-D", ours, *options).expect()
+    assert restored.json["spilled_bytes"] > 0 and restored.json["peak_memory_bytes"] < memory + room, restored.json
+    copy_tree(work / "backup", work / "copy")
+    replayed = walrider("replay", "--data-dir", work / "copy", "--spill-always", *options).expect()
+    assert replayed.json["peak_memory_bytes"] < memory + room, replayed.json
+    compare(work / "copy", ours)
+    server = PgCluster(ours)
+    server.configure("archive_mode = off", "postgresql.auto.conf")
+    with server:
+        server.start()
+        assert server.value("SELECT count(*) FROM grows") == rows
+
+
 def test_to_a_target(archived, work):
     """With --promote it is a primary's; PostgreSQL starts, and has the rows of that moment."""
     result = archived.restore("tar", work / "ours", "--target-name", "half", "--promote").expect()
