@@ -123,7 +123,8 @@ def test_prepared_transactions_that_change_nothing(pair, work):
 @pytest.mark.every_major
 def test_prepared_before_and_streamed_again(pair, work):
     """Apply begins again after a PREPARE; once it has room to make, the publisher streams what was prepared once more, without an end.
-    Apply waited for that end: it looked as if it lagged behind, and a quiet publisher could not take back its WAL.
+    Apply waited for that end: it looked as if it lagged behind, and a quiet publisher could not take back its WAL. Other plugins than
+    pgoutput, and slots without two phases, are not tried.
     """
     publisher, target = pair
     rows = "INSERT INTO plain SELECT i, i, repeat('x', 100) FROM generate_series({}, {}) i"

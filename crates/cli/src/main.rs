@@ -19,7 +19,6 @@ mod failure;
 mod help;
 mod logging;
 mod logical;
-mod memory;
 mod out;
 mod promote;
 mod receive;
@@ -86,7 +85,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    memory::give_back();
+    walrider_replay::memory::give_back();
     // A file that would get longer than `ulimit -f` is an error of the write, not the end of this process.
     if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default()) {
         return Failure::new(Exit::Refused, format!("could not handle signals: {error}")).complain();

@@ -16,7 +16,7 @@ mod frames;
 mod gaps;
 pub mod globals;
 pub mod load;
-mod memory;
+pub mod memory;
 mod pages;
 mod partition;
 pub mod plan;

@@ -38,8 +38,8 @@ const SMALL_BATCH: u32 = 64;
 /// What may come of a batch's pages is worth a look if it could fill this part of memory.
 const WORTH_A_LOOK: u64 = 4;
 
-/// Pages in one write. Of larger writes the system keeps larger pieces, and memory for those is dear where it is fresh: 256 pages at a time took
-/// three times as long.
+/// Pages in one write. For larger ones the system takes memory in larger pieces: 256 pages at a time took three times as long, in a virtual
+/// machine where memory that nobody had used before is dear.
 const WRITE: usize = 8;
 
 /// Most pages of a file that one thread writes before the device is told: 32 MB.
@@ -185,8 +185,7 @@ impl<'a> Pages<'a> {
         written.try_reduce(|| 0, |a, b| Ok(a + b))
     }
 
-    /// Writes all that have changed, file by file, so that the device has something to do at once and threads do not wait for one another
-    /// at a file; returns how many.
+    /// Writes all that have changed, file by file, so that the device has something to do at once; returns how many.
     ///
     /// # Errors
     /// When one cannot be written.
