@@ -1,6 +1,6 @@
 """How fast a hot standby catches up: PostgreSQL alone, and with early redo by the extension.
 
-    python3 -m bench.readable [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--readers N] [--busy N]
+    python3 -m bench.readable [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--readers N] [--busy N] [--delay US]
 
 Every side is a hot standby that replays the same WAL from its own pg_wal, durable, its pages all in shared buffers.  The time is
 from "consistent recovery state reached" to the last record.  After the first round the directories are compared page by page.
@@ -8,6 +8,9 @@ from "consistent recovery state reached" to the last record.  After the first ro
 Readers count rows of the largest table, few or many, one snapshot after the other.  The WAL is that of a primary without hot_standby_feedback,
 so that they meet as many conflicts as there can be: replay waits CONFLICT_DELAY for them (counted from when it opened the segment that it
 is in), and cancels them.  They come again.  With feedback: bench.readable_live.
+
+With a delay the data directory is on a device of its own (bench.device), each of whose requests takes so long, and nothing of it is cached when
+the server starts.
 
 Busy processes want all the processor time that they can get, so that workers have to wait for theirs.
 """
@@ -29,6 +32,7 @@ from tests.lab.server import recovery
 from tests.lab.server.cluster import ServerError, parse_lsn
 from tests.lab.standby.readers import Crowd
 
+from .device import Volume
 from .loads import LOADS, REGRESSION, make, make_regression
 from .measure import MB, link_wal
 from .replay import FIXTURES, SMOKE_SIZE, commit, machine, nameless
@@ -126,8 +130,11 @@ def busy(processes):
             process.wait()
 
 
-def rounds(name, fixture, info, args, scratch):
+def rounds(name, fixture, info, args, volume):
     """Every side in turn, so often."""
+    if args.delay and not volume.can_limit:
+        raise SystemExit("error: --delay needs a device: python3 -m bench.device -- ...")
+    scratch = volume.fresh(2 * len(SIDES) * (info["data_bytes"] + info["wal_bytes"]) + (1 << 30), delays=True) if args.delay else volume.path
     end = parse_lsn(info["final_checkpoint"])
     buffers = f"{info['data_bytes'] * 5 // 4 // MB + 256}MB"
     runs = {side: [] for side in SIDES}
@@ -139,9 +146,14 @@ def rounds(name, fixture, info, args, scratch):
             server.configure("restore_command = ''", "postgresql.auto.conf")
             link_wal(fixture, server.data_dir)
             servers[side] = server
+            if args.delay:
+                volume.forget()
+                volume.limit(microseconds=args.delay)
             try:
                 with busy(args.busy):
                     found = catch_up(server, end, {**SETTINGS, "shared_buffers": buffers, **own}, args.readers)
+                if args.delay:
+                    volume.limit()
                 if number == 0:
                     server.psql("CHECKPOINT")
                 server.stop()
@@ -196,9 +208,10 @@ def main(argv):
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--readers", type=int, default=0, help="sessions that read meanwhile")
     parser.add_argument("--busy", type=int, default=0, help="processes that want processors meanwhile")
+    parser.add_argument("--delay", type=int, default=0, metavar="US", help="each request of the device takes so long")
     parser.add_argument("--smoke", action="store_true", help="one round of small fixtures")
     parser.add_argument("--save", type=Path, metavar="DIR",
-                        help="keep every run in DIR/DATE-readable.json, with readers DATE-readable-readers.json, DATE-readable-busy.json")
+                        help="keep every run in DIR/DATE-readable.json, with readers -readers, -busy and -delay before the dot with these")
     args = parser.parse_args(argv)
     if args.smoke:
         args.rounds, args.size, args.fixtures = 1, SMOKE_SIZE, args.fixtures / "smoke"
@@ -208,14 +221,14 @@ def main(argv):
         fixture = args.fixtures / name
         info = make_regression(fixture) if name == REGRESSION else make(fixture, name, args.size)
         with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
-            results[name] = info, rounds(name, fixture, info, args, Path(scratch))
+            results[name] = info, rounds(name, fixture, info, args, Volume(scratch))
     text = table(results, args.readers)
     print("\n" + text)
     if args.save:
         result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),
                       command=" ".join(["python3 -m bench.readable", *map(nameless, argv)]),
                       runs={name: runs for name, (_, runs) in results.items()})
-        name = f"{when:%Y-%m-%d}-readable" + ("-readers" if args.readers else "") + ("-busy" if args.busy else "")
+        name = f"{when:%Y-%m-%d}-readable" + ("-readers" if args.readers else "") + ("-busy" if args.busy else "") + ("-delay" if args.delay else "")
         (args.save / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
         (args.save / f"{name}.txt").write_text(text)
 

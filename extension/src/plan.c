@@ -23,7 +23,6 @@
 #include "catalog/pg_control.h"
 #include "common/hashfn.h"
 #include "port/pg_bitutils.h"
-#include "storage/buf_internals.h"
 #include "storage/bufmgr.h"
 #include "storage/procarray.h"
 #include "storage/smgr.h"
@@ -128,73 +127,10 @@ AllHeapBlocksWait(Slice *slice)
 	slice->any_waits = true;
 }
 
-/*
- * Where pages were last seen in shared buffers, by the hash of what they are:
- * a guess, which ReadRecentBuffer checks under the pin.  It saves most look-ups
- * in the mapping table.
- */
-#define BUFFER_GUESSES (1 << 18)
-#define GUESS_AHEAD 8
-static Buffer guesses[BUFFER_GUESSES];
-
 static inline uint32
 HashPage(const RelFileLocator *rlocator, ForkNumber forknum, BlockNumber blkno)
 {
 	return murmurhash32(rlocator->relNumber ^ murmurhash32(blkno ^ ((uint32) forknum << 30)));
-}
-
-void
-RememberBuffer(SlicePage *page, Buffer buffer)
-{
-	page->recent = buffer;
-	guesses[page->hash % BUFFER_GUESSES] = buffer;
-}
-
-/* Guess where the page is; where the guess looks wrong, look it up, and have it read if it is not there. */
-static void
-GuessBuffer(SlicePage *page)
-{
-	Buffer		guess = guesses[page->hash % BUFFER_GUESSES];
-
-	if (BufferIsValid(guess))
-	{
-		BufferDesc *desc = GetBufferDescriptor(guess - 1);
-		BufferTag	tag;
-
-		/* Not locked: it may change any time, and only costs us the look-up then. */
-		InitBufferTag(&tag, &page->rlocator, page->forknum, page->blkno);
-		if (BufferTagsEqual(&desc->tag, &tag))
-		{
-			page->recent = guess;
-			return;
-		}
-	}
-	page->recent = PrefetchSharedBuffer(smgropen(page->rlocator, INVALID_PROC_NUMBER), page->forknum,
-										page->blkno).recent_buffer;
-	if (BufferIsValid(page->recent))
-		RememberBuffer(page, page->recent);
-}
-
-/* Of all pages that are to be visited; each would wait for memory twice, so that it is asked for some pages ahead. */
-static void
-GuessBuffers(Slice *slice)
-{
-	for (SliceIndex i = 1; i <= slice->npages; i++)
-	{
-		SlicePage  *page = &slice->pages[i];
-
-		if (i + 2 * GUESS_AHEAD <= slice->npages)
-			pg_prefetch_mem(&guesses[slice->pages[i + 2 * GUESS_AHEAD].hash % BUFFER_GUESSES]);
-		if (i + GUESS_AHEAD <= slice->npages)
-		{
-			Buffer		guess = guesses[slice->pages[i + GUESS_AHEAD].hash % BUFFER_GUESSES];
-
-			if (BufferIsValid(guess))
-				pg_prefetch_mem(GetBufferDescriptor(guess - 1));
-		}
-		if (page->first != 0 && !page->added)
-			GuessBuffer(page);
-	}
 }
 
 /* How many blocks a fork has, or 0; what was found is good for one plan. */
@@ -649,7 +585,7 @@ PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 		last = decoded;
 	}
 	GrowFiles(slice);
-	GuessBuffers(slice);
+	FindBuffers(slice);
 	return slice->nchanges > 0;
 }
 

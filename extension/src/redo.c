@@ -214,8 +214,7 @@ BeginSlice(XLogReaderState *reader)
 	for (SliceIndex i = 1; i <= slice->npages; i++)
 	{
 		RecordFreeSpace(&slice->pages[i]);
-		if (slice->pages[i].added)
-			RememberBuffer(&slice->pages[i], slice->pages[i].recent);
+		RememberBuffer(&slice->pages[i]);
 	}
 	CountRedo(REDO_SLICES, 1);
 	CountRedo(REDO_RECORDS, slice->nrecords);
@@ -324,6 +323,7 @@ RequestRedoShared(void)
 {
 	RequestAddinShmemSpace(CountersSharedSize());
 	RequestAddinShmemSpace(ControlSharedSize());
+	RequestAddinShmemSpace(BuffersSharedSize());
 	RequestAddinShmemSpace(WorkersSharedSize());
 }
 
@@ -333,6 +333,7 @@ AttachRedoShared(void)
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	AttachCountersShared();
 	AttachControlShared();
+	AttachBuffersShared();
 	AttachWorkersShared();
 	LWLockRelease(AddinShmemInitLock);
 }

@@ -11,6 +11,7 @@
  *
  * redo.c		the hook: when a slice begins, the walk, settings
  * plan.c		a slice: which change of which page may go early
+ * buffers.c	where pages are in shared buffers, and reading those that are not
  * entries.c	index entries: which records bring them, what they wait for
  * visit.c		a page: its changes, one after the other
  * workers.c	several processes: chunks of a slice's pages are claimed
@@ -28,6 +29,7 @@
 #include "port/atomics.h"
 #include "storage/block.h"
 #include "storage/buf.h"
+#include "storage/bufmgr.h"
 #include "storage/relfilelocator.h"
 
 /* The one minor version whose sources the rules were checked against. */
@@ -91,6 +93,7 @@ typedef struct SlicePage
 	uint32		hash;
 	Buffer		recent;			/* where it was seen, or InvalidBuffer */
 	int			free_bytes;		/* for the free space map; -1: nothing to tell */
+	bool		asked;			/* the kernel was asked to read it */
 	bool		checked;		/* it lies within its file */
 	bool		missing;		/* it does not: its changes go in place */
 	bool		added;			/* to its file, when the plan is made */
@@ -199,9 +202,15 @@ extern bool PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *
 extern void HoldBack(Slice *slice, const Slice *before);
 extern SlicePage *FindSlicePage(Slice *slice, const RelFileLocator *rlocator, ForkNumber forknum,
 								BlockNumber blkno, bool create);
-extern void RememberBuffer(SlicePage *page, Buffer buffer);
 extern void HeapBlockWaits(Slice *slice, BlockNumber blkno);
 extern void AllHeapBlocksWait(Slice *slice);
+
+/* buffers.c */
+extern Size BuffersSharedSize(void);
+extern void AttachBuffersShared(void);
+extern void RememberBuffer(const SlicePage *page);
+extern void FindBuffers(Slice *slice);
+extern Buffer ReadSlicePage(SlicePage *page, ReadBufferMode mode);
 
 /* entries.c */
 extern bool AddsEntry(const DecodedXLogRecord *decoded);

@@ -136,11 +136,9 @@ LockPage(SlicePage *page, const DecodedXLogRecord *decoded, uint8 block_id)
 	 */
 	if (fills && NeedsCleanupLock(decoded))
 		return InvalidBuffer;
-	buffer = ReadBufferWithoutRelcache(page->rlocator, page->forknum, page->blkno,
-									   fills ? RBM_ZERO_AND_LOCK : RBM_NORMAL, NULL, true);
+	buffer = ReadSlicePage(page, fills ? RBM_ZERO_AND_LOCK : RBM_NORMAL);
 	if (!fills)
 		LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
-	RememberBuffer(page, buffer);
 	return buffer;
 }
 
