@@ -89,6 +89,8 @@ BULK_COPY = sql(f"""
 LOADS = {
     "pgbench": Load("pgbench at scale 50, 1.6 M transactions", (pgbench_tables(50),),
                     (pgbench(160_000, "-b", "tpcb-like"),) * 10, settings=""),
+    "simple": Load("pgbench's simple-update at scale 50, 1.6 M transactions", (pgbench_tables(50),),
+                   (pgbench(160_000, "-b", "simple-update"),) * 10, settings=""),
     "hot": Load("updates of 400 rows, 5 M transactions", (HOT_TABLE,),
                 (pgbench(500, script="CALL bump(1000)\n"),) * 10),
     "bigger": Load("pgbench's simple-update at scale 150 in 256 MB, no full-page images", (pgbench_tables(150),),

@@ -5,8 +5,8 @@
  *
  * The kernel can be asked for pages ahead, as recovery_prefetch does.  Of a
  * page that it has in its cache that costs a look-up and a system call, in the
- * startup process, and brings nothing.  So reads are timed, by all processes:
- * pages are asked for while reads that were not asked for take long.
+ * startup process, and brings nothing.  So all processes time their reads, and
+ * pages are asked for while those that were not take long.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,14 +24,14 @@
 #define BUFFER_GUESSES (1 << 18)
 #define GUESS_AHEAD 8
 
-/* On average in us; of a page in the kernel's cache it is 5 to 10. */
+/* In us; a read of a page that is in the kernel's cache takes 5 to 10. */
 #define SLOW_READ 32
 
 /* So many reads are to be timed before they say something. */
 #define LEAST_TIMED 16
 
-/* One page of so many is not asked for, to see whether its read takes long. */
-#define SAMPLE 128
+/* What is taken for longer than this: 14 bits of a page's hash choose what is timed. */
+#define MAX_TIME 10000
 
 /* Reads that were not asked for: their number in the upper bits, their time in us in the others. */
 #define TIME_BITS 40
@@ -75,25 +75,29 @@ RememberBuffer(const SlicePage *page)
 		guesses[page->hash % BUFFER_GUESSES] = page->recent;
 }
 
-/* Whether it pays to ask for pages: what it was before, until there is something to go by. */
-static bool
-ReadsAreSlow(void)
+/* What a read takes that was not asked for, in us: what it took before, until there is something to go by. */
+static uint32
+TimeOfRead(void)
 {
-	static bool slow = true;
+	static uint32 time = 4 * SLOW_READ;
 	uint64		timed = pg_atomic_read_u64(&Buffers->timed);
 	uint64		nreads = timed >> TIME_BITS;
 
 	if (nreads >= LEAST_TIMED)
 	{
-		slow = timed % ONE_READ / nreads >= SLOW_READ;
+		time = Min(timed % ONE_READ / nreads, MAX_TIME);
 		pg_atomic_write_u64(&Buffers->timed, 0);
 	}
-	return slow;
+	return time;
 }
 
-/* Guess where the page is.  Where it seems not to be there, it may be asked for. */
+/*
+ * Guess where the page is.  Where it seems not to be there, it is asked for if
+ * that pays; but for one of so many that timing its read costs what asking for
+ * all of them does, about 1 us each.
+ */
 static void
-FindBuffer(SlicePage *page, bool ask)
+FindBuffer(SlicePage *page, uint32 time)
 {
 	Buffer		guess = guesses[page->hash % BUFFER_GUESSES];
 
@@ -110,7 +114,7 @@ FindBuffer(SlicePage *page, bool ask)
 			return;
 		}
 	}
-	page->asked = ask && page->hash / BUFFER_GUESSES % SAMPLE != 0;
+	page->asked = time >= SLOW_READ && page->hash / BUFFER_GUESSES % time != 0;
 	if (page->asked)
 		page->recent = PrefetchSharedBuffer(smgropen(page->rlocator, INVALID_PROC_NUMBER), page->forknum,
 											page->blkno).recent_buffer;
@@ -120,7 +124,7 @@ FindBuffer(SlicePage *page, bool ask)
 void
 FindBuffers(Slice *slice)
 {
-	bool		ask = ReadsAreSlow();
+	uint32		time = TimeOfRead();
 
 	for (SliceIndex i = 1; i <= slice->npages; i++)
 	{
@@ -136,7 +140,7 @@ FindBuffers(Slice *slice)
 				pg_prefetch_mem(GetBufferDescriptor(guess - 1));
 		}
 		if (page->first != 0 && !page->added)
-			FindBuffer(page, ask);
+			FindBuffer(page, time);
 	}
 }
 

@@ -90,11 +90,17 @@ AddsEntry(const DecodedXLogRecord *decoded)
 	}
 }
 
+static bool
+HasBlock(const BlockBits *bits, BlockNumber blkno)
+{
+	return (pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &bits->words[(blkno & 0xFFFF) / 32])) >> blkno % 32 & 1) != 0;
+}
+
 /* Not all changes of this heap block went early. */
 static bool
 IsWaitedFor(const Slice *slice, BlockNumber blkno)
 {
-	return slice->waits[blkno & 0xFFFF] != 0 || (slice->any_before && slice->waits_before[blkno & 0xFFFF] != 0);
+	return HasBlock(&slice->waits, blkno) || (slice->any_before && HasBlock(&slice->waits_before, blkno));
 }
 
 /*
@@ -139,7 +145,8 @@ EntryWaits(const Slice *slice, const DecodedXLogRecord *decoded, uint8 block_id)
 		case RM_GIN_ID:
 			return walrider_gin_items_wait((const uint8_t *) from, len,
 										   (((const ginxlogInsert *) decoded->main_data)->flags & GIN_INSERT_ISDATA) != 0,
-										   slice->waits, slice->any_before ? slice->waits_before : NULL);
+										   (const uint32_t *) &slice->waits,
+										   slice->any_before ? (const uint32_t *) &slice->waits_before : NULL);
 		default:
 			return false;
 	}

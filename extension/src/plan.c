@@ -114,16 +114,27 @@ EndsSlice(const DecodedXLogRecord *decoded)
 }
 
 void
+SetBlock(BlockBits *bits, BlockNumber blkno)
+{
+	pg_atomic_uint32 *word = &bits->words[(blkno & 0xFFFF) / 32];
+	uint32		bit = (uint32) 1 << blkno % 32;
+
+	if ((pg_atomic_read_u32(word) & bit) == 0)
+		pg_atomic_fetch_or_u32(word, bit);
+}
+
+void
 HeapBlockWaits(Slice *slice, BlockNumber blkno)
 {
-	slice->waits[blkno & 0xFFFF] = 1;
+	SetBlock(&slice->waits, blkno);
 	slice->any_waits = true;
 }
 
 void
 AllHeapBlocksWait(Slice *slice)
 {
-	memset(slice->waits, 1, sizeof(slice->waits));
+	for (int i = 0; i < lengthof(slice->waits.words); i++)
+		pg_atomic_write_u32(&slice->waits.words[i], PG_UINT32_MAX);
 	slice->any_waits = true;
 }
 
@@ -551,7 +562,7 @@ PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 	slice->any_before = false;
 	slice->ngrown = 0;
 	if (slice->any_waits)
-		memset(slice->waits, 0, sizeof(slice->waits));
+		memset(&slice->waits, 0, sizeof(slice->waits));
 	slice->any_waits = false;
 
 	while (HasRoom(slice) && last->next_lsn - slice->start < MAX_SLICE_WAL)
@@ -599,7 +610,7 @@ HoldEntriesOfMap(Slice *slice, const SlicePage *map)
 
 		for (int id = 0; id <= decoded->max_block_id; id++)
 			if (decoded->blocks[id].in_use && decoded->blocks[id].forknum == MAIN_FORKNUM)
-				slice->waits_before[decoded->blocks[id].blkno & 0xFFFF] = 1;
+				SetBlock(&slice->waits_before, decoded->blocks[id].blkno);
 	}
 	slice->any_before = true;
 }
@@ -614,7 +625,7 @@ HoldBack(Slice *slice, const Slice *before)
 {
 	if (BROKEN(14))
 		return;
-	memcpy(slice->waits_before, before->waits, sizeof(slice->waits_before));
+	memcpy(&slice->waits_before, &before->waits, sizeof(slice->waits_before));
 	slice->any_before = before->any_waits;
 
 	for (SliceIndex i = 1; i <= before->npages; i++)

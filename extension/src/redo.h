@@ -135,6 +135,15 @@ typedef enum RedoCounter
 	NUM_REDO_COUNTERS
 } RedoCounter;
 
+/*
+ * A bit for each block, by the low 16 bits of its number.  What several
+ * processes look up for each index entry is to be in few cache lines.
+ */
+typedef struct BlockBits
+{
+	pg_atomic_uint32 words[65536 / 32];
+} BlockBits;
+
 /* The startup process's; while it is given out, the pages are those of the processes that claim them. */
 typedef struct Slice
 {
@@ -166,11 +175,11 @@ typedef struct Slice
 		SliceIndex	page;
 	}			table[PAGE_TABLE];
 
-	/* By the low bits of their numbers: heap blocks not all of whose changes go early. */
-	uint8		waits[65536];
+	/* Heap blocks not all of whose changes go early; set by all processes. */
+	BlockBits	waits;
 
 	/* The same of the slice before, until that has been walked. */
-	uint8		waits_before[65536];
+	BlockBits	waits_before;
 	bool		any_before;
 } Slice;
 
@@ -202,6 +211,7 @@ extern bool PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *
 extern void HoldBack(Slice *slice, const Slice *before);
 extern SlicePage *FindSlicePage(Slice *slice, const RelFileLocator *rlocator, ForkNumber forknum,
 								BlockNumber blkno, bool create);
+extern void SetBlock(BlockBits *bits, BlockNumber blkno);
 extern void HeapBlockWaits(Slice *slice, BlockNumber blkno);
 extern void AllHeapBlocksWait(Slice *slice);
 

@@ -43,8 +43,8 @@
 
 #include "redo.h"
 
-/* Pages that are claimed together. */
-#define CHUNK 16
+/* Pages that are claimed together: for the last ones of a stage everybody waits. */
+#define CHUNK 8
 
 /* So often a process that finds nothing to claim looks again before it sleeps. */
 #define SPINS 2000

@@ -68,10 +68,10 @@ extern int	walrider_redo_block(const WalriderRecord *record, uint8_t block_id, u
 
 /*
  * Whether an item that an insertion into a leaf of GIN brings (XLOG_GIN_INSERT's block data, of a posting tree or of the
- * entries) is in a heap block of which waits, or waits_before, says so by the low 16 bits of its number; 1 also if the
- * data does not tell.  Both have 65536 bytes; waits_before may be null.
+ * entries) is in a heap block whose bit is set in waits or waits_before; 1 also if the data does not tell.  Both have 65536
+ * bits, one for each value of the low 16 bits of a block's number, in words, the lowest bits first; waits_before may be null.
  */
-extern int	walrider_gin_items_wait(const uint8_t *data, size_t data_len, int of_posting_tree, const uint8_t *waits,
-									const uint8_t *waits_before);
+extern int	walrider_gin_items_wait(const uint8_t *data, size_t data_len, int of_posting_tree, const uint32_t *waits,
+									const uint32_t *waits_before);
 
 #endif							/* WALRIDER_REDO_H */

@@ -214,32 +214,33 @@ pub unsafe extern "C" fn walrider_redo_block(
     }
 }
 
-/// Low bits of a heap block's number by which is told what waits.
+/// Heap blocks that wait have a bit set, by the low 16 bits of their number.
 const WAITS: usize = 1 << 16;
 
-/// Whether an item that an insertion into a leaf of GIN brings is in a heap block that waits, by the low bits of its number; 1
-/// also if the data does not tell.
+/// Whether an item that an insertion into a leaf of GIN brings is in a heap block that waits, by the low 16 bits of its number;
+/// 1 also if the data does not tell.
 ///
 /// # Safety
 /// Unless `data_len` is 0, `data` points to so many bytes that nobody changes during the call. `waits` and, unless it is null,
-/// `waits_before` have 65536 bytes; other processes may set some of them meanwhile.
+/// `waits_before` have 65536 bits, the lowest of a word first; other processes may set some of them meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn walrider_gin_items_wait(
     data: *const u8,
     data_len: usize,
     of_posting_tree: i32,
-    waits: *const u8,
-    waits_before: *const u8,
+    waits: *const u32,
+    waits_before: *const u32,
 ) -> i32 {
     let told = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the caller's promise.
         let data = unsafe { given(data, data_len) };
         let mut found = false;
         gin::heap_blocks(data, of_posting_tree != 0, |block| {
+            let (word, bit) = (block as usize % WAITS / 32, block % 32);
             for table in [waits, waits_before] {
-                // SAFETY: the caller's promise; the index is less than the table's size. The bytes are C's, which reads and
-                // sets them without order, too: whoever sets one has nothing that this process must see now.
-                found |= !table.is_null() && unsafe { table.add(block as usize % WAITS).read_volatile() } != 0;
+                // SAFETY: the caller's promise; the index is less than the table's size. The words are C's, which reads and
+                // sets them without order, too: whoever sets a bit has nothing that this process must see now.
+                found |= !table.is_null() && unsafe { table.add(word).read_volatile() } >> bit & 1 != 0;
             }
         })
         .map(|()| found)

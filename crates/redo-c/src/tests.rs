@@ -125,9 +125,9 @@ fn a_page_is_left_as_it_was_where_redo_is_refused() {
 fn an_entry_of_gin_waits_for_the_heap_blocks_of_its_items() {
     // `ginxlogInsertEntry`: a tuple whose one item, compressed, at byte 8, is in block 65,541.
     let entry = [1, 0, 0, 0, 0, 0x80, 8, 0, 1, 0, 16, 0, 1, 0, 5, 0, 1, 0, 0, 0];
-    let (none, mut some) = (vec![0; WAITS], vec![0; WAITS]);
-    some[5] = 1;
-    let waits = |data: &[u8], tree: i32, waits: &[u8], before: *const u8| {
+    let (none, mut some) = ([0; WAITS / 32], [0; WAITS / 32]);
+    some[0] = 1 << 5;
+    let waits = |data: &[u8], tree: i32, waits: &[u32], before: *const u32| {
         // SAFETY: the tables have their size, the data is borrowed.
         unsafe { walrider_gin_items_wait(data.as_ptr(), data.len(), tree, waits.as_ptr(), before) }
     };
