@@ -9,10 +9,10 @@ use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 
-use rayon::prelude::*;
 use rustix::fs::OFlags;
 use walrider_datadir::behind::{Behind, Handed, with_write_behind, writers};
 use walrider_datadir::config::keep_servers_out;
@@ -212,6 +212,22 @@ fn unpack_some(
     })
 }
 
+/// Does something to each, by as many threads as there are to work, until one fails. They are others than those: a file's thread waits
+/// while these work on its pages, and must not begin with another file meanwhile.
+fn side_by_side<T: Sync>(all: &[T], each: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+    let some = || {
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = each(one) {
+                next.store(all.len(), Ordering::Relaxed);
+                failed.lock().expect("no panic while locked").get_or_insert(error);
+            }
+        }
+    };
+    thread::scope(|scope| (0..rayon::current_num_threads().min(all.len())).for_each(|_| drop(scope.spawn(some))));
+    failed.into_inner().expect("no panic while locked").map_or(Ok(()), Err)
+}
+
 /// What all threads share.
 struct Work<'w> {
     which: Which,
@@ -243,7 +259,7 @@ impl Work<'_> {
         match &self.backup.form {
             Form::Plain(directory) => self.plain(directory)?,
             Form::Archives(archives) => {
-                archives.par_iter().with_max_len(1).try_for_each(|archive| self.archive(archive))?;
+                side_by_side(archives, |archive| self.archive(archive))?;
             }
         }
         self.handed.wait()?;
@@ -280,7 +296,7 @@ impl Work<'_> {
         for tablespace in self.backup.tablespaces() {
             self.list(&tablespace.path, &format!("pg_tblspc/{}/", tablespace.oid), &mut files)?;
         }
-        files.par_iter().with_max_len(1).try_for_each(|(path, name)| {
+        side_by_side(&files, |(path, name)| {
             let flags = OFlags::NOFOLLOW.bits() as i32;
             let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).context("open file", path)?;
             let size = file.metadata().context("stat file", path)?.len();

@@ -1,12 +1,13 @@
 //! Redo of pages that pass: those of a base backup on their way into the data directory.
 
+use std::collections::VecDeque;
 use std::sync::Mutex;
 
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 use walrider_datadir::behind::{Behind, with_write_behind};
 use walrider_datadir::relation::SegmentFile;
-use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, RELSEG_SIZE};
+use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
 
 use super::sweep::{Op, Operations, PageAtWork, RunToWrite, Sweep, Tails, Visit, What, visits};
 use super::told::{MapRecords, Told};
@@ -15,9 +16,14 @@ use crate::base::PassPages;
 use crate::cuts::{ForkCuts, Needless, TailChange};
 use crate::error::ReplayError;
 use crate::gaps::Gaps;
-use crate::rels::PageKey;
+use crate::rels::{PageKey, RelFork};
 use crate::spill::entry::{self, Operation};
 use crate::spill::runs::{BlockRange, Ranges};
+
+/// Pages that a thread works on before it looks for others.
+const PAGES_AT_ONCE: usize = 8;
+
+const NO_PANIC: &str = "no panic while locked";
 
 /// A spilled batch that pages pass.
 pub struct Passing<'a> {
@@ -29,6 +35,8 @@ pub struct Passing<'a> {
     at_work: Mutex<FxHashMap<SegmentFile, AtWork>>,
     passed: Mutex<Passed>,
     told: Mutex<Told>,
+    /// Memory of ranges that have passed: memory that is new to the process takes as long as redo.
+    spare: Mutex<Vec<ReadPart>>,
 }
 
 /// What has passed.
@@ -41,6 +49,14 @@ struct Passed {
     report: Report,
 }
 
+/// Entries that were read, and what is to be done.
+#[derive(Default)]
+struct ReadPart {
+    bytes: Vec<u8>,
+    ops: Vec<Op>,
+    visits: Vec<Visit>,
+}
+
 /// A range whose pages pass.
 struct AtWork {
     range: BlockRange,
@@ -49,14 +65,13 @@ struct AtWork {
     parts: usize,
     is_read: bool,
     tails: Tails,
-    /// Of the part that was read last, entries and what is to be done.
-    bytes: Vec<u8>,
-    ops: Vec<Op>,
-    visits: Vec<Visit>,
+    part: ReadPart,
     /// The last page of all parts.
     last: Option<PageKey>,
     /// Something is left out that others must be told of.
     is_cut: bool,
+    /// Ranges that follow in the file, as they were when it began.
+    ahead: VecDeque<AtWork>,
 }
 
 impl<'a> Passing<'a> {
@@ -70,8 +85,8 @@ impl<'a> Passing<'a> {
         ranges: Ranges,
         gaps: &'a Gaps,
     ) -> Result<Passing<'a>, ReplayError> {
-        let (at_work, passed, told) = Default::default();
-        let mut passing = Passing { shared, needless, ranges, gaps, at_work, passed, told };
+        let (at_work, passed, told, spare) = Default::default();
+        let mut passing = Passing { shared, needless, ranges, gaps, at_work, passed, told, spare };
         let mut records = MapRecords::default();
         passing.each_of_maps(|found, _| {
             records.note(&found.maps);
@@ -98,14 +113,64 @@ impl<'a> Passing<'a> {
             parts: 0,
             is_read: false,
             tails: tails.into(),
-            bytes: Vec::new(),
-            ops: Vec::new(),
-            visits: Vec::new(),
+            part: self.spare.lock().expect(NO_PANIC).pop().unwrap_or_default(),
             last: None,
             is_cut: false,
+            ahead: VecDeque::new(),
         };
         self.read(&mut at_work)?;
         Ok(at_work)
+    }
+
+    /// Begins with the range that has a page, behind another one or at the first of its file.
+    fn go_on(&self, before: Option<AtWork>, key: PageKey, fork: ForkNumber) -> Result<AtWork, ReplayError> {
+        let mut ahead = VecDeque::new();
+        if let Some(mut before) = before {
+            ahead = std::mem::take(&mut before.ahead);
+            self.give_up(before, key.block());
+        }
+        let next = ahead.front().is_some_and(|next| next.range.has(key)).then(|| ahead.pop_front()).flatten();
+        let mut at_work = next.map_or_else(|| self.begin(self.ranges.at(key), fork), Ok)?;
+        at_work.ahead = ahead;
+        Ok(at_work)
+    }
+
+    /// Begins with ranges that follow in the same file, one for each thread, as far as a thread may hold all of them.
+    fn look_ahead(&self, range: BlockRange, fork: ForkNumber) -> Result<VecDeque<AtWork>, ReplayError> {
+        let file = |range: BlockRange| range.first.block() / RELSEG_SIZE;
+        // What is to be done takes as much again as the entries.
+        let mut room = (self.ranges.most_at_once() / 2).saturating_sub(self.ranges.bytes(range));
+        let next: Vec<BlockRange> = (self.ranges.after(range.first).take(rayon::current_num_threads()))
+            .take_while(|&next| {
+                let fits = self.ranges.bytes(next) <= room && file(next) == file(range);
+                room = room.saturating_sub(self.ranges.bytes(next));
+                fits
+            })
+            .collect();
+        let begun = next.into_par_iter().with_max_len(1).map(|next| self.begin(next, fork));
+        Ok(begun.collect::<Result<Vec<AtWork>, ReplayError>>()?.into())
+    }
+
+    /// Redoes what one part does to pages from the block `first` on.
+    fn redo(&self, part: &ReadPart, fork: &RelFork, first: BlockNumber, mut pages: &mut [PageBytes]) -> Vec<Report> {
+        let ReadPart { visits, ops, bytes } = part;
+        let from = visits.partition_point(|visit| visit.key.block() < first);
+        let behind = visits.partition_point(|visit| visit.key.block() < first + pages.len() as BlockNumber);
+        let (mut work, mut next) = (Vec::new(), first);
+        for visit in visits[from..behind].iter().filter(|visit| visit.used) {
+            let (page, behind) = pages[(visit.key.block() - next) as usize..].split_first_mut().expect("one of these");
+            (pages, next) = (behind, visit.key.block() + 1);
+            let cuts = self.needless.cuts_of(visit.key.fork());
+            work.push(PageAtWork { shared: self.shared, fork, cuts, visit, exists: true, bytes: page });
+        }
+        let redone = work.par_chunks_mut(PAGES_AT_ONCE).map(|work| {
+            let mut report = Report { pages_read: work.len() as u64, ..Report::default() };
+            for page in work {
+                page.redo(&ops[page.visit.ops.clone()], bytes, &mut report);
+            }
+            report
+        });
+        redone.collect()
     }
 
     /// Reads the next part of what is done to the pages of a range, if there is one.
@@ -113,25 +178,29 @@ impl<'a> Passing<'a> {
         if at_work.is_read {
             return Ok(false);
         }
-        let AtWork { range, next, bytes, .. } = at_work;
+        let AtWork { range, next, part: ReadPart { bytes, ops, .. }, .. } = at_work;
         at_work.is_read = !self.ranges.read(*range, next, bytes)?;
-        let mut found = self.sweep().operations(bytes);
+        let mut found = self.sweep().operations_in(bytes, std::mem::take(ops));
         let before = if at_work.is_read { Lsn(u64::MAX) } else { found.end };
         at_work.tails.add_before(before, &mut found);
         found.pages.retain(|op| range.has(op.key));
         at_work.parts += 1;
         at_work.is_cut |= !found.cut.is_empty();
-        at_work.visits = visits(&mut found.pages);
-        at_work.ops = found.pages;
-        at_work.last = at_work.last.max(at_work.visits.last().map(|visit| visit.key));
+        at_work.part.visits = visits(&mut found.pages);
+        at_work.part.ops = found.pages;
+        at_work.last = at_work.last.max(at_work.part.visits.last().map(|visit| visit.key));
         Ok(true)
     }
 
     /// Pages of a range before the block `end` have passed, and no more of them will.
     fn give_up(&self, at_work: AtWork, end: BlockNumber) {
-        let AtWork { range, is_read, last, is_cut, .. } = at_work;
+        let AtWork { range, is_read, last, is_cut, part, ahead, .. } = at_work;
+        // Some are enough: they keep what the largest range took.
+        let mut spare = self.spare.lock().expect(NO_PANIC);
+        spare.extend(ahead.into_iter().map(|ahead| ahead.part).chain([part]));
+        spare.truncate(rayon::current_num_threads());
         if is_read && !is_cut && last.is_none_or(|last| last.block() < end && !self.needless.is_behind(last)) {
-            self.passed.lock().expect("no panic while locked").done.insert(range.first);
+            self.passed.lock().expect(NO_PANIC).done.insert(range.first);
         }
     }
 
@@ -157,12 +226,13 @@ impl<'a> Passing<'a> {
 
     /// Takes what redo told free space maps.
     fn take_told(&self, report: &mut Report) {
-        self.told.lock().expect("no panic while locked").take(std::mem::take(&mut report.fsm));
+        self.told.lock().expect(NO_PANIC).take(std::mem::take(&mut report.fsm));
     }
 
     /// Does what is left when all has passed: pages that the files did not have, or no longer have, and the free space maps.
     pub fn finish(self) -> Report {
-        let mut passed = std::mem::take(&mut *self.passed.lock().expect("no panic while locked"));
+        self.spare.lock().expect(NO_PANIC).clear();
+        let mut passed = std::mem::take(&mut *self.passed.lock().expect(NO_PANIC));
         let mut report = std::mem::take(&mut passed.report);
         if let Err(error) = self.finish_ranges(&passed, &mut report) {
             report.fail(Lsn::INVALID, error);
@@ -192,8 +262,7 @@ impl<'a> Passing<'a> {
 
     /// Does all that is done to free space maps.
     fn finish_maps(&self, report: &mut Report) -> Result<(), ReplayError> {
-        let (records, in_order, told) =
-            std::mem::take(&mut *self.told.lock().expect("no panic while locked")).into_parts();
+        let (records, in_order, told) = std::mem::take(&mut *self.told.lock().expect(NO_PANIC)).into_parts();
         let mut sweep = self.sweep();
         // Of many images of a page, only the last is kept in memory.
         let mut kept = Vec::new();
@@ -256,31 +325,25 @@ impl PassPages for Passing<'_> {
         let least = cuts.map_or(BlockNumber::MAX, ForkCuts::least);
         let end = (first + pages.len() as BlockNumber).min(least);
         let mut report = Report::default();
-        let mut before = self.at_work.lock().expect("no panic while locked").remove(&file);
+        let mut before = self.at_work.lock().expect(NO_PANIC).remove(&file);
         let mut block = first;
         while block < end {
             let key = PageKey::new(number, block);
             let mut at_work = match before.take() {
                 Some(before) if before.range.has(key) && before.parts == 1 => before,
-                before => {
-                    if let Some(before) = before {
-                        self.give_up(before, block);
-                    }
-                    self.begin(self.ranges.at(key), fork.fork)?
-                }
+                before => self.go_on(before, key, fork.fork)?,
             };
             let upto = end.min(at_work.range.end);
             loop {
-                let AtWork { visits, ops, bytes, .. } = &at_work;
-                let from = visits.partition_point(|visit| visit.key < key);
-                let behind = visits.partition_point(|visit| visit.key.block() < upto);
-                for visit in visits[from..behind].iter().filter(|visit| visit.used) {
-                    let page = &mut pages[(visit.key.block() - first) as usize];
-                    let mut work =
-                        PageAtWork { shared: self.shared, fork: &fork, cuts, visit, exists: true, bytes: page };
-                    report.pages_read += 1;
-                    work.redo(&ops[visit.ops.clone()], bytes, &mut report);
-                }
+                let here = &mut pages[(block - first) as usize..(upto - first) as usize];
+                let redo = || self.redo(&at_work.part, &fork, block, here);
+                let look_ahead = || match at_work.ahead.is_empty() && at_work.is_read {
+                    true => self.look_ahead(at_work.range, fork.fork),
+                    false => Ok(VecDeque::new()),
+                };
+                let (redone, ahead) = rayon::join(redo, look_ahead);
+                redone.into_iter().for_each(|redone| report.add(redone));
+                at_work.ahead.append(&mut ahead?);
                 if !self.read(&mut at_work)? {
                     break;
                 }
@@ -292,21 +355,21 @@ impl PassPages for Passing<'_> {
             return Err(error);
         }
         if let Some(at_work) = before {
-            self.at_work.lock().expect("no panic while locked").insert(file, at_work);
+            self.at_work.lock().expect(NO_PANIC).insert(file, at_work);
         }
         self.take_told(&mut report);
-        self.passed.lock().expect("no panic while locked").report.add(report);
+        self.passed.lock().expect(NO_PANIC).report.add(report);
         Ok(())
     }
 
     fn passed(&self, file: SegmentFile, end: BlockNumber) {
-        let at_work = self.at_work.lock().expect("no panic while locked").remove(&file);
+        let at_work = self.at_work.lock().expect(NO_PANIC).remove(&file);
         if let Some(at_work) = at_work {
             self.give_up(at_work, end);
         }
         if let Some(number) = self.shared.rels.find(file.rel, file.fork) {
             let file = PageKey::new(number, file.segment);
-            self.passed.lock().expect("no panic while locked").ends.insert(file, end);
+            self.passed.lock().expect(NO_PANIC).ends.insert(file, end);
         }
     }
 }

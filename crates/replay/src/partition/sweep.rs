@@ -189,7 +189,13 @@ impl<'a> Sweep<'a> {
 
     /// The operations in `bytes` that are to be done.
     pub(super) fn operations(&self, bytes: &[u8]) -> Operations {
-        let mut found = Operations::default();
+        self.operations_in(bytes, Vec::new())
+    }
+
+    /// The same, in the memory of others that are done.
+    pub(super) fn operations_in(&self, bytes: &[u8], mut pages: Vec<Op>) -> Operations {
+        pages.clear();
+        let mut found = Operations { pages, ..Operations::default() };
         entry::each(bytes, |place, end, operation| {
             found.end = found.end.max(end);
             self.operation(bytes, place, end, operation, &mut found);

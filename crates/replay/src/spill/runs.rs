@@ -5,6 +5,7 @@
 //! partitions have several, these are read, put apart by smaller ranges, and written once more.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -226,16 +227,27 @@ impl Ranges {
             Some((_, range)) if range.has(key) => *range,
             _ => BlockRange {
                 first: key,
-                end: self.behind(key).map_or(BlockNumber::MAX, |next| next.first.block()),
+                end: self.after(key).next().map_or(BlockNumber::MAX, |next| next.first.block()),
                 partition: None,
             },
         }
     }
 
-    /// The next one of the fork that begins behind a page.
-    fn behind(&self, key: PageKey) -> Option<&BlockRange> {
-        let next = self.ranges.range(key..).find(|(first, _)| **first > key)?.1;
-        (next.first.fork() == key.fork()).then_some(next)
+    /// The ranges with operations that follow a page in its fork.
+    pub fn after(&self, key: PageKey) -> impl Iterator<Item = BlockRange> {
+        let behind = self.ranges.range((Bound::Excluded(key), Bound::Unbounded));
+        behind.map(|(_, range)| *range).take_while(move |range| range.first.fork() == key.fork())
+    }
+
+    /// Bytes of a range and others of its partition; more than a thread works on at a time if they come in several parts.
+    pub fn bytes(&self, range: BlockRange) -> usize {
+        let chunks = range.partition.map_or(&[][..], |number| &self.partitions[number]);
+        chunks.iter().map(|chunk| chunk.len as usize).sum()
+    }
+
+    /// How many a thread works on at a time.
+    pub fn most_at_once(&self) -> usize {
+        self.store.settings.most_at_once()
     }
 
     /// The partitions with ranges that are not `done`, by their first pages.
@@ -253,7 +265,7 @@ impl Ranges {
     pub fn read(&self, range: BlockRange, next: &mut usize, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
         bytes.clear();
         let Some(number) = range.partition else { return Ok(false) };
-        let after = self.behind(range.first).and_then(|after| after.partition);
+        let after = self.after(range.first).next().and_then(|after| after.partition);
         if let Some(after) = after.filter(|_| *next == 0) {
             let chunks = &self.partitions[after];
             self.store.read_ahead(&chunks[..end_of_part(chunks, 0, self.store.settings.most_at_once())]);
