@@ -167,7 +167,7 @@ fn authentication_that_never_ends_is_given_up() {
     let scram = |stream: &mut TcpStream| {
         stream.write_all(&authentication(10, b"SCRAM-SHA-256\0\0")).unwrap();
         let (_, first) = take(stream);
-        let nonce = String::from_utf8_lossy(&first).rsplit_once("r=").unwrap().1.to_owned();
+        let nonce = String::from_utf8_lossy(&first).split_once(",r=").unwrap().1.to_owned();
         stream.write_all(&authentication(11, format!("r={nonce}x,s=AAAA,i=4096").as_bytes())).unwrap();
     };
     // Whether SCRAM begins, and what then comes again and again, each long before a silence would be noticed.
@@ -293,7 +293,7 @@ fn a_server_must_prove_that_it_knows_the_password_too() {
             let (tag, body) = take(stream);
             assert_eq!(tag, b'p');
             let text = String::from_utf8_lossy(&body).into_owned();
-            let nonce = text.rsplit_once("r=").unwrap().1;
+            let nonce = text.split_once(",r=").unwrap().1;
             let _ = stream.write_all(&answer(nonce));
         });
         let error = failure(port, "");
