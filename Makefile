@@ -74,7 +74,8 @@ bench-logical-apply: build fetch-18
 
 # How fast a hot standby catches up with early redo, beside PostgreSQL alone; READABLE_ARGS="--loads pgbench --size 0.25".
 bench-readable: build fetch-18 extension $(if $(findstring regression,$(READABLE_ARGS)),fetch-suites)
-	$(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.readable --fixtures $(BENCH_FIXTURES) --save bench/runs $(READABLE_ARGS)
+	$(if $(findstring --delay,$(READABLE_ARGS)),$(PYTHON) -m bench.device --image $(VOLUME_IMAGE) --) \
+	    $(UNPRIVILEGED) --writable bench/runs -- python3 -m bench.readable --fixtures $(BENCH_FIXTURES) --save bench/runs $(READABLE_ARGS)
 
 # How far behind such a standby is while WAL comes in faster than PostgreSQL replays it, and what commits wait for it;
 # three minutes with LIVE_ARGS="--loads pgbench --size 0.25 --rounds 5 --seconds 6", when the fixture is there.
