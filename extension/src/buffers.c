@@ -67,7 +67,7 @@ AttachBuffersShared(void)
 		pg_atomic_init_u64(&Buffers->timed, 0);
 }
 
-/* The startup process, behind visits by whomever: the next guess is right then. */
+/* In the startup process, when a slice is done: workers have read pages, too. */
 void
 RememberBuffer(const SlicePage *page)
 {
