@@ -226,7 +226,7 @@ fn side_by_side<T: Sync>(all: &[T], each: impl Fn(&T) -> Result<()> + Sync) -> R
     };
     thread::scope(|scope| {
         for _ in 0..rayon::current_num_threads().min(all.len()) {
-            scope.spawn(&some);
+            scope.spawn(some);
         }
     });
     failed.into_inner().expect("no panic while locked").map_or(Ok(()), Err)
