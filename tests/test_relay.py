@@ -375,7 +375,7 @@ def test_who_is_served(table, work):
         # Nobody at all.
         relay.access.write_text("")
         walrider("reload", "-D", relay.data_dir).expect()
-        wait_for(lambda: "again" in relay.log_text(), relay.log_tail)
+        wait_for(lambda: "it counts for new connections" in relay.log_text(), relay.log_tail)
         assert "no rule of the relay allows" in ask(relay, "IDENTIFY_SYSTEM", "replicator", "password=open-sesame", check=False).stderr
         # What makes no sense changes nothing.
         relay.access.write_text(rules)
