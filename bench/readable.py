@@ -9,8 +9,7 @@ Readers count rows of the largest table, few or many, one snapshot after the oth
 so that they meet as many conflicts as there can be: replay waits CONFLICT_DELAY for them (counted from when it opened the segment that it
 is in), and cancels them.  They come again.  With feedback: bench.readable_live.
 
-With a delay the data directory is on a device of its own (bench.device), each of whose requests takes so long, and nothing of it is cached when
-the server starts.
+On a device of its own (bench.device), each of whose requests takes the delay, nothing of the data directory is cached when the server starts.
 
 Busy processes want all the processor time that they can get, so that workers have to wait for theirs.
 """
@@ -134,7 +133,7 @@ def rounds(name, fixture, info, args, volume):
     """Every side in turn, so often."""
     if args.delay and not volume.can_limit:
         raise SystemExit("error: --delay needs a device: python3 -m bench.device -- ...")
-    scratch = volume.fresh(2 * len(SIDES) * (info["data_bytes"] + info["wal_bytes"]) + (1 << 30), delays=True) if args.delay else volume.path
+    scratch = volume.fresh(2 * len(SIDES) * (info["data_bytes"] + info["wal_bytes"]) + 1024 * MB, delays=True)
     end = parse_lsn(info["final_checkpoint"])
     buffers = f"{info['data_bytes'] * 5 // 4 // MB + 256}MB"
     runs = {side: [] for side in SIDES}
@@ -146,14 +145,12 @@ def rounds(name, fixture, info, args, volume):
             server.configure("restore_command = ''", "postgresql.auto.conf")
             link_wal(fixture, server.data_dir)
             servers[side] = server
-            if args.delay:
-                volume.forget()
-                volume.limit(microseconds=args.delay)
+            volume.forget()
+            volume.limit(microseconds=args.delay)
             try:
                 with busy(args.busy):
                     found = catch_up(server, end, {**SETTINGS, "shared_buffers": buffers, **own}, args.readers)
-                if args.delay:
-                    volume.limit()
+                volume.limit()
                 if number == 0:
                     server.psql("CHECKPOINT")
                 server.stop()
@@ -211,7 +208,7 @@ def main(argv):
     parser.add_argument("--delay", type=int, default=0, metavar="US", help="each request of the device takes so long")
     parser.add_argument("--smoke", action="store_true", help="one round of small fixtures")
     parser.add_argument("--save", type=Path, metavar="DIR",
-                        help="keep every run in DIR/DATE-readable.json, with readers -readers, -busy and -delay before the dot with these")
+                        help="keep every run in DIR/DATE-readable.json; -readers, -busy, -delay stand before the dot if they were given")
     args = parser.parse_args(argv)
     if args.smoke:
         args.rounds, args.size, args.fixtures = 1, SMOKE_SIZE, args.fixtures / "smoke"

@@ -70,7 +70,7 @@ struct AtWork {
     last: Option<PageKey>,
     /// Something is left out that others must be told of.
     is_cut: bool,
-    /// Ranges that follow in the file, as they were when it began.
+    /// Ranges that follow in the file, begun already.
     ahead: VecDeque<AtWork>,
 }
 

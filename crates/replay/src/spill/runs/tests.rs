@@ -34,7 +34,7 @@ impl Lies {
             memory_bytes: 1000,
             gather_bytes: 0,
             write_bytes: 0,
-            pass_bytes: if is_little { 2000 } else { 1 << 20 },
+            pass_bytes: if is_little { 2000 } else { 64 << 20 },
         };
         let partitions = match self {
             Lies::Shared => 1 + runs.div_ceil(MOST_RUNS),
