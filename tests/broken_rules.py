@@ -66,10 +66,11 @@ def test_pages_differ(rule, plain, work):
         readable.same_pages(plain, work, **broken(rule, work))
 
 
-def test_pages_are_past_the_minimum(plain, work, rng):
-    """Rule 4: minRecoveryPoint goes before."""
-    with noticed(4, "minRecoveryPoint goes before", AssertionError):
-        readable.killed(plain, work, 30, rng, **broken(4, work))
+@pytest.mark.parametrize("rule, what", [(4, "minRecoveryPoint goes before"), (41, "pages wait for it to be on disk")])
+def test_pages_are_past_the_minimum(rule, what, plain, work, rng):
+    """Rule 4, and its second half."""
+    with noticed(rule, what, AssertionError):
+        readable.killed(plain, work, 30, rng, **broken(rule, work))
 
 
 @contextmanager

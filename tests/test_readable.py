@@ -54,13 +54,13 @@ def test_killed(plain, work, rng):
 
 
 def test_workers_come_and_go(plain, work):
-    """Somebody terminates them, as often as they come: replay goes on, and the pages are PostgreSQL's."""
+    """Somebody terminates them and the raiser, as often as they come: replay goes on, and the pages are PostgreSQL's."""
     stock = readable.catch_up(plain, readable.prepare(plain, work / "stock"))
     server = readable.prepare(plain, work / "early")
     server.start(**{**CATCH_UP, **EARLY, "walrider.redo_workers": 3, "walrider.redo_slice": 64})
     ended = 0
     while not readable.has_caught_up(plain, server) or not ended:
-        ended += int(server.value("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE backend_type = 'walrider redo worker'"))
+        ended += int(server.value("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE backend_type LIKE 'walrider r%'"))
     server.psql("CHECKPOINT")
     server.stop()
     compare(server.data_dir, stock.data_dir)

@@ -7,8 +7,13 @@
  * written, but no further than what is replayed, so that it has to be there
  * before a page is ahead of that.  Nothing lowers it before recovery ends, and
  * it must not be past the end of WAL then: what is decoded will be replayed,
- * whatever happens.  To do it rarely, some MB are decoded ahead; a worker does
- * it while half of them are left, and the startup process if there is none.
+ * whatever happens.  To do it rarely, some MB are decoded ahead, and it is done
+ * while half of them are left.
+ *
+ * Nobody waits for the fsync who does not write such a page.  A process of its
+ * own, the raiser, holds ControlFileLock from before it says that
+ * minRecoveryPoint is there until pg_control is on disk; who writes a page past
+ * what it knows takes that lock first (UpdateMinRecoveryPoint, xlog.c).
  *
  *-------------------------------------------------------------------------
  */
@@ -19,16 +24,24 @@
 #include "catalog/pg_control.h"
 #include "common/controldata_utils.h"
 #include "miscadmin.h"
+#include "postmaster/interrupt.h"
+#include "storage/condition_variable.h"
+#include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
+#include "storage/spin.h"
 
 #include "redo.h"
 
 typedef struct ControlShared
 {
 	pg_atomic_uint64 raised;	/* as far as we know; 0: not known */
-	pg_atomic_uint64 wanted;	/* a worker is to raise it to there */
+	slock_t		mutex;			/* for the next two */
+	XLogRecPtr	wanted;			/* it is to be raised to there */
 	TimeLineID	tli;			/* of what is wanted */
+	pg_atomic_uint32 nraisers;	/* that are there: 1 or none */
+	ConditionVariable asked;
+	ConditionVariable answered;
 } ControlShared;
 
 static ControlShared *Control = NULL;
@@ -36,6 +49,8 @@ static ControlFileData *ControlFile = NULL;
 
 /* In the startup process. */
 static uint64 raise_by;			/* bytes */
+
+PGDLLEXPORT void walrider_raiser_main(Datum arg);
 
 Size
 ControlSharedSize(void)
@@ -51,8 +66,12 @@ AttachControlShared(void)
 	Control = ShmemInitStruct("walrider control", sizeof(ControlShared), &found);
 	if (!found)
 	{
+		memset(Control, 0, sizeof(ControlShared));
 		pg_atomic_init_u64(&Control->raised, InvalidXLogRecPtr);
-		pg_atomic_init_u64(&Control->wanted, InvalidXLogRecPtr);
+		pg_atomic_init_u32(&Control->nraisers, 0);
+		SpinLockInit(&Control->mutex);
+		ConditionVariableInit(&Control->asked);
+		ConditionVariableInit(&Control->answered);
 	}
 
 	/* ShmemInitStruct refuses another size. */
@@ -61,13 +80,49 @@ AttachControlShared(void)
 		elog(FATAL, "walrider does not find the control file in shared memory");
 }
 
+/* How far it is to be raised, and of which timeline that is. */
+static XLogRecPtr
+Wanted(TimeLineID *tli)
+{
+	XLogRecPtr	wanted;
+
+	SpinLockAcquire(&Control->mutex);
+	wanted = Control->wanted;
+	*tli = Control->tli;
+	SpinLockRelease(&Control->mutex);
+	return wanted;
+}
+
+static void
+SetWanted(XLogRecPtr to, TimeLineID tli)
+{
+	SpinLockAcquire(&Control->mutex);
+	Control->wanted = to;
+	Control->tli = tli;
+	SpinLockRelease(&Control->mutex);
+}
+
+static bool
+IsWanted(void)
+{
+	TimeLineID	tli;
+
+	return Wanted(&tli) > pg_atomic_read_u64(&Control->raised);
+}
+
+static bool
+IsRaiserThere(void)
+{
+	return pg_atomic_read_u32(&Control->nraisers) > 0;
+}
+
 /* Early redo begins: what was known may be of another server's life. */
 void
 BeginRaising(XLogReaderState *reader)
 {
-	raise_by = WantedWorkers() > 0 ? RAISE_BY_WORKER : RAISE_BY;
+	raise_by = RAISE_BY;
 	ShareDecodedRecords(reader, DECODED_SIZE(raise_by));
-	pg_atomic_write_u64(&Control->wanted, InvalidXLogRecPtr);
+	SetWanted(InvalidXLogRecPtr, 0);
 	pg_atomic_write_u64(&Control->raised, InvalidXLogRecPtr);
 }
 
@@ -76,38 +131,57 @@ Raise(XLogRecPtr to, TimeLineID tli)
 {
 	LWLockAcquire(ControlFileLock, LW_EXCLUSIVE);
 
-	/* A worker may come too late, when recovery has ended. */
+	/* The raiser may come too late, when recovery has ended. */
 	if (ControlFile->state != DB_IN_ARCHIVE_RECOVERY)
-		pg_atomic_write_u64(&Control->wanted, InvalidXLogRecPtr);
+		SetWanted(InvalidXLogRecPtr, 0);
 	else
 	{
-		if (ControlFile->minRecoveryPoint < to)
+		bool		writes = ControlFile->minRecoveryPoint < to;
+
+		if (writes)
 		{
 			ControlFile->minRecoveryPoint = to;
 			ControlFile->minRecoveryPointTLI = tli;
-			update_controlfile(DataDir, ControlFile, true);
-			CountRedo(REDO_MIN_RECOVERY, 1);
 		}
 		if (pg_atomic_read_u64(&Control->raised) < ControlFile->minRecoveryPoint)
 			pg_atomic_write_u64(&Control->raised, ControlFile->minRecoveryPoint);
+		ConditionVariableSignal(&Control->answered);
+		if (BROKEN(41))
+		{
+			LWLockRelease(ControlFileLock);
+			pg_usleep(300000);
+			LWLockAcquire(ControlFileLock, LW_EXCLUSIVE);
+		}
+		if (writes)
+		{
+			update_controlfile(DataDir, ControlFile, true);
+			CountRedo(REDO_MIN_RECOVERY, 1);
+		}
 	}
 	LWLockRelease(ControlFileLock);
 }
 
-/* A worker is asked to raise it. */
-bool
-IsRaiseWanted(void)
+static void
+AskRaiser(XLogRecPtr to, TimeLineID tli)
 {
-	return pg_atomic_read_u64(&Control->wanted) > pg_atomic_read_u64(&Control->raised);
+	SetWanted(to, tli);
+	ConditionVariableSignal(&Control->asked);
 }
 
-void
-RaiseAsWanted(void)
+/* Have it raised, and wait until pages may be redone up to there. */
+static void
+RaiseNow(XLogRecPtr to, XLogRecPtr needed, TimeLineID tli)
 {
-	XLogRecPtr	to = pg_atomic_read_u64(&Control->wanted);
-
-	pg_read_barrier();
-	Raise(to, Control->tli);
+	if (IsRaiserThere())
+	{
+		AskRaiser(to, tli);
+		ConditionVariablePrepareToSleep(&Control->answered);
+		while (pg_atomic_read_u64(&Control->raised) < needed && IsRaiserThere())
+			(void) ConditionVariableTimedSleep(&Control->answered, 100, RedoWaitEvent());
+		ConditionVariableCancelSleep();
+	}
+	if (pg_atomic_read_u64(&Control->raised) < needed)
+		Raise(to, tli);
 }
 
 /* How far it can be raised: the last decoded record may change the timeline, which counts up to its beginning. */
@@ -126,8 +200,8 @@ DecodeTo(XLogReaderState *reader, XLogRecPtr to)
 }
 
 /*
- * Before a planned slice is done.  Returns whether it is there: for little WAL
- * it is not worth an fsync.
+ * Before a planned slice is done.  Returns whether it may be: for little WAL
+ * minRecoveryPoint is not worth an fsync.
  */
 bool
 RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned)
@@ -143,17 +217,13 @@ RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned)
 	{
 		/* A bit at a time, so that workers do not wait for long. */
 		DecodeTo(reader, Min(needed + raise_by, reader->decode_queue_tail->next_lsn + 2 * MAX_SLICE_WAL));
-		if (RunningWorkers() > 0 && !IsRaiseWanted() && raised - needed < raise_by / 2 && DecodedTo(reader) > raised)
-		{
-			Control->tli = tli;
-			pg_atomic_write_membarrier_u64(&Control->wanted, DecodedTo(reader));
-			WakeWorker();
-		}
+		if (raised - needed < raise_by / 2 && DecodedTo(reader) > raised && IsRaiserThere() && !IsWanted())
+			AskRaiser(DecodedTo(reader), tli);
 		return true;
 	}
 
-	/* The worker is late: give the next one more time. */
-	if (IsRaiseWanted() && raise_by < MAX_RAISE_BY)
+	/* The raiser is late: give the next one more time. */
+	if (IsWanted() && raise_by < MAX_RAISE_BY)
 	{
 		raise_by *= 2;
 		ShareDecodedRecords(reader, DECODED_SIZE(raise_by));
@@ -162,6 +232,41 @@ RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned)
 	if (DecodedTo(reader) - planned->start < (uint64) walrider_redo_least_wal * 1024)
 		return false;
 	/* All of the slice is there: it ends before what may change the timeline. */
-	Raise(Max(needed, DecodedTo(reader)), tli);
+	RaiseNow(Max(needed, DecodedTo(reader)), needed, tli);
 	return true;
+}
+
+static void
+LeaveRaiser(int code, Datum arg)
+{
+	pg_atomic_fetch_sub_u32(&Control->nraisers, 1);
+}
+
+void
+walrider_raiser_main(Datum arg)
+{
+	BeginRedoProcess(1 + MAX_REDO_WORKERS);
+	pg_atomic_fetch_add_u32(&Control->nraisers, 1);
+	before_shmem_exit(LeaveRaiser, 0);
+
+	/* Of a primary there is nothing to raise: go for good. */
+	while (RecoveryInProgress())
+	{
+		TimeLineID	tli;
+		XLogRecPtr	to = Wanted(&tli);
+
+		if (ShutdownRequestPending)
+			proc_exit(1);
+		CHECK_FOR_INTERRUPTS();
+		if (to > pg_atomic_read_u64(&Control->raised))
+		{
+			Raise(to, tli);
+			continue;
+		}
+		ConditionVariablePrepareToSleep(&Control->asked);
+		if (!IsWanted() && !ShutdownRequestPending)
+			(void) ConditionVariableTimedSleep(&Control->asked, 1000, RedoWaitEvent());
+		ConditionVariableCancelSleep();
+	}
+	proc_exit(0);
 }

@@ -25,7 +25,7 @@ typedef struct ProcessCounters
 typedef struct RedoShared
 {
 	pg_atomic_uint32 active;
-	ProcessCounters processes[1 + MAX_REDO_WORKERS];	/* the startup process is the first */
+	ProcessCounters processes[2 + MAX_REDO_WORKERS];	/* the startup process is the first, the raiser the last */
 } RedoShared;
 
 static RedoShared *Redo = NULL;
@@ -53,11 +53,11 @@ AttachCountersShared(void)
 			pg_atomic_init_u64(&Redo->processes[p].counters[i], 0);
 }
 
-/* This process is worker 1 or later. */
+/* This process is not the startup process. */
 void
-CountAs(int process)
+CountAs(int row)
 {
-	my_row = process;
+	my_row = row;
 }
 
 void

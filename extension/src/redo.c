@@ -397,6 +397,6 @@ InitRedo(void)
 		if (WantedWorkers() == 0)
 			SetConfigOption("wal_decode_buffer_size", psprintf("%dkB", DECODED_SIZE(RAISE_BY) / 1024), PGC_POSTMASTER,
 							PGC_S_DYNAMIC_DEFAULT);
-		RegisterWorkers();
+		RegisterRedoProcesses();
 	}
 }

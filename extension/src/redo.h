@@ -51,10 +51,9 @@
 /*
  * minRecoveryPoint is raised by about so much WAL at a time: each time costs
  * an fsync.  What is decoded for it is the better the sooner it is used, so
- * that where a worker does the fsync, it is less, unless that worker is late.
+ * that it is little, unless that fsync is late.
  */
-#define RAISE_BY		(8 * 1024 * 1024)
-#define RAISE_BY_WORKER	(4 * 1024 * 1024)
+#define RAISE_BY		(4 * 1024 * 1024)
 #define MAX_RAISE_BY	(16 * 1024 * 1024)
 
 /* What the decoded records of so much WAL need. */
@@ -192,14 +191,12 @@ extern bool early_redo_at_start;
 extern Size ControlSharedSize(void);
 extern void AttachControlShared(void);
 extern void BeginRaising(XLogReaderState *reader);
-extern bool IsRaiseWanted(void);
-extern void RaiseAsWanted(void);
 extern bool RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned);
 
 /* counters.c */
 extern Size CountersSharedSize(void);
 extern void AttachCountersShared(void);
-extern void CountAs(int process);
+extern void CountAs(int row);
 extern void CountRedo(RedoCounter counter, uint64 by);
 extern void SetRedoActive(bool active);
 extern void SayRedoSummary(int code, Datum arg);
@@ -238,13 +235,14 @@ extern void RecordFreeSpace(SlicePage *page);
 extern int	walrider_redo_workers;
 extern int	WantedWorkers(void);
 extern int	RunningWorkers(void);
-extern void RegisterWorkers(void);
+extern uint32 RedoWaitEvent(void);
+extern void BeginRedoProcess(int row);
+extern void RegisterRedoProcesses(void);
 extern Size WorkersSharedSize(void);
 extern void AttachWorkersShared(void);
 extern Slice *SharedSlice(int number);
 extern void ShareDecodedRecords(XLogReaderState *reader, Size size);
 extern void CloseWorkersFiles(void);
-extern void WakeWorker(void);
 extern void GiveOut(Slice *slice);
 extern void FinishGivenOut(void);
 

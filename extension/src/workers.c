@@ -78,8 +78,8 @@ static bool is_worker = false;
 PGDLLEXPORT void walrider_redo_worker_main(Datum arg);
 
 /* What pg_stat_activity shows of a process that waits for the others. */
-static uint32
-WaitEvent(void)
+uint32
+RedoWaitEvent(void)
 {
 	static uint32 event = 0;
 
@@ -206,13 +206,6 @@ void
 CloseWorkersFiles(void)
 {
 	Work->nends++;
-}
-
-/* There is something beside pages to do for one. */
-void
-WakeWorker(void)
-{
-	ConditionVariableSignal(&Work->given_out);
 }
 
 static void
@@ -348,12 +341,6 @@ IsToBeClaimed(void)
 }
 
 static bool
-HasWorkToDo(void)
-{
-	return IsToBeClaimed() || IsRaiseWanted();
-}
-
-static bool
 IsDoneOrToBeClaimed(void)
 {
 	return pg_atomic_read_u32(&Work->busy) == 0 || IsToBeClaimed();
@@ -378,7 +365,7 @@ FinishGivenOut(void)
 			/* Woken for the end; for a stage that begins it looks again. */
 			ConditionVariablePrepareToSleep(&Work->done);
 			if (!IsDoneOrToBeClaimed())
-				(void) ConditionVariableTimedSleep(&Work->done, 1, WaitEvent());
+				(void) ConditionVariableTimedSleep(&Work->done, 1, RedoWaitEvent());
 			ConditionVariableCancelSleep();
 		}
 		INSTR_TIME_SET_CURRENT(end);
@@ -394,17 +381,24 @@ Leave(int code, Datum arg)
 	pg_atomic_fetch_sub_u32(&Work->nworkers, 1);
 }
 
+/* A process of early redo's begins; its counters are in this row. */
 void
-walrider_redo_worker_main(Datum arg)
+BeginRedoProcess(int row)
 {
 	pqsignal(SIGTERM, BROKEN(16) ? die : SignalHandlerForShutdownRequest);
 	BackgroundWorkerUnblockSignals();
 
 	/* No database: it is for signals, barriers of other processes among them, and for pg_stat_activity. */
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	CountAs(row);
+}
+
+void
+walrider_redo_worker_main(Datum arg)
+{
+	BeginRedoProcess(1 + DatumGetInt32(arg));
 	CreateAuxProcessResourceOwner();
 	is_worker = true;
-	CountAs(1 + DatumGetInt32(arg));
 	pg_atomic_fetch_add_u32(&Work->nworkers, 1);
 	before_shmem_exit(Leave, 0);
 
@@ -416,38 +410,40 @@ walrider_redo_worker_main(Datum arg)
 			proc_exit(1);
 		CHECK_FOR_INTERRUPTS();
 
-		if (IsRaiseWanted())
-			RaiseAsWanted();
-		if (DoChunk() || SpinFor(HasWorkToDo))
+		if (DoChunk() || SpinFor(IsToBeClaimed))
 			continue;
 		ConditionVariablePrepareToSleep(&Work->given_out);
-		if (!HasWorkToDo() && !ShutdownRequestPending)
-			(void) ConditionVariableTimedSleep(&Work->given_out, 1000, WaitEvent());
+		if (!IsToBeClaimed() && !ShutdownRequestPending)
+			(void) ConditionVariableTimedSleep(&Work->given_out, 1000, RedoWaitEvent());
 		ConditionVariableCancelSleep();
 	}
 	proc_exit(0);
 }
 
-/* They load the library that the server has preloaded, by whichever path. */
-void
-RegisterWorkers(void)
+/* A process loads the library that the server has preloaded, by whichever path. */
+static void
+RegisterProcess(const char *function, const char *type, const char *name, int arg)
 {
+	BackgroundWorker worker = {0};
 	Dl_info		library;
 
 	if (dladdr((void *) walrider_redo_worker_main, &library) == 0)
 		elog(ERROR, "walrider does not find its library");
-	for (int i = 0; i < WantedWorkers(); i++)
-	{
-		BackgroundWorker worker = {0};
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_ConsistentState;
+	worker.bgw_restart_time = 5;
+	strlcpy(worker.bgw_library_name, library.dli_fname, MAXPGPATH);
+	strlcpy(worker.bgw_function_name, function, BGW_MAXLEN);
+	strlcpy(worker.bgw_type, type, BGW_MAXLEN);
+	strlcpy(worker.bgw_name, name, BGW_MAXLEN);
+	worker.bgw_main_arg = Int32GetDatum(arg);
+	RegisterBackgroundWorker(&worker);
+}
 
-		worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-		worker.bgw_start_time = BgWorkerStart_ConsistentState;
-		worker.bgw_restart_time = 5;
-		snprintf(worker.bgw_library_name, MAXPGPATH, "%s", library.dli_fname);
-		snprintf(worker.bgw_function_name, BGW_MAXLEN, "walrider_redo_worker_main");
-		snprintf(worker.bgw_name, BGW_MAXLEN, "walrider redo worker %d", i + 1);
-		snprintf(worker.bgw_type, BGW_MAXLEN, "walrider redo worker");
-		worker.bgw_main_arg = Int32GetDatum(i);
-		RegisterBackgroundWorker(&worker);
-	}
+void
+RegisterRedoProcesses(void)
+{
+	RegisterProcess("walrider_raiser_main", "walrider raiser", "walrider raiser", 0);
+	for (int i = 0; i < WantedWorkers(); i++)
+		RegisterProcess("walrider_redo_worker_main", "walrider redo worker", psprintf("walrider redo worker %d", i + 1), i);
 }

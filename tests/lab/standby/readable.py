@@ -123,7 +123,7 @@ def _kill_on_its_way(fixture, server, rounds, rng, settings):
         wait_for(lambda: len(server.log_matches(BEGINS)) > begun or has_caught_up(fixture, server), server.log_tail)
         time.sleep(rng.uniform(0, 0.25))
         done = has_caught_up(fixture, server)
-        if (kind := rng.choice([None, "startup", "walrider redo worker"])) and (victims := processes(server, kind)):
+        if (kind := rng.choice([None, "startup", "walrider redo worker", "walrider raiser"])) and (victims := processes(server, kind)):
             os.kill(rng.choice(victims), signal.SIGKILL)
             time.sleep(rng.uniform(0, 0.1))
         server.kill()
