@@ -132,7 +132,7 @@ class Bench:
 
     def __init__(self, fixture, info, scratch, volume, args):
         self.fixture, self.info, self.scratch, self.volume, self.args = fixture, info, scratch, volume, args
-        self.group = Group(max(LEAST_MEMORY, int(MEMORY * args.size) // MB * MB))
+        self.group = Group(args.memory * MB if args.memory else max(LEAST_MEMORY, int(MEMORY * args.size) // MB * MB))
 
     def conditions(self):
         """Every (volume, amount of WAL); where nothing can be limited, only what needs no limit."""
@@ -250,6 +250,7 @@ def main(argv):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fixtures", type=Path, default=FIXTURES, help="directory that keeps the loads' WAL; made when missing")
     parser.add_argument("--size", type=float, default=1.0, help="share of 2.4 GB of data and 512 MB of memory")
+    parser.add_argument("--memory", type=int, metavar="MB", help="for everything, in place of that")
     parser.add_argument("--volumes", nargs="+", choices=list(VOLUMES), default=list(VOLUMES), metavar="NAME", help=", ".join(VOLUMES))
     parser.add_argument("--wal", nargs="+", type=float, default=[0.1, 1, 4], metavar="TIMES", help="the database; default 0.1 1 4")
     parser.add_argument("--images", nargs="+", choices=["off", "on"], default=["off", "on"], help="full_page_writes")

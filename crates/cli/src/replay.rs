@@ -416,6 +416,7 @@ pub fn to_json(summary: &Summary) -> Value {
         "spilled_bytes": stats.spilled_bytes,
         "sorted_bytes": stats.sorted_bytes,
         "request_bytes": stats.request_bytes,
+        "write_bytes_per_second": stats.write_bytes_per_second,
         "restartpoints": stats.restartpoints,
         "images_verified": stats.images_verified,
         "image_differences": stats.image_difference_count,

@@ -29,11 +29,14 @@ use crate::partition::{PageSettings, Part};
 use crate::plan::Planned;
 use crate::restartpoint::Recovery;
 use crate::sequence::{Before, Sequencer};
+use crate::speed::write_speed;
 use crate::spill::{Spill, SpillSettings};
 use crate::spread::{Spread, Step};
 use crate::stages::Stage;
+use crate::startup::TEMPORARY_FILES;
 use crate::stats::Stats;
 use crate::target::RecoveryStop;
+use crate::worth::{QUICKEST, is_enough_apart};
 
 /// Least time for a restartpoint between two batches.
 const LEAST_RESTARTPOINT_STEP: Duration = Duration::from_millis(2);
@@ -63,6 +66,8 @@ struct Spilling {
     spill: Spill,
     /// What is to be done after its pages.
     batch: Batch,
+    /// How long that has taken.
+    took: Duration,
     /// The last of its records: where it begins, ends, and ends before what an `XLOG_SWITCH` leaves unused.
     last: Option<(Lsn, Lsn, Lsn)>,
     records: u64,
@@ -368,14 +373,15 @@ impl<'a> Engine<'a> {
                     Some(base) => Spill::of_runs(&self.spill, base.bytes())?,
                     None => Spill::new(&self.spill)?,
                 };
-                Spilling { spill, batch: Batch::default(), last: None, records: 0 }
+                Spilling { spill, batch: Batch::default(), took: Duration::ZERO, last: None, records: 0 }
             }
         };
         spilling.batch = batch;
-        let spill_stage = self.stats.stages.enter(Stage::Spill);
+        let (spill_stage, started) = (self.stats.stages.enter(Stage::Spill), Instant::now());
         let parts = spilling.batch.parts(&self.feed.queue);
         spilling.spill.take(&parts, self.pages.rels())?;
         drop((parts, spill_stage));
+        spilling.took += started.elapsed();
         self.feed.retire(&spilling.batch.upto, |stretch, last, records| {
             let Span { lsn, end } = stretch.span(last);
             spilling.last = Some((lsn, end, stretch.used(last).end));
@@ -384,7 +390,8 @@ impl<'a> Engine<'a> {
         self.stats.spilled_to = spilling.last.map(|(_, end, _)| end);
         self.stats.spilled_bytes = self.stats.spilled_bytes.max(spilling.spill.file_used());
         let flow = progress(&self.stats, self.replayed);
-        if spilling.batch.ends || spilling.spill.is_full() || flow == Flow::Stop {
+        let ends = spilling.batch.ends || spilling.spill.is_full() || flow == Flow::Stop;
+        if ends || self.relations_had_better_come(spilling.took)? {
             let stop = spilling.batch.stop.take();
             self.sweep(spilling)?;
             let flow = if flow == Flow::Stop { flow } else { progress(&self.stats, self.replayed) };
@@ -394,9 +401,23 @@ impl<'a> Engine<'a> {
         Ok(None)
     }
 
+    /// Whether relations that are still to come had better do so now, and get the rest of the WAL in memory, where they fit: to put as much of
+    /// it apart took so long that what this saves, to write them once more, would have taken less.
+    fn relations_had_better_come(&mut self, took: Duration) -> Result<bool, ReplayError> {
+        let bytes = self.base.as_ref().map_or(0, |base| base.bytes());
+        if bytes == 0 || bytes > self.pages.ample().page_bytes / 2 || self.spill.always {
+            return Ok(false);
+        }
+        if self.stats.write_bytes_per_second == 0 && is_enough_apart(took, bytes, QUICKEST) {
+            let directory = self.recovery().data_dir().path().join(TEMPORARY_FILES);
+            self.stats.write_bytes_per_second = write_speed(&directory, self.spill.write_bytes)?;
+        }
+        Ok(is_enough_apart(took, bytes, self.stats.write_bytes_per_second))
+    }
+
     /// Does what a spilled batch has come to: its pages, each once, then its file actions. Then its end is where the directory stands.
     fn sweep(&mut self, spilling: Spilling) -> Result<(), ReplayError> {
-        let Spilling { spill, mut batch, last, records } = spilling;
+        let Spilling { spill, mut batch, last, records, .. } = spilling;
         self.feed.loader.drop_spare();
         let (lsn, end, used) = last.unwrap_or((self.last_record, self.replayed, self.used));
         let (recovery, stats) = (&mut self.sequencer.recovery, &mut self.stats);

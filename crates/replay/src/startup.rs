@@ -330,7 +330,7 @@ impl Entered<'_> {
 
 /// Where temporary files of servers are, which every base backup leaves out, and a server empties at its start
 /// (`RemovePgTempFiles`, `storage/file/fd.c`).
-const TEMPORARY_FILES: &str = "base/pgsql_tmp";
+pub(crate) const TEMPORARY_FILES: &str = "base/pgsql_tmp";
 
 /// Replays to where there is a reason to stop. The end of the WAL is one if the archive is there, and has no more. `counts`:
 /// so much depends on that end that it must be proven.

@@ -44,6 +44,8 @@ pub struct Stats {
     pub sweeps: u64,
     /// Bytes of requests, on average, that were best for their pages; 0 before the first.
     pub request_bytes: usize,
+    /// Bytes a second that the device took, where a restore had to know; 0: not tried.
+    pub write_bytes_per_second: u64,
     /// Images that redo was compared with.
     pub images_verified: u64,
     /// How many of them differed.

@@ -1,4 +1,4 @@
-//! Whether a batch is worth being made larger than memory: what the device is seen to do with pages decides.
+//! Whether WAL is worth being put apart, and how much of it: what the device is seen to do with pages decides.
 
 use std::time::Duration;
 
@@ -13,6 +13,16 @@ const PROCESSOR: f64 = 6e-9;
 /// Of the time that the device takes for a byte of a page, what it takes to write and read one of WAL that is put apart: it goes there in order and
 /// compressed, which is at least four times as quick each way.
 const DEVICE: f64 = 0.25;
+
+/// Bytes a second that no device takes: to ask how many it takes is not worth it before.
+pub const QUICKEST: u64 = 8 << 30;
+
+/// Whether so much WAL was put apart for relations that fit into memory that they had better come: it took as long as it would take to
+/// write them once more, at so many bytes a second, which is what the rest costs if that is replayed in memory.
+pub fn is_enough_apart(took: Duration, relation_bytes: u64, bytes_per_second: u64) -> bool {
+    // What is put apart has to be taken back.
+    2.0 * took.as_secs_f64() * bytes_per_second as f64 > relation_bytes as f64
+}
 
 /// What visits of pages have cost that do not fit into memory.
 #[derive(Debug, Default)]
@@ -47,6 +57,15 @@ impl Visits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_quicker_a_device_the_sooner_relations_come() {
+        let second = Duration::from_secs(1);
+        assert!(!is_enough_apart(second, 650 << 20, 125 << 20));
+        assert!(is_enough_apart(second, 650 << 20, 1 << 30));
+        // Nothing is known of the device.
+        assert!(!is_enough_apart(second, 650 << 20, 0));
+    }
 
     #[test]
     fn the_slower_a_visit_the_sooner_it_is_avoided() {

@@ -498,7 +498,7 @@ impl SpilledPartition<'_> {
 }
 
 /// A file without a name in `directory`, which is made if need be.
-fn temporary_file(directory: &Path) -> Result<File, ReplayError> {
+pub(crate) fn temporary_file(directory: &Path) -> Result<File, ReplayError> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
             return Err(DataDirError::io("make directory", directory, error).into());

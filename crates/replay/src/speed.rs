@@ -1,0 +1,85 @@
+//! How quickly a device takes what is written: tried, with a file that is gone again at once.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use walrider_datadir::DataDirError;
+use walrider_datadir::behind::{Buffer, Handed, ToWrite, with_write_behind};
+use walrider_datadir::relation::open_direct;
+use walrider_layout::BLCKSZ;
+
+use crate::error::ReplayError;
+use crate::spill::temporary_file;
+
+/// Pages that are written at once, 1 MB, and how many times that at most: a quarter of a second on a device that takes 125 MB/s.
+const PIECE_PAGES: usize = 128;
+const MOST_PIECES: u64 = 32;
+
+/// Bytes a second that the device of this directory takes, written as pages are: in large requests, many of them side by side, around
+/// the system's cache where that can be. Takes up to `memory` bytes for it.
+///
+/// # Errors
+/// When the file cannot be made or written.
+pub fn write_speed(directory: &Path, memory: u64) -> Result<u64, ReplayError> {
+    let failed = |error| DataDirError::io("write a temporary file in", directory, error);
+    let cached = temporary_file(directory)?;
+    let direct = open_direct(Path::new(&format!("/proc/self/fd/{}", cached.as_raw_fd()))).ok().flatten();
+    let pieces = (memory / (PIECE_PAGES * BLCKSZ) as u64).clamp(1, MOST_PIECES);
+    let bytes = pieces * (PIECE_PAGES * BLCKSZ) as u64;
+    // What makes a file longer comes one after the other; where there is no room, writing will say so.
+    let _ = fallocate(&cached, FallocateFlags::empty(), 0, bytes);
+    let to = (direct.unwrap_or(cached.try_clone().map_err(failed)?), directory.to_owned());
+    let started = Instant::now();
+    with_write_behind(&to, bytes, |behind| {
+        let handed = Handed::default();
+        for number in 0..pieces {
+            let mut buffer = behind.buffer(PIECE_PAGES);
+            // Not all the same, which a device might not write.
+            for (page, at) in buffer.pages_mut().iter_mut().zip(number << 32..) {
+                page.fill((at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8);
+                page[..8].copy_from_slice(&at.to_le_bytes());
+            }
+            behind.write(Piece { at: number * (PIECE_PAGES * BLCKSZ) as u64, buffer }, &handed);
+        }
+        handed.wait()
+    })?;
+    cached.sync_data().map_err(failed)?;
+    Ok((bytes as f64 / started.elapsed().as_secs_f64()) as u64)
+}
+
+/// One of the requests.
+struct Piece {
+    at: u64,
+    buffer: Buffer,
+}
+
+impl ToWrite for Piece {
+    /// The file, and where it is.
+    type To = (File, PathBuf);
+
+    fn write(&self, (file, directory): &(File, PathBuf)) -> Result<(), DataDirError> {
+        let written = file.write_all_at(self.buffer.bytes(), self.at);
+        written.map_err(|error| DataDirError::io("write a temporary file in", directory, error))
+    }
+
+    fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let speed = write_speed(&dir.path().join("pgsql_tmp"), 4 << 20).unwrap();
+        assert!(speed > 0);
+        assert_eq!(std::fs::read_dir(dir.path().join("pgsql_tmp")).unwrap().count(), 0);
+    }
+}
