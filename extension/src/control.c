@@ -168,20 +168,21 @@ AskRaiser(XLogRecPtr to, TimeLineID tli)
 	ConditionVariableSignal(&Control->asked);
 }
 
-/* Have it raised, and wait until pages may be redone up to there. */
-static void
+/* Have it raised, and wait.  Returns whether pages may be redone up to what is needed. */
+static bool
 RaiseNow(XLogRecPtr to, XLogRecPtr needed, TimeLineID tli)
 {
 	if (IsRaiserThere())
 	{
 		AskRaiser(to, tli);
 		ConditionVariablePrepareToSleep(&Control->answered);
-		while (pg_atomic_read_u64(&Control->raised) < needed && IsRaiserThere())
+		while (pg_atomic_read_u64(&Control->raised) < needed && IsWanted() && IsRaiserThere())
 			(void) ConditionVariableTimedSleep(&Control->answered, 100, RedoWaitEvent());
 		ConditionVariableCancelSleep();
 	}
 	if (pg_atomic_read_u64(&Control->raised) < needed)
 		Raise(to, tli);
+	return pg_atomic_read_u64(&Control->raised) >= needed;
 }
 
 /* How far it can be raised: the last decoded record may change the timeline, which counts up to its beginning. */
@@ -232,8 +233,7 @@ RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned)
 	if (DecodedTo(reader) - planned->start < (uint64) walrider_redo_least_wal * 1024)
 		return false;
 	/* All of the slice is there: it ends before what may change the timeline. */
-	RaiseNow(Max(needed, DecodedTo(reader)), needed, tli);
-	return true;
+	return RaiseNow(Max(needed, DecodedTo(reader)), needed, tli);
 }
 
 static void
