@@ -391,7 +391,7 @@ impl<'a> Engine<'a> {
         self.stats.spilled_bytes = self.stats.spilled_bytes.max(spilling.spill.file_used());
         let flow = progress(&self.stats, self.replayed);
         let ends = spilling.batch.ends || spilling.spill.is_full() || flow == Flow::Stop;
-        if ends || self.relations_had_better_come(spilling.took)? {
+        if ends || self.relations_had_better_come(spilling.took) {
             let stop = spilling.batch.stop.take();
             self.sweep(spilling)?;
             let flow = if flow == Flow::Stop { flow } else { progress(&self.stats, self.replayed) };
@@ -403,16 +403,17 @@ impl<'a> Engine<'a> {
 
     /// Whether relations that are still to come had better do so now, and get the rest of the WAL in memory, where they fit: to put as much of
     /// it apart took so long that what this saves, to write them once more, would have taken less.
-    fn relations_had_better_come(&mut self, took: Duration) -> Result<bool, ReplayError> {
+    fn relations_had_better_come(&mut self, took: Duration) -> bool {
         let bytes = self.base.as_ref().map_or(0, |base| base.bytes());
         if bytes == 0 || bytes > self.pages.ample().page_bytes / 2 || self.spill.always {
-            return Ok(false);
+            return false;
         }
         if self.stats.write_bytes_per_second == 0 && is_enough_apart(took, bytes, QUICKEST) {
             let directory = self.recovery().data_dir().path().join(TEMPORARY_FILES);
-            self.stats.write_bytes_per_second = write_speed(&directory, self.spill.write_bytes)?;
+            // Where that cannot be tried, pages had better be written once.
+            self.stats.write_bytes_per_second = write_speed(&directory, self.spill.write_bytes).unwrap_or(1);
         }
-        Ok(is_enough_apart(took, bytes, self.stats.write_bytes_per_second))
+        is_enough_apart(took, bytes, self.stats.write_bytes_per_second)
     }
 
     /// Does what a spilled batch has come to: its pages, each once, then its file actions. Then its end is where the directory stands.
