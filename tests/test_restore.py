@@ -139,8 +139,7 @@ def test_memory_is_kept(work):
     compare(work / "copy", ours)
     # Relations fit into memory: they come when a little of the WAL is put apart, and the rest is replayed as it is without that.
     early = walrider("restore", "--backup", work / "backup", "-D", work / "early", *options).expect()
-    assert early.json["write_bytes_per_second"] > 0 and early.json["spilled_bytes"] == 0, early.json
-    assert early.json["peak_memory_bytes"] < memory + room, early.json
+    assert early.json["write_bytes_per_second"] > 0 and early.json["peak_memory_bytes"] < memory + room, early.json
     compare(work / "early", ours)
     server = PgCluster(ours)
     server.configure("archive_mode = off", "postgresql.auto.conf")

@@ -14,14 +14,14 @@ const PROCESSOR: f64 = 6e-9;
 /// compressed, which is at least four times as quick each way.
 const DEVICE: f64 = 0.25;
 
-/// Bytes a second that no device takes: to ask how many it takes is not worth it before.
-pub const QUICKEST: u64 = 8 << 30;
+/// Bytes a second that few devices take more than: to ask how many it takes is not worth it before.
+pub const QUICKEST: u64 = 2 << 30;
 
 /// Whether so much WAL was put apart for relations that fit into memory that they had better come: it took as long as it would take to
-/// write them once more, at so many bytes a second, which is what the rest costs if that is replayed in memory.
+/// write them once more, at so many bytes a second, which is what the rest costs if that is replayed in memory. To take back what is
+/// put apart takes time as well, but where a device is slow, it is what that waits for.
 pub fn is_enough_apart(took: Duration, relation_bytes: u64, bytes_per_second: u64) -> bool {
-    // What is put apart has to be taken back.
-    2.0 * took.as_secs_f64() * bytes_per_second as f64 > relation_bytes as f64
+    took.as_secs_f64() * bytes_per_second as f64 > relation_bytes as f64
 }
 
 /// What visits of pages have cost that do not fit into memory.
