@@ -417,6 +417,7 @@ pub fn to_json(summary: &Summary) -> Value {
         "sorted_bytes": stats.sorted_bytes,
         "request_bytes": stats.request_bytes,
         "write_bytes_per_second": stats.write_bytes_per_second,
+        "unpacked_at_lsn": stats.unpacked_at.map(|lsn| lsn.to_string()),
         "restartpoints": stats.restartpoints,
         "images_verified": stats.images_verified,
         "image_differences": stats.image_difference_count,

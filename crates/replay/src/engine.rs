@@ -427,6 +427,7 @@ impl<'a> Engine<'a> {
             Some(base) => {
                 self.pages.unpack(&*base, spill, &needless, end, recovery, stats)?;
                 config::let_servers_in(recovery.data_dir().path())?;
+                stats.unpacked_at = Some(end);
             }
             None => self.pages.sweep(spill, &needless, end, recovery, stats)?,
         }

@@ -44,6 +44,8 @@ pub struct Stats {
     pub sweeps: u64,
     /// Bytes of requests, on average, that were best for their pages; 0 before the first.
     pub request_bytes: usize,
+    /// How far the WAL was put apart when a restore's relations came.
+    pub unpacked_at: Option<Lsn>,
     /// Bytes a second that the device took, where a restore had to know; 0: not tried.
     pub write_bytes_per_second: u64,
     /// Images that redo was compared with.
