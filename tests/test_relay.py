@@ -377,9 +377,10 @@ def test_who_is_served(table, work):
         walrider("reload", "-D", relay.data_dir).expect()
         wait_for(lambda: "it counts for new connections" in relay.log_text(), relay.log_tail)
         assert "no rule of the relay allows" in ask(relay, "IDENTIFY_SYSTEM", "replicator", "password=open-sesame", check=False).stderr
-        # What makes no sense changes nothing.
+        # What makes no sense changes nothing.  The rules are read before the next are written: a reload that comes late would read those.
         relay.access.write_text(rules)
         walrider("reload", "-D", relay.data_dir).expect()
+        wait_for(lambda: relay.log_text().count("it counts for new connections") == 2, relay.log_tail)
         relay.access.write_text('[[allow]]\nfrom = ["all"]\nmethod = "trust"\n')
         walrider("reload", "-D", relay.data_dir).expect()
         wait_for(lambda: "what was read before still counts" in relay.log_text(), relay.log_tail)
