@@ -21,14 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
 from tests.lab import install
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
-from tests.lab.server.cluster import ServerError, parse_lsn
+from tests.lab.server.cluster import parse_lsn
 from tests.lab.standby.readers import Crowd
 
 from .device import Volume
@@ -51,8 +51,7 @@ SETTINGS = {"hot_standby": "on", "fsync": "on", "autovacuum": "off", "max_wal_si
 
 def processor_seconds(pid):
     """What a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def count_rows(connection, rng):
@@ -70,46 +69,35 @@ def reading(server, sessions):
     return crowd
 
 
-def unless_cancelled(question):
-    """Its answer; None if replay could not wait for its snapshot.  That of a new connection has one, too."""
-    try:
-        return question()
-    except ServerError as error:
-        if "conflict with recovery" not in str(error):
-            raise
-        return None
+def watching(server):
+    """A session that `replayed` asks.  It is one for replication, of no database: replay would wait for the snapshots of another."""
+    return server.session("postgres replication=true")
 
 
 def replayed(session):
-    """How far replay is; asked until there is an answer."""
-    while not (told := unless_cancelled(lambda: session.run("SELECT pg_last_wal_replay_lsn()"))):
-        pass
-    return parse_lsn(told[0])
+    """How far replay is, on a standby that receives nothing."""
+    return parse_lsn(session.run("IDENTIFY_SYSTEM")[0].split("|")[2])
 
 
-@contextmanager
-def watching(server):
-    """A session, and the startup process's pid."""
-    with ExitStack() as stack:
-        found = None
-        while not found:
-            session = stack.enter_context(server.session())
-            found = unless_cancelled(lambda: session.run("SELECT pid FROM pg_stat_activity WHERE backend_type = 'startup'"))
-        yield session, int(found[0])
+def startup_process(server):
+    """Its pid."""
+    pid, = (pid for pid in server.children() if b": startup " in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return pid
 
 
 def catch_up(server, end, settings, readers=0, timeout=1800):
     """Start it; seconds from consistency to `end`, and what the startup process used."""
     server.start(**settings)
     deadline = time.monotonic() + timeout
-    with reading(server, readers) as crowd, watching(server) as (session, pid):
+    pid = startup_process(server)
+    with reading(server, readers) as crowd, watching(server) as session:
         while True:
             at, now = replayed(session), datetime.now(timezone.utc)
             if at > end:
                 break
             if time.monotonic() > deadline:
                 raise SystemExit(f"error: no end after {timeout} s: {server.log_tail()}")
-            time.sleep(0.01)
+            time.sleep(0.005)
         used = processor_seconds(pid)
     began = server.log_matches(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) UTC \[\d+\] LOG:  consistent recovery state reached")[-1]
     began = datetime.strptime(began, "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=timezone.utc)
@@ -159,7 +147,7 @@ def rounds(name, fixture, info, args, volume):
             if side in OURS:
                 found["early"] = server.log_matches(r"walrider redid .*") + server.log_matches(r"DETAIL:  skipped .*")
             runs[side].append(found)
-            print(f"{name} {number + 1}: {side:<20} {found['seconds']:6.2f} s, startup process {found['startup_seconds']:6.2f} s "
+            print(f"{name} {number + 1}: {side:<20} {found['seconds']:7.3f} s, startup process {found['startup_seconds']:7.3f} s "
                   f"{' '.join(found.get('early', []))}", flush=True)
         if number == 0:
             for side in OURS:
@@ -185,7 +173,7 @@ def table(results, readers=0):
         for side in OURS:
             pairs = [stock["seconds"] / ours["seconds"] for stock, ours in zip(runs["stock"], runs[side])]
             ratios.append(f"{median['stock'] / median[side]:.2f}x ({min(pairs):.2f}-{max(pairs):.2f})")
-        lines.append(f"{name:<14} {info['wal_bytes'] / 1e6:>7.0f}  " + "".join(f"{median[side]:>11.2f} s" for side in SIDES)
+        lines.append(f"{name:<14} {info['wal_bytes'] / 1e6:>7.0f}  " + "".join(f"{median[side]:>11.3f} s" for side in SIDES)
                      + "   " + ", ".join(ratios))
     if readers:
         lines += ["", f"{readers} readers; answers a second, and conflicts (a round, on average):"]

@@ -35,7 +35,7 @@ from tests.lab.waiting import wait_for
 
 from .loads import LOADS, make
 from .measure import MB, link_wal, segments
-from .readable import CONFLICT_DELAY, EARLY, SETTINGS, catch_up, reading, replayed
+from .readable import CONFLICT_DELAY, EARLY, SETTINGS, catch_up, reading, replayed, watching
 from .replay import FIXTURES, commit, machine, nameless
 
 SIDES = {"stock": {}, "1 worker": {**EARLY, "walrider.redo_workers": "1"}}
@@ -92,7 +92,7 @@ def paced(fixture, info, settings, pace, readers, data_dir):
             reader = server.pgbench_start("-n", "-S", "-c", readers, "-T", 600)
             stack.callback(reader.wait)
             stack.callback(reader.terminate)
-        session = stack.enter_context(server.session())
+        session = stack.enter_context(watching(server))
         wait_for(lambda: replayed(session) >= there - SEGMENT, server.log_tail, timeout=60)
         began = time.monotonic()
         for number, file in enumerate(waiting, 1):

@@ -19,6 +19,9 @@
  */
 #include "postgres.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "access/xlog_internal.h"
 #include "access/xlogrecovery.h"
 #include "catalog/pg_control.h"
@@ -26,10 +29,12 @@
 #include "miscadmin.h"
 #include "postmaster/interrupt.h"
 #include "storage/condition_variable.h"
+#include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 #include "storage/spin.h"
+#include "utils/wait_event.h"
 
 #include "redo.h"
 
@@ -49,6 +54,7 @@ static ControlFileData *ControlFile = NULL;
 
 /* In the startup process. */
 static uint64 raise_by;			/* bytes */
+static XLogRecPtr more_from;	/* it is more from there on */
 
 PGDLLEXPORT void walrider_raiser_main(Datum arg);
 
@@ -116,14 +122,50 @@ IsRaiserThere(void)
 	return pg_atomic_read_u32(&Control->nraisers) > 0;
 }
 
+static uint64
+LeastWal(void)
+{
+	return (uint64) walrider_redo_least_wal * 1024;
+}
+
+/* So much from now on, and room for what is decoded for it. */
+static void
+RaiseBy(XLogReaderState *reader, uint64 by)
+{
+	raise_by = Min(by, MAX_RAISE_BY);
+	more_from = reader->record->lsn + RAISES_BEFORE_MORE * raise_by;
+	GiveDecodedRoom(reader, DECODED_SIZE(raise_by));
+}
+
 /* Early redo begins: what was known may be of another server's life. */
 void
 BeginRaising(XLogReaderState *reader)
 {
-	raise_by = RAISE_BY;
-	ShareDecodedRecords(reader, DECODED_SIZE(raise_by));
+	RaiseBy(reader, Max(LEAST_RAISE_BY, LeastWal()));
 	SetWanted(InvalidXLogRecPtr, 0);
 	pg_atomic_write_u64(&Control->raised, InvalidXLogRecPtr);
+}
+
+/*
+ * As the server writes it, but for its fsync: that would make the file's times
+ * durable, too, by a commit of the file system's journal, for which others wait.
+ * It is open before it is written, so that no error goes unseen.
+ */
+static void
+WriteControlFile(void)
+{
+	int			file = BasicOpenFile(XLOG_CONTROL_FILE, O_RDWR | PG_BINARY);
+
+	if (file < 0)
+		ereport(PANIC,
+				(errcode_for_file_access(), errmsg("could not open file \"%s\": %m", XLOG_CONTROL_FILE)));
+	update_controlfile(DataDir, ControlFile, false);
+	pgstat_report_wait_start(WAIT_EVENT_CONTROL_FILE_SYNC_UPDATE);
+	if (pg_fdatasync(file) != 0)
+		ereport(PANIC,
+				(errcode_for_file_access(), errmsg("could not fdatasync file \"%s\": %m", XLOG_CONTROL_FILE)));
+	pgstat_report_wait_end();
+	(void) close(file);
 }
 
 static void
@@ -154,7 +196,7 @@ Raise(XLogRecPtr to, TimeLineID tli)
 		}
 		if (writes)
 		{
-			update_controlfile(DataDir, ControlFile, true);
+			WriteControlFile();
 			CountRedo(REDO_MIN_RECOVERY, 1);
 		}
 	}
@@ -214,6 +256,10 @@ RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned)
 	if (BROKEN(4))
 		return true;
 	(void) GetCurrentReplayRecPtr(&tli);
+	if (raise_by < LeastWal())
+		RaiseBy(reader, LeastWal());
+	else if (raise_by < RAISE_BY && needed >= more_from)
+		RaiseBy(reader, 2 * raise_by);
 	if (needed <= raised)
 	{
 		/* A bit at a time, so that workers do not wait for long. */
@@ -225,12 +271,9 @@ RaiseMinRecoveryPoint(XLogReaderState *reader, const Slice *planned)
 
 	/* The raiser is late: give the next one more time. */
 	if (IsWanted() && raise_by < MAX_RAISE_BY)
-	{
-		raise_by *= 2;
-		ShareDecodedRecords(reader, DECODED_SIZE(raise_by));
-	}
+		RaiseBy(reader, 2 * raise_by);
 	DecodeTo(reader, needed + raise_by);
-	if (DecodedTo(reader) - planned->start < (uint64) walrider_redo_least_wal * 1024)
+	if (DecodedTo(reader) - planned->start < LeastWal())
 		return false;
 	/* All of the slice is there: it ends before what may change the timeline. */
 	return RaiseNow(Max(needed, DecodedTo(reader)), needed, tli);

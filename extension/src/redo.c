@@ -41,7 +41,7 @@
 int			walrider_redo_slice = 4000;
 bool		early_redo_at_start;
 static bool walrider_early_redo = false;
-int			walrider_redo_least_wal = 4096; /* kB */
+int			walrider_redo_least_wal = 1024; /* kB */
 
 static void (*server_redo[RM_MAX_BUILTIN_ID + 1]) (XLogReaderState *record);
 
@@ -360,7 +360,7 @@ InitRedo(void)
 							"Sets how much WAL has to be waiting before pages are redone early.",
 							"Less is not worth the write of pg_control that goes before.",
 							&walrider_redo_least_wal,
-							4096, 0, 1024 * 1024,
+							1024, 0, MAX_RAISE_BY / 1024,
 							PGC_SIGHUP, GUC_UNIT_KB,
 							NULL, NULL, NULL);
 
@@ -394,9 +394,6 @@ InitRedo(void)
 	{
 		/* Where nothing else is set. */
 		SetConfigOption("recovery_prefetch", "off", PGC_POSTMASTER, PGC_S_DYNAMIC_DEFAULT);
-		if (WantedWorkers() == 0)
-			SetConfigOption("wal_decode_buffer_size", psprintf("%dkB", DECODED_SIZE(RAISE_BY) / 1024), PGC_POSTMASTER,
-							PGC_S_DYNAMIC_DEFAULT);
 		RegisterRedoProcesses();
 	}
 }

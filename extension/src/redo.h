@@ -49,15 +49,19 @@
 #define DEFAULT_REDO_WORKERS 4	/* at most, and a core is the leader's */
 
 /*
- * minRecoveryPoint is raised by about so much WAL at a time: each time costs
- * an fsync.  What is decoded for it is the better the sooner it is used, so
- * that it is little, unless that fsync is late.
+ * minRecoveryPoint is raised by about so much WAL at a time: each time costs a
+ * write of pg_control.  What is decoded for it is the better the sooner it is
+ * used, and its memory costs when it is touched first.  So it is little at first,
+ * more when so many times that much has been replayed, and most only if that
+ * write is late.
  */
+#define LEAST_RAISE_BY	(1024 * 1024)
 #define RAISE_BY		(4 * 1024 * 1024)
 #define MAX_RAISE_BY	(16 * 1024 * 1024)
+#define RAISES_BEFORE_MORE 32
 
-/* What the decoded records of so much WAL need. */
-#define DECODED_SIZE(wal) (3 * (wal))
+/* What the decoded records of so much WAL need: one of 54 bytes, which locks a row, takes some 170. */
+#define DECODED_SIZE(wal) (4 * (wal))
 
 /* A test breaks one of the rules of docs/readable.md, to see that others notice. */
 #ifndef WALRIDER_BREAK
@@ -241,7 +245,7 @@ extern void RegisterRedoProcesses(void);
 extern Size WorkersSharedSize(void);
 extern void AttachWorkersShared(void);
 extern Slice *SharedSlice(int number);
-extern void ShareDecodedRecords(XLogReaderState *reader, Size size);
+extern void GiveDecodedRoom(XLogReaderState *reader, Size size);
 extern void CloseWorkersFiles(void);
 extern void GiveOut(Slice *slice);
 extern void FinishGivenOut(void);

@@ -149,13 +149,14 @@ RunningWorkers(void)
 }
 
 /*
- * Have records decoded to where workers see them, in so many bytes, which may
- * become more.  At first the queue is empty but for the record that is being
- * replayed.  That one stays where it is for its caller, and becomes one of its
- * own for the queue, which would not find it in the buffer.
+ * Have records decoded to where workers see them, if there are any, in so many
+ * bytes, which may become more once the next record is replayed.  At first the
+ * queue is empty but for the one that is being replayed.  That one stays where
+ * it is for its caller, and becomes one of its own for the queue, which would
+ * not find it in the buffer.
  */
 void
-ShareDecodedRecords(XLogReaderState *reader, Size size)
+GiveDecodedRoom(XLogReaderState *reader, Size size)
 {
 	static char *previous = NULL;
 
@@ -164,8 +165,11 @@ ShareDecodedRecords(XLogReaderState *reader, Size size)
 		pfree(previous);
 		previous = NULL;
 	}
-	if (decode_buffer == NULL || BROKEN(18))
+	if (BROKEN(18))
 		return;
+	/* Memory that is not touched costs nothing. */
+	if (decode_buffer == NULL)
+		decode_buffer = MemoryContextAllocHuge(TopMemoryContext, DECODED_SIZE(MAX_RAISE_BY));
 	if (reader->decode_buffer == decode_buffer)
 	{
 		/* Never less: records may be anywhere in it. */
