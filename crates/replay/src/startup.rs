@@ -286,7 +286,8 @@ impl Entered<'_> {
     /// Memory of a batch that is larger than it: an eighth gathers what becomes chunks, a quarter holds them, and another is for
     /// the passes; the rest is for the next WAL, and what it is put apart into.
     fn spill_settings(&self) -> Result<SpillSettings, ReplayError> {
-        let memory = self.options.memory_bytes;
+        let all = self.options.memory_bytes;
+        let memory = all.saturating_sub(OTHER_BYTES).max(all / 2);
         let data_dir = self.recovery.data_dir().path();
         let options = &self.options.spill;
         let directory = options.directory.clone().unwrap_or(data_dir.join(TEMPORARY_FILES));
