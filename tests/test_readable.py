@@ -40,7 +40,7 @@ def test_the_same_pages_where_changes_are_left(plain, work):
 
 def test_much_wal_that_has_to_wait(plain, work):
     """Early redo begins however much WAL has to be waiting for that: so much is decoded, and there is room for it.
-    It was no more than 4 MB, so that a tenth of the slices began."""
+    It was no more than 4 MB, so that a tenth of the slices began.  Not tried: with workers, and a setting that grows meanwhile."""
     server = readable.same_pages(plain, work, **{"walrider.redo_least_wal": "12MB", "walrider.redo_workers": 0})
     # There are sixteen in a segment: none is of more than 1 MB.
     assert readable.summary(server)["slices"] > 8 * len(list(plain.archive.glob("[0-9A-F]" * 24)))

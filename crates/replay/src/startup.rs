@@ -283,8 +283,8 @@ impl Entered<'_> {
         })
     }
 
-    /// Memory of a batch that is larger than it: an eighth gathers what becomes chunks, a quarter holds them, and another is for
-    /// the passes; the rest is for the next WAL, and what it is put apart into.
+    /// Memory of a batch that is larger than it: of what the program itself leaves, an eighth gathers what becomes chunks, a
+    /// quarter holds them, and another is for the passes; the rest is for the next WAL, and what it is put apart into.
     fn spill_settings(&self) -> Result<SpillSettings, ReplayError> {
         let all = self.options.memory_bytes;
         let memory = all.saturating_sub(OTHER_BYTES).max(all / 2);
