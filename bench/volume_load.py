@@ -4,7 +4,9 @@ A fixture holds backup/, archive/ and info.json.  Its WAL has a restore point wh
 for all amounts.  It is made by a procedure, not by pgbench, which would take an hour for 15 million transactions.
 """
 
+import itertools
 import json
+import math
 import shutil
 import threading
 import time
@@ -17,6 +19,7 @@ from .loads import pgbench_tables
 SCALE = 160     # 2.4 GB
 ROWS = 100_000
 CLIENTS = 2
+GOLDEN_RATIO = (5 ** 0.5 - 1) / 2     # whose multiples never come back, modulo one
 SETTINGS = """autovacuum = off
 wal_keep_size = 0
 shared_buffers = 3GB
@@ -47,13 +50,18 @@ def restore_point(amount):
     return f"wal-{amount:g}"
 
 
-def updates(server, seed, transactions, rows):
+def seed(batch, client):
+    """For setseed(): one of its own for each batch of each client, or they would update the same rows over and over."""
+    return (batch * CLIENTS + client) * GOLDEN_RATIO % 1
+
+
+def updates(server, batch, transactions, rows):
     """So many transactions by each of the clients, and an end to failures that would go unseen in a thread."""
     failed = []
 
     def client(number):
         try:
-            server.psql(f"SELECT setseed({(seed * CLIENTS + number) % 1000 / 1000}); CALL simple_updates({transactions}, {rows})")
+            server.psql(f"SELECT setseed({seed(batch, number)}); CALL simple_updates({transactions}, {rows})")
         except Exception as error:      # told to whoever waits
             failed.append(error)
 
@@ -66,16 +74,25 @@ def updates(server, seed, transactions, rows):
         raise failed[0]
 
 
-def write_wal(server, until, rows, seed):
-    """Updates until the WAL has reached this position; returns how many transactions."""
+def write_wal(server, until, rows, batches):
+    """Updates until the WAL has reached this position; returns how many transactions. `batches` gives each batch its number."""
     done, each = 0, 200
     while (at := parse_lsn(server.lsn())) < until:
-        updates(server, seed + done, each, rows)
+        updates(server, next(batches), each, rows)
         done += each * CLIENTS
         # So many more as the rest seems to need, in steps that do not overshoot.
         grown = (parse_lsn(server.lsn()) - at) / (each * CLIENTS)
         each = max(50, min(50_000, int((until - parse_lsn(server.lsn())) / grown / CLIENTS / 2)))
     return done
+
+
+def spread(server, rows, transactions):
+    """How many rows were updated; about as many as random updates reach, or the fixture is not what it says."""
+    updated = int(server.value("SELECT count(DISTINCT aid) FROM pgbench_history"))
+    expected = rows * (1 - math.exp(-transactions / rows))
+    if updated < 0.95 * expected:
+        raise RuntimeError(f"{transactions} random updates reached {updated} of {rows} rows; {expected:.0f} are to be expected")
+    return updated
 
 
 def make(directory, images, size, amounts):
@@ -99,9 +116,10 @@ def make(directory, images, size, amounts):
         server.basebackup(directory / "backup")
         data_bytes = int(server.value("SELECT sum(pg_database_size(oid)) FROM pg_database"))
         start, transactions, wal_bytes, ends = parse_lsn(server.lsn()), 0, {}, {}
+        batches = itertools.count()
         # A checkpoint after each full amount, as a server makes them: the images come again.
         for amount in sorted({*amounts, *range(1, int(max(amounts)) + 1)}):
-            transactions += write_wal(server, start + int(amount * data_bytes), scale * ROWS, transactions)
+            transactions += write_wal(server, start + int(amount * data_bytes), scale * ROWS, batches)
             if amount in amounts:
                 point = restore_point(amount)
                 server.psql(f"SELECT pg_create_restore_point('{point}')")
@@ -110,6 +128,7 @@ def make(directory, images, size, amounts):
             if amount == int(amount):
                 server.psql("CHECKPOINT")
         grown = int(server.value("SELECT sum(pg_database_size(oid)) FROM pg_database"))
+        updated = spread(server, scale * ROWS, transactions)
         server.stop("fast")
         server.complete_archive()
     finally:
@@ -119,10 +138,10 @@ def make(directory, images, size, amounts):
     for segment in (directory / "archive").iterdir():
         if segment.name < first:
             segment.unlink()
-    info = dict(images=images, size=size, data_bytes=data_bytes, grown_bytes=grown, transactions=transactions,
+    info = dict(images=images, size=size, data_bytes=data_bytes, grown_bytes=grown, transactions=transactions, updated_rows=updated,
                 start=start, ends=ends, wal_bytes=wal_bytes)
     known.write_text(json.dumps(info, indent=1) + "\n")
     shutil.rmtree(directory / "primary")
     print(f"{directory.name}: {wal_bytes} of WAL over {data_bytes / 1e6:.0f} MB of data, {transactions} transactions, "
-          f"made in {time.monotonic() - begun:.0f} s", flush=True)
+          f"{updated} rows updated, made in {time.monotonic() - begun:.0f} s", flush=True)
     return info

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.lab.faults.powercut import FSYNC, ORDERS, RENAME, Cut, Recorder
+from tests.lab.faults.powercut import FSYNC, ORDERS, RENAME, TRUNCATE, Cut, Recorder
 from tests.lab.install import program
 from tests.lab.oracle import early
 from tests.lab.oracle.compare import compare
@@ -27,20 +27,22 @@ from tests.lab.oracle.early import SEGMENT
 from tests.lab.oracle.page import checks, pages
 from tests.lab.seed import seed
 from tests.lab.server import early_primary, recovery
+from tests.lab.server.backups import kept_out
 from tests.lab.server.cluster import PgCluster, controldata, copy_tree, format_lsn, free_port, parse_lsn, run
 from tests.lab.standby import readable, standby
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import DIFFERENT, binary, replay, walrider
 
-IMAGES = int(os.environ.get("WALRIDER_POWER_IMAGES", "50"))
+IMAGES = int(os.environ.get("WALRIDER_POWER_IMAGES", "60"))
 SEED = seed()
 KEEP = os.environ.get("WALRIDER_POWER_KEEP")
 # Of all images, what each kind of run has.
-SHARES = dict(replay=11, restartpoints=11, promotion=11, receive=4, spool=4, early=5, early_redo=4)
+SHARES = dict(replay=11, apart=8, restore=8, restartpoints=11, promotion=11, receive=4, spool=4, early=5, early_redo=4)
 ROOM = 1 << 30
 # More than Linux ever gives (PID_MAX_LIMIT).
 NO_PROCESS = (1 << 22) + 1
 KEPT_OUT = "walrider_was_interrupted"
+MARKER = "walrider.restoring"
 CONF = """
 shared_buffers = 16MB
 wal_compression = pglz
@@ -62,6 +64,8 @@ CREATE TABLE dropped (id int PRIMARY KEY, note text);
 INSERT INTO dropped SELECT n, repeat('d', 100) FROM generate_series(1, 1000) n;
 CREATE SEQUENCE counter;
 CREATE TABLE wide AS SELECT n AS id, 0 AS changes, repeat('w', 800) AS filler FROM generate_series(1, 8000) n;
+CREATE TABLE queue (id int PRIMARY KEY, note text);
+INSERT INTO queue SELECT n, repeat('q', 100) FROM generate_series(1, 3000) n;
 CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY);
 CREATE TABLE indexed (id int, words int[], at point, span int4range);
 CREATE INDEX ON indexed USING gin (words);
@@ -69,6 +73,10 @@ CREATE INDEX ON indexed USING gist (at);
 CREATE INDEX ON indexed USING spgist (span);
 CREATE INDEX ON indexed USING brin (id);
 """
+# Tables that become shorter and grow again, with their maps.
+SHORTER = ["DELETE FROM queue WHERE id > 1000", "VACUUM queue", "INSERT INTO queue SELECT n, repeat('r', 90) FROM generate_series(1001, 2000) n",
+           "DELETE FROM wide WHERE id > 7000", "VACUUM wide", "INSERT INTO wide SELECT n, 0, repeat('v', 700) FROM generate_series(7001, 7400) n",
+           "DELETE FROM queue", "VACUUM queue", "INSERT INTO queue SELECT n, repeat('s', 80) FROM generate_series(1, 1500) n"]
 # More pages than fit into little memory, in little WAL.
 WIDE = "UPDATE wide SET changes = changes + 1 WHERE id % 30 < 2"
 INDEXED = "INSERT INTO indexed SELECT n, ARRAY[n % 7, n % 100], point(n % 50, n), int4range(n, n + 9) FROM generate_series(1, 600) n"
@@ -121,10 +129,18 @@ class Origin:
         """As pgbench does them."""
         server.pgbench("-n", "-f", self.directory / "transaction", "-t", count, "--random-seed", count, database=database)
 
+    def shorten(self, server):
+        """As long as nothing is prepared, VACUUM gives back what was deleted."""
+        for command in SHORTER:
+            server.psql(command)
+
     def load(self, server):
         """Restartpoints may be made at three checkpoints, two of them because a database was copied as files."""
-        self.transactions(server, 400)
+        self.transactions(server, 210)
+        self.shorten(server)
         server.psql(f"{INDEXED}; {WIDE}")
+        self.transactions(server, 190)
+        self.shorten(server)
         server.psql("CREATE TABLE made (id int PRIMARY KEY); INSERT INTO made SELECT generate_series(1, 2000)")
         server.psql("TRUNCATE cut_off; INSERT INTO cut_off VALUES (1); DROP TABLE dropped")
         server.psql("BEGIN; INSERT INTO made VALUES (-1); PREPARE TRANSACTION 'early'")
@@ -349,9 +365,67 @@ def test_replay(origin, memory):
     Images("replay", record, memory).check(dict(walrider=ours, stock=stock))
 
 
-def test_done_is_durable(origin, memory):
-    """Once the command has said that it is done, a power cut changes nothing; where fsyncs of relations are left out, it does."""
-    record, _ = record_replay(origin, memory, "done")
+def test_put_apart(origin, memory):
+    """WAL that is put apart by what it is about, truncations with it: files are cut once, and each page is written once."""
+    apart = "--memory", "16MB", "--spill-always"
+    record, reference = record_replay(origin, memory, "apart", *apart)
+    compare(reference, origin.stock)
+    truncated = {call.a for call in record.calls if call.operation == TRUNCATE}
+    assert record.said["sweeps"] >= 3 and len(truncated) >= 6, (record.said, len(truncated))
+
+    def ours(data_dir, cut):
+        replay(data_dir, origin.archive, *apart).expect()
+        compare(data_dir, origin.stock)
+
+    def stock(data_dir, cut):
+        stock_finishes(origin, data_dir, lambda: ours(data_dir, cut))
+
+    Images("apart", record, memory).check(dict(walrider=ours, stock=stock))
+
+
+def test_restore(origin, memory):
+    """`walrider restore`: until all pages of the single pass are durable no server starts, and `--start-over` begins again; then it is a
+    directory in recovery."""
+    directory = memory / "restore"
+    directory.mkdir(mode=0o700)
+    command = "restore", "--backup", origin.backup, "--wal", origin.archive, "--memory", "16MB", "-D"
+    recorder = Recorder(memory / "restore-recorder")
+    said = json.loads(run(recorder.command(directory, binary(), *command, directory, "--json")).stdout)
+    compare(directory, origin.stock)
+    assert said["sweeps"] >= 3 and said["unpacked_at_lsn"], said
+
+    def again(data_dir):
+        """Without what the interrupted run has left."""
+        result = walrider(*command, data_dir)
+        if result.code:
+            assert "is not complete" in result.stderr and "--start-over" in result.stderr, result
+            walrider(*command, data_dir, "--start-over").expect()
+
+    def is_whole(data_dir):
+        return (data_dir / "global/pg_control").exists() and not (data_dir / MARKER).exists()
+
+    def ours(data_dir, cut):
+        if is_whole(data_dir):
+            replay(data_dir, origin.archive).expect()
+        else:
+            again(data_dir)
+        compare(data_dir, origin.stock)
+        assert not (data_dir / MARKER).exists()
+
+    def stock(data_dir, cut):
+        if not is_whole(data_dir):
+            kept_out(data_dir)
+            again(data_dir)
+        PgCluster(data_dir).configure("archive_mode = off", "postgresql.auto.conf")
+        stock_finishes(origin, data_dir, lambda: ours(data_dir, cut))
+
+    record = recorder.record()
+    Images("restore", record, memory).check(dict(walrider=ours, stock=stock))
+    done_is_durable(origin, memory, record)
+
+
+def done_is_durable(origin, memory, record):
+    """A cut after the end changes nothing; where fsyncs of relations are left out, it does."""
     for order in ORDERS:
         cut = Cut("done", len(record.calls), len(record.calls), order, 512, False)
         compare(record.image(cut, memory / "image"), origin.stock)
@@ -360,6 +434,12 @@ def test_done_is_durable(origin, memory):
     compared = walrider("compare", record.image(cut, memory / "image"), origin.stock)
     shutil.rmtree(memory / "image")
     assert compared.code == DIFFERENT and compared.json["differences"] > 10, "nobody would see that fsync is left out"
+
+
+def test_done_is_durable(origin, memory):
+    """Once `walrider replay` has said that it is done."""
+    record, _ = record_replay(origin, memory, "done")
+    done_is_durable(origin, memory, record)
 
 
 def stand_by(origin, data_dir, wal, recorder=None):

@@ -2,7 +2,7 @@
 operator to do, until it is done.
 
 What must never be: a directory that PostgreSQL starts on, and that is not what its own recovery makes of the backup and the WAL.
-Not tried: power cuts; kills of PostgreSQL, when it ends the recovery. `make soak-restore` does 200 rounds.
+Not tried: power cuts (test_powercut.py has them); kills of PostgreSQL, when it ends the recovery. `make soak-restore` does 200 rounds.
 """
 
 import os

@@ -2,8 +2,8 @@
 the disk.
 
 Not tried: terabytes; kills of a standby in such a batch, and one that falls behind while it runs; visibility maps of more than a page
-that are cut; a disk that is lost while the temporary file is on it; power cuts (test_powercut.py has pages that pass through little
-memory). `make soak-spill` does 200 rounds of kills for each load.
+that are cut; a disk that is lost while the temporary file is on it; power cuts (test_powercut.py has them). `make soak-spill` does 200
+rounds of kills for each load.
 """
 
 import os

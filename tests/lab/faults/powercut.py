@@ -396,11 +396,11 @@ class Record:
         return Path(path)
 
     def forget_syncs(self, name):
-        """Leave out what synced the files below an entry of the start, to see that it is missed."""
-        whole, below = Simulation(self.start), set()
-        top = whole.root.now[name]
+        """Leave out what synced the files below an entry of the directory, to see that it is missed."""
+        whole = Simulation(self.start)
         for call in self.calls:
             whole.play(call)
+        top = whole.root.now[name]
         numbers = {id(what): number for number, what in whole.numbers.items()}
         below = {numbers.get(id(file)) for file in whole._files(top)}
         self.calls = [call for call in self.calls if call.operation != FSYNC or call.a not in below]
