@@ -19,12 +19,11 @@ from tests.lab import install
 from tests.lab.faults.objects import ObjectStore
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
-from tests.lab.server.backups import FORMATS, extract, kept_out, pack_all, verify
+from tests.lab.server.backups import FORMATS, MARKER, extract, kept_out, pack_all, verify
 from tests.lab.server.cluster import PgCluster, controldata, copy_tree
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import CORRUPT, FAILED, USAGE, start, walrider
 
-MARKER = "walrider.restoring"
 SUMS = "SELECT count(*), sum(hashtext(x::text)) FROM {} x"
 
 

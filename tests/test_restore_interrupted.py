@@ -19,14 +19,13 @@ from tests.lab import walrider
 from tests.lab.faults.shim import Disk
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
-from tests.lab.server.backups import FORMATS, kept_out, pack_all
+from tests.lab.server.backups import FORMATS, MARKER, kept_out, pack_all
 from tests.lab.server.cluster import PgCluster, controldata
 from tests.lab.trash import throw_away
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import FAILED
 
 ROUNDS = int(os.environ.get("WALRIDER_RESTORE_ROUNDS", "2"))
-MARKER = "walrider.restoring"
 WHOLE = "replays what follows, hands over"
 # Much less than there is WAL.
 LITTLE = ("--memory", "16MB")

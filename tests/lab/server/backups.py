@@ -8,6 +8,7 @@ from tests.lab.server.cluster import copy_tree, run
 
 # What packs an archive, by the programs of that name; one that is not there is left out.
 ENDINGS = {"gzip": "gz", "lz4": "lz4", "zstd": "zst"}
+MARKER = "walrider.restoring"     # in a directory that walrider restore has not completed
 FORMATS = ["plain", "tar", *(name for name in ENDINGS if shutil.which(name))]
 
 
