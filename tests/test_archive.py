@@ -100,8 +100,8 @@ class Archived:
 
 
 @pytest.fixture(scope="module")
-def archived(tmp_path_factory):
-    """One for all tests here."""
+def archived(tmp_path_factory, server_major):
+    """One for all tests of a major here."""
     return Archived(tmp_path_factory.mktemp("archived"))
 
 
