@@ -8,6 +8,7 @@ rounds of kills for each load.
 
 import os
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -182,11 +183,10 @@ def test_truncations_while_unpacking(truncated, work, form, memory):
 
 @pytest.mark.parametrize("source, memory", [("backup", "16MB"), ("tar", "48MB"), ("backup", "1GB")])
 def test_restore_in_any_memory(updated, work, source, memory):
-    """Pages that are visited again and again get the same changes while they pass, however little memory sorts them."""
-    result = walrider("restore", "--backup", getattr(updated, source), "--wal", updated.archive, "-D", work / "ours",
-                      "--memory", memory).expect().json
+    """Pages that are visited again and again get the same changes while they pass, however little memory there is. Partitions are not sorted
+    here: those of test_truncations_while_unpacking are, and of unit tests."""
+    walrider("restore", "--backup", getattr(updated, source), "--wal", updated.archive, "-D", work / "ours", "--memory", memory).expect()
     compare(work / "ours", updated.stock)
-    assert (result["sorted_bytes"] > 0) == (memory == "16MB"), result
 
 
 def test_little_room(updated, work):
@@ -229,17 +229,16 @@ def test_killed(load, request, work, rng):
     killed = 0
     for number in range(ROUNDS):
         ours = fixture.copy(work / f"round{number}")
-        moment, killed_before = rng.uniform(0.1, 1.1) * seconds, killed
+        moment, began = rng.uniform(0.1, 1.1) * seconds, time.monotonic()
         process = start("replay", "--data-dir", ours, "--wal", fixture.archive, *kill, stdout=subprocess.DEVNULL)
         try:
             process.wait(moment)
+            seconds = min(seconds, time.monotonic() - began)      # the machine was busier when we measured
         except subprocess.TimeoutExpired:
             killed += 1
         finally:
             process.kill()
             process.communicate()
-        if killed == killed_before and moment < seconds:
-            seconds *= 0.8      # the machine was busier when we measured
         if load != "updated" and number % 4 == 3:
             recovery.take_over(ours, fixture.archive, fixture.final)
         else:

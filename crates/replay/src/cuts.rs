@@ -20,7 +20,6 @@ use crate::base::Base;
 use crate::error::ReplayError;
 use crate::partition::{Shared, known_blocks};
 use crate::rels::{PageKey, RelTable};
-use crate::spill::spill_partition_of;
 
 /// What PostgreSQL always writes (`SMGR_TRUNCATE_ALL`).
 const TRUNCATE_ALL: u32 = SMGR_TRUNCATE_HEAP | SMGR_TRUNCATE_VM | SMGR_TRUNCATE_FSM;
@@ -333,11 +332,6 @@ impl Needless {
     /// What is done to pages that stay of maps, of those that `which` picks, in the order of the WAL.
     pub fn tails(&self, which: impl Fn(&Tail) -> bool) -> Vec<Tail> {
         self.tails.iter().filter(|tail| which(tail)).copied().collect()
-    }
-
-    /// The same for a partition of the spilled batch, of so many.
-    pub fn tails_in(&self, partition: usize, of: usize, rels: &RelTable) -> Vec<Tail> {
-        self.tails(|tail| spill_partition_of(tail.key, &rels.fork(tail.key.fork()), of) == partition)
     }
 
     /// What happens to upper levels of free space maps, in the order of the WAL.

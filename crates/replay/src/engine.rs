@@ -370,8 +370,8 @@ impl<'a> Engine<'a> {
                 self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
                 self.stats.pages_evicted += self.pages.empty()?;
                 let spill = match &self.base {
-                    Some(base) => Spill::of_runs(&self.spill, base.bytes())?,
-                    None => Spill::new(&self.spill)?,
+                    Some(base) => Spill::of_base(&self.spill, base.bytes())?,
+                    None => Spill::of_files(&self.spill)?,
                 };
                 Spilling { spill, batch: Batch::default(), took: Duration::ZERO, last: None, records: 0 }
             }
@@ -423,13 +423,11 @@ impl<'a> Engine<'a> {
         let (lsn, end, used) = last.unwrap_or((self.last_record, self.replayed, self.used));
         let (recovery, stats) = (&mut self.sequencer.recovery, &mut self.stats);
         let needless = self.pages.needless(&batch);
-        match self.base.take() {
-            Some(base) => {
-                self.pages.unpack(&*base, spill, &needless, end, recovery, stats)?;
-                config::let_servers_in(recovery.data_dir().path())?;
-                stats.unpacked_at = Some(end);
-            }
-            None => self.pages.sweep(spill, &needless, end, recovery, stats)?,
+        let base = self.base.take();
+        self.pages.sweep(spill, base.as_deref(), &needless, end, recovery, stats)?;
+        if base.is_some() {
+            config::let_servers_in(recovery.data_dir().path())?;
+            stats.unpacked_at = Some(end);
         }
         batch.upto.clear();
         self.do_actions(&mut batch, end)?;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::prelude::*;
-use walrider_datadir::behind::{Behind, with_write_behind};
 use walrider_datadir::relation::{RelationFiles, SegmentFile};
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, RELSEG_SIZE, RelFileLocator};
 use walrider_redo::{Change, Env, fsm};
@@ -18,13 +17,12 @@ use crate::cuts::Needless;
 use crate::error::{ReplayError, page_name};
 use crate::gaps::Gaps;
 use crate::partition::passing::Passing;
-use crate::partition::sweep::{RunToWrite, Sweep};
 use crate::partition::upper;
 use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
 use crate::plan::{PARTITIONS, partition_of};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::{Recovery, sync_relations};
-use crate::spill::{Spill, SpilledPartition};
+use crate::spill::Spill;
 use crate::stages::Stage;
 use crate::stats::Stats;
 use crate::worth::Visits;
@@ -327,15 +325,15 @@ impl<'a> Pages<'a> {
         does_not_fit && visited > self.visits.least(rayon::current_num_threads()) * wal as f64
     }
 
-    /// Has the relation files of a base backup come into the directory, and on their way does the page operations of a spilled batch
-    /// that ends at `end`.
+    /// Does the page operations of a spilled batch that ends at `end`: of relations of a base backup, if there is one, on their way into
+    /// the directory. No page is in memory, before and after.
     ///
     /// # Errors
     /// What [`ReplayError`] lists.
-    pub fn unpack(
+    pub fn sweep(
         &mut self,
-        base: &dyn Base,
         spill: Spill,
+        base: Option<&dyn Base>,
         needless: &Needless,
         end: Lsn,
         recovery: &mut Recovery,
@@ -347,76 +345,19 @@ impl<'a> Pages<'a> {
         let ranges = spill.ranges()?;
         stats.sorted_bytes += ranges.sorted_bytes;
         drop(sorting);
-        let applying = stats.stages.enter(Stage::Apply);
+        let applying = stats.stages.enter_on(Stage::Apply, rayon::current_num_threads());
         let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
         let passing = Passing::new(&shared, needless, ranges, &self.gaps)?;
-        base.unpack(&passing)?;
-        let mut report = passing.finish();
+        if let Some(base) = base {
+            base.unpack(&passing)?;
+        }
+        let mut report = passing.finish(&stats.stages);
         if report.failure.is_none() {
             upper::bring_up_to_date(&shared, needless, &mut report)?;
         }
-        drop(applying);
-        self.take_reports(vec![report], &mut [], stats)
-    }
-
-    /// Does the page operations of a spilled batch that ends at `end`. No page is in memory, before and after.
-    ///
-    /// # Errors
-    /// What [`ReplayError`] lists.
-    pub fn sweep(
-        &mut self,
-        spill: Spill,
-        needless: &Needless,
-        end: Lsn,
-        recovery: &mut Recovery,
-        stats: &mut Stats,
-    ) -> Result<(), ReplayError> {
-        recovery.ensure_min_recovery_point(end)?;
-        self.invalid.retain(|&key| !needless.is_behind(key));
-        let applying = stats.stages.enter_on(Stage::Apply, rayon::current_num_threads());
-        let shared = Shared { rels: &self.rels, files: self.files, settings: self.settings };
-        needless.cut_files(&shared)?;
-        let of = spill.partitions();
-        let work = |mut partition: SpilledPartition<'_>, behind: &Behind<'_, RunToWrite>| {
-            let (started, mut report) =
-                (Instant::now(), Report { stages: Some(stats.stages.clone()), ..Report::default() });
-            let tails = needless.tails_in(partition.number, of, shared.rels);
-            let mut sweep = Sweep::new(&shared, needless, tails, &self.gaps).write_behind(behind);
-            let mut bytes = Vec::new();
-            loop {
-                match partition.read(&mut bytes) {
-                    Ok(true) => sweep.pass(&bytes, &mut report),
-                    Ok(false) => {
-                        sweep.end(&mut report);
-                        break;
-                    }
-                    Err(error) => {
-                        report.fail(Lsn::INVALID, error);
-                        break;
-                    }
-                }
-                if report.failure.is_some() {
-                    break;
-                }
-            }
-            report.took = started.elapsed();
-            report
-        };
-        let memory = spill.settings().write_bytes;
-        let mut reports =
-            with_write_behind(self.files.as_ref(), memory, |behind| spill.each(|partition| work(partition, behind)))?;
-        applying.end(reports.iter().map(|report| report.took).sum());
+        applying.end(report.took);
         stats.request_bytes = self.gaps.best();
-        let mut last = Report::default();
-        for report in &mut reports {
-            last.cleared.append(&mut report.cleared);
-            last.upper.append(&mut report.upper);
-        }
-        if reports.iter().all(|report| report.failure.is_none()) {
-            upper::bring_up_to_date(&shared, needless, &mut last)?;
-        }
-        reports.push(last);
-        self.take_reports(reports, &mut [], stats)
+        self.take_reports(vec![report], &mut [], stats)
     }
 
     fn take_reports(

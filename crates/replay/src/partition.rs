@@ -170,6 +170,7 @@ impl Report {
         self.image_difference_count += other.image_difference_count;
         self.pages_read += other.pages_read;
         self.pages_evicted += other.pages_evicted;
+        self.took += other.took;
         if let Some((lsn, error)) = other.failure {
             self.fail(lsn, error);
         }

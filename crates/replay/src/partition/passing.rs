@@ -1,7 +1,8 @@
-//! Redo of pages that pass: those of a base backup on their way into the data directory.
+//! Redo of a spilled batch: of pages that pass, those of a base backup on their way into the data directory, and of those in its files.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
+use std::time::Instant;
 
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -13,19 +14,21 @@ use super::sweep::{Op, Operations, PageAtWork, RunToWrite, Sweep, Tails, Visit, 
 use super::told::{MapRecords, Told};
 use super::{Report, Shared};
 use crate::base::PassPages;
-use crate::cuts::{ForkCuts, Needless, TailChange};
+use crate::cuts::{ForkCuts, Needless, Tail, TailChange};
 use crate::error::ReplayError;
 use crate::gaps::Gaps;
 use crate::rels::{PageKey, RelFork};
+use crate::spill::LastRead;
 use crate::spill::entry::{self, Operation};
 use crate::spill::runs::{BlockRange, Ranges};
+use crate::stages::Stages;
 
 /// Pages that a thread works on before it looks for others.
 const PAGES_AT_ONCE: usize = 8;
 
 const NO_PANIC: &str = "no panic while locked";
 
-/// A spilled batch that pages pass.
+/// A spilled batch, which pages may pass.
 pub struct Passing<'a> {
     shared: &'a Shared<'a>,
     needless: &'a Needless,
@@ -35,7 +38,7 @@ pub struct Passing<'a> {
     at_work: Mutex<FxHashMap<SegmentFile, AtWork>>,
     passed: Mutex<Passed>,
     told: Mutex<Told>,
-    /// Memory of ranges that have passed: memory that is new to the process takes as long as redo.
+    /// Memory of ranges that are done: memory that is new to the process takes as long as redo.
     spare: Mutex<Vec<ReadPart>>,
 }
 
@@ -47,6 +50,14 @@ struct Passed {
     /// The first pages of ranges for which nothing is left to do.
     done: FxHashSet<PageKey>,
     report: Report,
+}
+
+impl Passed {
+    /// Whether a page has got all that is done to it.
+    fn has(&self, key: PageKey, needless: &Needless) -> bool {
+        let file = PageKey::new(key.fork(), key.block() / RELSEG_SIZE);
+        !needless.is_behind(key) && self.ends.get(&file).is_some_and(|&end| key.block() < end)
+    }
 }
 
 /// Entries that were read, and what is to be done.
@@ -97,8 +108,9 @@ impl<'a> Passing<'a> {
         Ok(passing)
     }
 
-    fn sweep(&self) -> Sweep<'a> {
-        Sweep::new(self.shared, self.needless, Vec::new(), self.gaps)
+    /// Passes over pages to which truncations do `tails`.
+    fn sweep(&self, tails: Vec<Tail>) -> Sweep<'a> {
+        Sweep::new(self.shared, self.needless, tails, self.gaps)
     }
 
     /// Begins with a range.
@@ -138,12 +150,11 @@ impl<'a> Passing<'a> {
     /// Begins with ranges that follow in the same file, one for each thread, as far as a thread may hold all of them.
     fn look_ahead(&self, range: BlockRange, fork: ForkNumber) -> Result<VecDeque<AtWork>, ReplayError> {
         let file = |range: BlockRange| range.first.block() / RELSEG_SIZE;
-        // What is to be done takes as much again as the entries.
-        let mut room = (self.ranges.most_at_once() / 2).saturating_sub(self.ranges.bytes(range));
+        let mut room = self.ranges.most_at_once().saturating_sub(self.ranges.cost(range));
         let next: Vec<BlockRange> = (self.ranges.after(range.first).take(rayon::current_num_threads()))
             .take_while(|&next| {
-                let fits = self.ranges.bytes(next) <= room && file(next) == file(range);
-                room = room.saturating_sub(self.ranges.bytes(next));
+                let fits = self.ranges.cost(next) <= room && file(next) == file(range);
+                room = room.saturating_sub(self.ranges.cost(next));
                 fits
             })
             .collect();
@@ -180,7 +191,7 @@ impl<'a> Passing<'a> {
         }
         let AtWork { range, next, part: ReadPart { bytes, ops, .. }, .. } = at_work;
         at_work.is_read = !self.ranges.read(*range, next, bytes)?;
-        let mut found = self.sweep().operations_in(bytes, std::mem::take(ops));
+        let mut found = self.sweep(Vec::new()).operations_in(bytes, std::mem::take(ops));
         let before = if at_work.is_read { Lsn(u64::MAX) } else { found.end };
         at_work.tails.add_before(before, &mut found);
         found.pages.retain(|op| range.has(op.key));
@@ -209,7 +220,7 @@ impl<'a> Passing<'a> {
         &self,
         mut each: impl FnMut(Operations, &[u8]) -> Result<(), ReplayError>,
     ) -> Result<(), ReplayError> {
-        let (sweep, mut next, mut bytes) = (self.sweep(), 0, Vec::new());
+        let (sweep, mut next, mut bytes) = (self.sweep(Vec::new()), 0, Vec::new());
         let mut is_more = true;
         while is_more {
             is_more = self.ranges.read_maps(&mut next, &mut bytes)?;
@@ -229,31 +240,56 @@ impl<'a> Passing<'a> {
         self.told.lock().expect(NO_PANIC).take(std::mem::take(&mut report.fsm));
     }
 
-    /// Does what is left when all has passed: pages that the files did not have, or no longer have, and the free space maps.
-    pub fn finish(self) -> Report {
-        self.spare.lock().expect(NO_PANIC).clear();
+    /// Does what is left when all has passed that does: pages that the files have, but did not have or no longer have when they passed,
+    /// and the free space maps. What threads read is noted.
+    pub fn finish(mut self, stages: &Stages) -> Report {
         let mut passed = std::mem::take(&mut *self.passed.lock().expect(NO_PANIC));
         let mut report = std::mem::take(&mut passed.report);
-        if let Err(error) = self.finish_ranges(&passed, &mut report) {
+        let left = self.ranges.take_left(&passed.done);
+        if let Err(error) = self.finish_ranges(left, &passed, stages, &mut report) {
             report.fail(Lsn::INVALID, error);
         }
         report
     }
 
-    fn finish_ranges(&self, passed: &Passed, report: &mut Report) -> Result<(), ReplayError> {
+    fn finish_ranges(
+        &self,
+        left: Vec<LastRead>,
+        passed: &Passed,
+        stages: &Stages,
+        report: &mut Report,
+    ) -> Result<(), ReplayError> {
         self.needless.cut_files(self.shared)?;
-        let left = self.ranges.left(&passed.done);
-        let finish = |number, behind: &Behind<'_, RunToWrite>| {
-            let mut report = Report::default();
-            if let Err(error) = self.finish_partition(number, passed, behind, &mut report) {
+        let mut tails =
+            self.ranges.by_partition(self.needless.tails(|tail| {
+                matches!(tail.change, TailChange::VisibilityMap(_)) && !passed.has(tail.key, self.needless)
+            }));
+        self.sweep(tails.remove(&None).unwrap_or_default()).end(report);
+        let left: Vec<(Mutex<LastRead>, Vec<Tail>)> = left
+            .into_iter()
+            .map(|left| {
+                let tails = tails.remove(&Some(left.number())).unwrap_or_default();
+                (Mutex::new(left), tails)
+            })
+            .collect();
+        let finish = |nth: usize, behind: &Behind<'_, RunToWrite>| {
+            let (partition, tails) = &left[nth];
+            if let Some((next, _)) = left.get(nth + 1) {
+                self.ranges.read_ahead(&next.lock().expect(NO_PANIC));
+            }
+            let (started, mut report) = (Instant::now(), Report { stages: Some(stages.clone()), ..Report::default() });
+            let mut partition = partition.lock().expect(NO_PANIC);
+            if let Err(error) = self.finish_partition(&mut partition, tails.clone(), passed, behind, &mut report) {
                 report.fail(Lsn::INVALID, error);
             }
+            report.took = started.elapsed();
             report
         };
         let reports: Vec<Report> = with_write_behind(self.shared.files, self.ranges.write_bytes(), |behind| {
-            left.into_par_iter().with_max_len(1).map(|number| finish(number, behind)).collect()
+            (0..left.len()).into_par_iter().with_max_len(1).map(|nth| finish(nth, behind)).collect()
         });
         reports.into_iter().for_each(|other| report.add(other));
+        self.spare.lock().expect(NO_PANIC).clear();
         if report.failure.is_none() {
             self.finish_maps(report)?;
         }
@@ -263,7 +299,7 @@ impl<'a> Passing<'a> {
     /// Does all that is done to free space maps.
     fn finish_maps(&self, report: &mut Report) -> Result<(), ReplayError> {
         let (records, in_order, told) = std::mem::take(&mut *self.told.lock().expect(NO_PANIC)).into_parts();
-        let mut sweep = self.sweep();
+        let mut sweep = self.sweep(Vec::new());
         // Of many images of a page, only the last is kept in memory.
         let mut kept = Vec::new();
         self.each_of_maps(|mut found, bytes| {
@@ -281,7 +317,7 @@ impl<'a> Passing<'a> {
         sweep.told(in_order, &mut maps);
         maps.extend(self.map_tails());
         maps.extend(told.filter(|op| !self.needless.is_dropped(op.key)));
-        sweep.sweep(maps, &kept, report);
+        sweep.sweep(&mut maps, &kept, report);
         Ok(())
     }
 
@@ -289,25 +325,20 @@ impl<'a> Passing<'a> {
     /// a request.
     fn finish_partition(
         &self,
-        number: usize,
+        partition: &mut LastRead,
+        tails: Vec<Tail>,
         passed: &Passed,
         behind: &Behind<'_, RunToWrite>,
         report: &mut Report,
     ) -> Result<(), ReplayError> {
-        let has_passed = |key: PageKey| {
-            let file = PageKey::new(key.fork(), key.block() / RELSEG_SIZE);
-            !self.needless.is_behind(key) && passed.ends.get(&file).is_some_and(|&end| key.block() < end)
-        };
-        let (mut next, mut bytes, mut sweep) = (0, Vec::new(), self.sweep().write_behind(behind));
-        let mut is_more = true;
-        while is_more && report.failure.is_none() {
-            is_more = self.ranges.read_partition(number, &mut next, &mut bytes)?;
-            let mut found = sweep.operations(&bytes);
-            sweep.note(&mut found, report)?;
-            found.pages.retain(|op| !has_passed(op.key));
-            sweep.sweep(found.pages, &bytes, report);
+        let mut part = self.spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
+        let mut sweep = self.sweep(tails).write_behind(behind);
+        while report.failure.is_none() && self.ranges.read_left(partition, &mut part.bytes)? {
+            sweep.pass(&part.bytes, &mut part.ops, |key| !passed.has(key, self.needless), report);
             self.take_told(report);
         }
+        sweep.end(report);
+        self.spare.lock().expect(NO_PANIC).push(part);
         Ok(())
     }
 }

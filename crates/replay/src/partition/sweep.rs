@@ -34,6 +34,9 @@ const MOST_PAGES: usize = 128;
 /// Requests that the system is asked to begin before they are needed.
 const AHEAD: usize = 32;
 
+/// Memory that an operation takes beside its entry.
+pub const OPERATION_BYTES: usize = size_of::<Op>();
+
 /// An operation on a page.
 pub(super) struct Op {
     pub key: PageKey,
@@ -148,30 +151,32 @@ impl<'a> Sweep<'a> {
         Sweep { behind: Some(behind), ..self }
     }
 
-    /// Does all operations in `bytes`, entries of a spilled partition: first those on pages, then what these tell the free
-    /// space maps, with what records themselves do to those.
-    pub fn pass(&mut self, bytes: &[u8], report: &mut Report) {
-        let mut found = self.operations(bytes);
+    /// Does operations that `bytes` ask for, entries of a spilled partition, on pages that are none of free space maps and that `which` picks. The
+    /// memory of operations that are done, `ops`, is used again.
+    pub(super) fn pass(
+        &mut self,
+        bytes: &[u8],
+        ops: &mut Vec<Op>,
+        which: impl Fn(PageKey) -> bool,
+        report: &mut Report,
+    ) {
+        let mut found = self.operations_in(bytes, std::mem::take(ops));
         self.tails.add_before(found.end, &mut found);
-        self.work_on(found, bytes, report);
-    }
-
-    /// Does what truncations do to pages of maps behind all that was passed.
-    pub fn end(&mut self, report: &mut Report) {
-        if !self.tails.0.is_empty() {
-            let mut found = Operations::default();
-            self.tails.add_before(Lsn(u64::MAX), &mut found);
-            self.work_on(found, &[], report);
-        }
-    }
-
-    fn work_on(&mut self, mut found: Operations, bytes: &[u8], report: &mut Report) {
         if let Err(error) = self.note(&mut found, report) {
             return report.fail(Lsn::INVALID, error);
         }
-        self.sweep(found.pages, bytes, report);
-        self.told(std::mem::take(&mut report.fsm), &mut found.maps);
-        self.sweep(found.maps, bytes, report);
+        found.pages.retain(|op| which(op.key));
+        self.sweep(&mut found.pages, bytes, report);
+        *ops = found.pages;
+    }
+
+    /// Does what truncations do to pages of maps behind all that was passed.
+    pub(super) fn end(&mut self, report: &mut Report) {
+        if !self.tails.0.is_empty() {
+            let mut found = Operations::default();
+            self.tails.add_before(Lsn(u64::MAX), &mut found);
+            self.sweep(&mut found.pages, &[], report);
+        }
     }
 
     /// Notes what is left of operations that were left out, or are put off.
@@ -195,6 +200,8 @@ impl<'a> Sweep<'a> {
     /// The same, in the memory of others that are done.
     pub(super) fn operations_in(&self, bytes: &[u8], mut pages: Vec<Op>) -> Operations {
         pages.clear();
+        // Growing by doubling would take more than there is.
+        pages.reserve_exact(entry::count(bytes));
         let mut found = Operations { pages, ..Operations::default() };
         entry::each(bytes, |place, end, operation| {
             found.end = found.end.max(end);
@@ -238,13 +245,13 @@ impl<'a> Sweep<'a> {
     }
 
     /// Does operations, whose records are in `bytes`, page by page in file order.
-    pub(super) fn sweep(&mut self, mut ops: Vec<Op>, bytes: &[u8], report: &mut Report) {
-        let visits = visits(&mut ops);
+    pub(super) fn sweep(&mut self, ops: &mut [Op], bytes: &[u8], report: &mut Report) {
+        let visits = visits(ops);
         let started = Instant::now();
         let target = self.gaps.target();
         let runs = match self.runs(&visits, target.bytes) {
             Ok(runs) => runs,
-            Err(error) => return report.fail(first_lsn(&ops, bytes), error),
+            Err(error) => return report.fail(first_lsn(ops, bytes), error),
         };
         let mut asked = 0;
         for (nth, run) in runs.iter().enumerate() {
@@ -260,14 +267,14 @@ impl<'a> Sweep<'a> {
                 None if self.buffer.pages().is_empty() => Buffer::new(MOST_PAGES),
                 None => std::mem::take(&mut self.buffer),
             };
-            let pieces = self.work(run, buffer.pages_mut(), &visits, &ops, bytes, report);
+            let pieces = self.work(run, buffer.pages_mut(), &visits, ops, bytes, report);
             if let Err(error) = self.write(run, buffer, pieces) {
                 report.fail(first_lsn(&ops[visits[run.visits.start].ops.clone()], bytes), error.into());
             }
         }
         // The next pass may read the same pages.
         if let Err(error) = self.handed.wait() {
-            report.fail(first_lsn(&ops, bytes), error.into());
+            report.fail(first_lsn(ops, bytes), error.into());
         }
         self.gaps.note(target, visits.len(), started.elapsed());
     }

@@ -68,6 +68,18 @@ pub fn copy(out: &mut Vec<u8>, bytes: &[u8], place: EntryPlace, operation: Opera
     put(out, span, record, &[operation]).expect("it was put once");
 }
 
+/// How many operations there are in a spilled partition.
+pub fn count(bytes: &[u8]) -> usize {
+    let (mut at, mut operations) = (0, 0);
+    while at < bytes.len() {
+        // A record begins with its length.
+        let (len, count) = (u32_at(bytes, at + HEADER) as usize, u32_at(bytes, at + 12) as usize);
+        at += HEADER + len.next_multiple_of(8) + count * OPERATION;
+        operations += count;
+    }
+    operations
+}
+
 /// Hands `each` all operations of a spilled partition, with the end of the record that each is of.
 pub fn each(bytes: &[u8], mut each: impl FnMut(EntryPlace, Lsn, Operation)) {
     let mut at = 0;
@@ -136,6 +148,7 @@ mod tests {
         assert!(bytes.len() < 2 * BLCKSZ, "one image is left out");
         let mut found = Vec::new();
         each(&bytes, |place, end, operation| found.push((place, end, operation)));
+        assert_eq!(count(&bytes), all.len());
         assert_eq!(found.iter().map(|found| found.2).collect::<Vec<_>>(), all);
         assert_eq!(found.iter().map(|found| found.1.0).collect::<Vec<_>>(), [48, 48, 48, 88]);
         let mut record = Record::empty(Major::V18);

@@ -1,20 +1,19 @@
 //! A batch that is larger than memory: what its records do to pages is put apart by where the pages are, as a hash join puts
 //! apart what does not fit, so that each page is read and written once however much WAL there is.
 //!
-//! A partition is some ranges of blocks. A range is what one page of the free space map tells of, and that page: so whatever
-//! redo of a heap page tells the map stays within the partition. For whoever brings pages in an order of his own it is another
-//! ([`runs`]). Partitions are kept in memory, compressed, as long as there is room; what comes later goes to a file that has no
-//! name, and is gone with the process.
+//! A partition is some runs of blocks ([`runs`]); free space maps have one of their own, as redo of heap pages tells them something. What
+//! comes together for a partition is compressed, and kept in memory as long as there is room. Then those partitions that have the most
+//! write it to a file: the more of it lies together, the fewer requests it takes to read. The file has no name, and is gone with the
+//! process.
 
 pub mod entry;
 mod packing;
 pub mod runs;
 
 use std::fs::{DirBuilder, File};
-use std::hash::{Hash, Hasher};
 use std::io::ErrorKind;
 use std::num::NonZeroU64;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,28 +23,29 @@ use entry::Operation;
 use packing::{pack, unpack};
 use rayon::prelude::*;
 use runs::RunTable;
-use rustc_hash::FxHasher;
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use walrider_datadir::DataDirError;
 use walrider_layout::ForkNumber;
-use walrider_redo::fsm;
 use walrider_wal::decode::Place;
 
 use crate::error::ReplayError;
 use crate::memory;
 use crate::partition::Part;
+use crate::partition::sweep::OPERATION_BYTES;
 use crate::plan::{PageOp, Planned};
-use crate::rels::{PageKey, RelFork, RelTable};
+use crate::rels::{PageKey, RelTable};
 
-/// What a partition gathers before it is compressed, where memory and the number of partitions allow it: what is read at a time should
-/// be as much as a device likes.
-const CHUNK_BYTES: u64 = 128 << 10;
+/// What a partition gathers before it is compressed, at least and at most. The less that is, the more partitions there are, and the sooner a
+/// thread has memory for all of one.
+const LEAST_CHUNK_BYTES: u64 = 8 << 10;
+const MOST_CHUNK_BYTES: u64 = 1 << 20;
 
-/// The same, at least and at most.
-const ANY_CHUNK_BYTES: RangeInclusive<u64> = (64 << 10)..=(1 << 20);
+/// Fewest partitions, and most: one is for the maps.
+const LEAST_PARTITIONS: u64 = 64;
+const MOST_PARTITIONS: u64 = 1 << 14;
 
-/// How many partitions a spilled batch may have, if it is not one of runs: the more, the sooner a thread has memory for all of one.
-const SPILL_PARTITIONS: RangeInclusive<u64> = 256..=(1 << 14);
+/// A chunk in the file begins at a block of the file system, so that its room can be given back.
+const FILE_BLOCK: u64 = 4096;
 
 /// Where a spilled batch may go, and how much of it.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ pub struct SpillSettings {
     pub memory_bytes: u64,
     /// What all partitions gather before it is compressed.
     pub gather_bytes: u64,
-    /// Of a partition, uncompressed, what a thread works on at a time.
+    /// Of a partition, uncompressed and with what it takes to sort it, what a thread works on at a time.
     pub pass_bytes: usize,
     /// Of pages, most bytes that are on their way to their files.
     pub write_bytes: u64,
@@ -73,11 +73,19 @@ impl SpillSettings {
     }
 }
 
-/// Compressed bytes of a partition.
+/// Compressed bytes of a partition. Several are made one by putting them behind each other.
 struct Chunk {
     stored: Stored,
     len: u32,
+    operations: u32,
     checksum: u32,
+}
+
+impl Chunk {
+    /// Memory that it takes to work on it.
+    fn cost(&self) -> usize {
+        self.len as usize + self.operations as usize * OPERATION_BYTES
+    }
 }
 
 enum Stored {
@@ -96,38 +104,20 @@ impl Stored {
 
 /// One partition, in the order of the WAL.
 #[derive(Default)]
-pub struct SpillPartition {
+struct SpillPartition {
     chunks: Vec<Chunk>,
+    /// Of the last chunks, how many are in memory, with how many bytes.
+    held: usize,
+    held_bytes: u64,
     open: Vec<u8>,
-}
-
-/// What tells which partition a page of a fork is in.
-#[derive(Clone, Copy)]
-struct ForkPlace {
-    seed: u64,
-    fork: ForkNumber,
-}
-
-impl ForkPlace {
-    fn of(fork: &RelFork) -> ForkPlace {
-        // The map of a heap goes with the heap.
-        let with = if fork.fork == ForkNumber::FreeSpaceMap { ForkNumber::Main } else { fork.fork };
-        let mut hasher = FxHasher::default();
-        (fork.rel, with as u8).hash(&mut hasher);
-        ForkPlace { seed: hasher.finish(), fork: fork.fork }
-    }
-}
-
-/// The partition of a page of this fork, of so many.
-pub fn spill_partition_of(key: PageKey, fork: &RelFork, of: usize) -> usize {
-    partition_of(key, ForkPlace::of(fork), of)
+    open_operations: u32,
 }
 
 /// The file, and how much there is.
 struct Store {
     settings: SpillSettings,
     file: Option<File>,
-    /// Its length, and how much of it is in use.
+    /// Where it ends, and how much was written to it.
     file_len: AtomicU64,
     file_used: AtomicU64,
     in_memory: AtomicU64,
@@ -142,9 +132,8 @@ pub struct Spill {
     partitions: Vec<SpillPartition>,
     /// What a partition gathers before it is compressed.
     chunk_bytes: usize,
-    forks: Vec<ForkPlace>,
-    /// If it is one of runs, which are where.
-    runs: Option<RunTable>,
+    forks: Vec<ForkNumber>,
+    runs: RunTable,
     /// Room for what stretches do.
     spare: Vec<Apart>,
 }
@@ -153,31 +142,22 @@ pub struct Spill {
 #[derive(Default)]
 struct Apart {
     bytes: Vec<u8>,
-    /// What is whose: the number of a partition, or a run.
-    pieces: Vec<(u64, Range<usize>)>,
+    pieces: Vec<Piece>,
+}
+
+/// What a stretch does to the pages of a run.
+struct Piece {
+    run: PageKey,
+    bytes: Range<usize>,
+    operations: u32,
 }
 
 impl Spill {
-    /// What it was made with.
-    pub fn settings(&self) -> &SpillSettings {
-        &self.store.settings
-    }
-
     /// Nothing is in it yet.
     ///
     /// # Errors
     /// When the file cannot be made.
-    pub fn new(settings: &SpillSettings) -> Result<Spill, ReplayError> {
-        let partitions =
-            (settings.gather_bytes / CHUNK_BYTES).clamp(*SPILL_PARTITIONS.start(), *SPILL_PARTITIONS.end());
-        Spill::in_partitions(settings, partitions as usize, None)
-    }
-
-    fn in_partitions(
-        settings: &SpillSettings,
-        partitions: usize,
-        runs: Option<RunTable>,
-    ) -> Result<Spill, ReplayError> {
+    fn in_partitions(settings: &SpillSettings, runs: RunTable) -> Result<Spill, ReplayError> {
         let file = match settings.file_bytes {
             0 => None,
             _ => Some(temporary_file(&settings.directory)?),
@@ -191,15 +171,11 @@ impl Spill {
             full: AtomicBool::new(false),
             sorting: false,
         };
-        let chunk_bytes = (settings.gather_bytes / partitions as u64)
-            .clamp(*ANY_CHUNK_BYTES.start(), *ANY_CHUNK_BYTES.end()) as usize;
+        let partitions = runs.partitions();
+        let chunk_bytes =
+            (settings.gather_bytes / partitions as u64).clamp(LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES) as usize;
         let partitions = (0..partitions).map(|_| SpillPartition::default()).collect();
         Ok(Spill { store, partitions, chunk_bytes, forks: Vec::new(), runs, spare: Vec::new() })
-    }
-
-    /// In how many partitions it is.
-    pub fn partitions(&self) -> usize {
-        self.partitions.len()
     }
 
     /// Whether there is no room for more.
@@ -218,34 +194,47 @@ impl Spill {
     /// When the file cannot be written, except for want of room: then all is kept in memory, and no more should come.
     pub fn take(&mut self, parts: &[Part<'_>], rels: &RelTable) -> Result<(), ReplayError> {
         for number in self.forks.len()..rels.len() {
-            self.forks.push(ForkPlace::of(&rels.fork(number as u32)));
+            self.forks.push(rels.fork(number as u32).fork);
         }
         let mut apart: Vec<Apart> = parts.iter().map(|_| self.spare.pop().unwrap_or_default()).collect();
-        let (forks, runs, of) = (&self.forks, self.runs.as_ref(), self.partitions.len());
-        let whose = |key: PageKey| {
-            let place = forks[key.fork() as usize];
-            runs.map_or_else(|| partition_of(key, place, of) as u64, |runs| runs.run_of(key, place.fork).bits())
-        };
-        apart.par_iter_mut().zip(parts).with_max_len(1).try_for_each(|(apart, part)| apart.put(part, whose))?;
-        let mut number =
-            |whose| self.runs.as_mut().map_or(whose as usize, |runs| runs.number(PageKey::from_bits(whose)));
-        let mut pieces: Vec<(usize, &[u8])> = Vec::new();
+        let (forks, runs) = (&self.forks, &self.runs);
+        let run_of = |key: PageKey| runs.run_of(key, forks[key.fork() as usize]);
+        apart.par_iter_mut().zip(parts).with_max_len(1).try_for_each(|(apart, part)| apart.put(part, run_of))?;
+        let mut pieces: Vec<(usize, &Piece, &[u8])> = Vec::new();
         for apart in &apart {
-            pieces.extend(apart.pieces.iter().map(|(whose, piece)| (number(*whose), &apart.bytes[piece.clone()])));
+            let bytes = |piece: &Piece| &apart.bytes[piece.bytes.clone()];
+            pieces.extend(apart.pieces.iter().map(|piece| (self.runs.number(piece.run), piece, bytes(piece))));
         }
         // Stable: those of a partition stay in their order.
         pieces.sort_by_key(|piece| piece.0);
         let (store, chunk_bytes) = (&self.store, self.chunk_bytes);
         self.partitions.par_iter_mut().enumerate().with_min_len(16).try_for_each(|(number, partition)| {
             let first = pieces.partition_point(|piece| piece.0 < number);
-            for (_, piece) in pieces[first..].iter().take_while(|piece| piece.0 == number) {
-                partition.add(piece, chunk_bytes, store)?;
+            for (_, piece, bytes) in pieces[first..].iter().take_while(|piece| piece.0 == number) {
+                partition.add(bytes, piece.operations, chunk_bytes, store)?;
             }
             Ok::<(), ReplayError>(())
         })?;
         drop(pieces);
         self.spare.append(&mut apart);
-        Ok(())
+        self.make_room()
+    }
+
+    /// Writes what is too much for memory to the file, of those partitions that hold the most.
+    fn make_room(&mut self) -> Result<(), ReplayError> {
+        let (store, most) = (&self.store, self.store.settings.memory_bytes);
+        if store.has_room() || self.is_full() {
+            return Ok(());
+        }
+        let mut by_size: Vec<&mut SpillPartition> = self.partitions.iter_mut().filter(|held| held.held > 0).collect();
+        by_size.sort_unstable_by_key(|held| std::cmp::Reverse(held.held_bytes));
+        let mut left = store.in_memory.load(Ordering::Relaxed);
+        let chosen = by_size.into_iter().take_while(|held| {
+            let is_too_much = left > most / 8 * 7;
+            left = left.saturating_sub(held.held_bytes);
+            is_too_much
+        });
+        chosen.collect::<Vec<_>>().into_par_iter().try_for_each(|partition| partition.put_out(store))
     }
 
     /// Compresses what has come together, and gives the memory of the rest back.
@@ -262,166 +251,182 @@ impl Spill {
         self.store.full.store(false, Ordering::Relaxed);
         Ok(())
     }
-
-    /// Hands each partition to `work`, side by side, with how to read it.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn each<T: Send>(mut self, work: impl Fn(SpilledPartition<'_>) -> T + Sync) -> Result<Vec<T>, ReplayError> {
-        self.close()?;
-        let Spill { store, partitions, .. } = self;
-        let most = store.settings.most_at_once();
-        let one = |(number, partition)| work(SpilledPartition { number, partition, store: &store, next: 0, most });
-        Ok(partitions.into_par_iter().enumerate().with_max_len(1).map(one).collect())
-    }
 }
 
 impl Apart {
-    /// Puts a stretch's operations apart by `whose` pages they are about; each has the order of the WAL.
-    fn put(&mut self, part: &Part<'_>, whose: impl Fn(PageKey) -> u64) -> Result<(), ReplayError> {
+    /// Puts a stretch's operations apart by the runs that their pages are in; those of a run have the order of the WAL.
+    fn put(&mut self, part: &Part<'_>, run_of: impl Fn(PageKey) -> PageKey) -> Result<(), ReplayError> {
         self.bytes.clear();
         self.pieces.clear();
         let Planned { stretch, plan, .. } = part.planned;
-        let mut found: Vec<(u64, Place, &[PageOp])> = Vec::new();
+        let mut found: Vec<(PageKey, Place, &[PageOp])> = Vec::new();
         for ops in plan.ops.iter().chain([&plan.fsm_ops]) {
-            let of = |op: &PageOp| (whose(op.key), op.place);
+            let of = |op: &PageOp| (run_of(op.key), op.place);
             found.extend(part.cut(ops).chunk_by(|a, b| of(a) == of(b)).map(|same| {
-                let (whose, place) = of(&same[0]);
-                (whose, place, same)
+                let (run, place) = of(&same[0]);
+                (run, place, same)
             }));
         }
         // Of one place, operations are on different pages.
-        found.sort_unstable_by_key(|&(whose, place, _)| (whose, place));
+        found.sort_unstable_by_key(|&(run, place, _)| (run, place));
         let mut operations: Vec<Operation> = Vec::new();
-        for of_one in found.chunk_by(|a, b| a.0 == b.0) {
+        for of_run in found.chunk_by(|a, b| a.0 == b.0) {
             let begin = self.bytes.len();
-            for same in of_one.chunk_by(|a, b| a.1 == b.1) {
+            let mut count = 0;
+            for same in of_run.chunk_by(|a, b| a.1 == b.1) {
                 let place = same[0].1;
                 operations.clear();
                 operations
                     .extend(same.iter().flat_map(|ops| ops.2).map(|op| Operation { key: op.key, change: op.change }));
+                count += operations.len() as u32;
                 let span = stretch.span(place);
                 entry::put(&mut self.bytes, span, stretch.bytes(place), &operations)
                     .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
             }
-            self.pieces.push((of_one[0].0, begin..self.bytes.len()));
+            self.pieces.push(Piece { run: of_run[0].0, bytes: begin..self.bytes.len(), operations: count });
         }
         Ok(())
     }
 }
 
-/// The partition of a page, of so many.
-fn partition_of(key: PageKey, place: ForkPlace, of: usize) -> usize {
-    let range = match place.fork {
-        ForkNumber::Main => fsm::location(key.block()).0,
-        ForkNumber::FreeSpaceMap => key.block(),
-        ForkNumber::VisibilityMap | ForkNumber::Init => key.block() / fsm::SLOTS_PER_PAGE as u32,
-    };
-    let mixed = (place.seed ^ u64::from(range)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    ((u128::from(mixed) * of as u128) >> 64) as usize
-}
-
 impl SpillPartition {
     /// Adds what a stretch does.
-    fn add(&mut self, piece: &[u8], chunk_bytes: usize, store: &Store) -> Result<(), ReplayError> {
+    fn add(&mut self, piece: &[u8], operations: u32, chunk_bytes: usize, store: &Store) -> Result<(), ReplayError> {
         if self.open.len() + piece.len() > chunk_bytes {
             self.close_chunk(store)?;
         }
         if piece.len() > chunk_bytes {
             // A table's end moves on from partition to partition: each would keep the memory that its largest piece has taken.
-            self.chunks.push(store.chunk(piece)?);
+            self.push(store.chunk(piece, operations)?);
             return Ok(());
         }
         // No more than it may come to.
         self.open.reserve_exact(chunk_bytes - self.open.len());
         self.open.extend_from_slice(piece);
+        self.open_operations += operations;
         Ok(())
     }
 
     /// Compresses what has come together.
     fn close_chunk(&mut self, store: &Store) -> Result<(), ReplayError> {
         if !self.open.is_empty() {
-            self.chunks.push(store.chunk(&self.open)?);
+            let chunk = store.chunk(&self.open, std::mem::take(&mut self.open_operations))?;
             self.open.clear();
+            self.push(chunk);
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, chunk: Chunk) {
+        self.held += 1;
+        self.held_bytes += chunk.stored.len();
+        self.chunks.push(chunk);
+    }
+
+    /// Writes what it holds to the file, if there is room, in chunks that a thread can take a few of at a time.
+    fn put_out(&mut self, store: &Store) -> Result<(), ReplayError> {
+        let held = self.chunks.split_off(self.chunks.len() - self.held);
+        (self.held, self.held_bytes) = (0, 0);
+        let (most, mut next) = (store.settings.most_at_once() / 4, 0);
+        while next < held.len() {
+            let end = end_of_part(&held, next, most);
+            self.chunks.push(store.put_out(&held[next..end])?);
+            next = end;
         }
         Ok(())
     }
 }
 
 impl Store {
-    /// Compresses some bytes and keeps them.
-    fn chunk(&self, bytes: &[u8]) -> Result<Chunk, ReplayError> {
+    /// Compresses some bytes and holds them.
+    fn chunk(&self, bytes: &[u8], operations: u32) -> Result<Chunk, ReplayError> {
         let chunk = |compressed: &[u8]| {
-            Ok(Chunk {
-                len: bytes.len() as u32,
-                checksum: checksum(CrcAlgorithm::Crc32Iscsi, compressed) as u32,
-                stored: self.keep(compressed)?,
-            })
+            self.in_memory.fetch_add(compressed.len() as u64, Ordering::Relaxed);
+            // As much as it takes, and no more.
+            let stored = Stored::Memory(compressed.into());
+            Chunk { stored, len: bytes.len() as u32, operations, checksum: sum_of(compressed) }
         };
-        pack(bytes, chunk).map_err(|error| self.error("write", error))?
+        pack(bytes, chunk).map_err(|error| self.error("write", error))
     }
 
-    /// Keeps a chunk in memory or in the file.
-    fn keep(&self, bytes: &[u8]) -> Result<Stored, ReplayError> {
+    /// Whether memory has room for what it holds.
+    fn has_room(&self) -> bool {
+        self.in_memory.load(Ordering::Relaxed) <= self.settings.memory_bytes
+    }
+
+    /// Makes one of chunks that are in memory, and writes it to the file. If that has no room, it stays in memory.
+    fn put_out(&self, chunks: &[Chunk]) -> Result<Chunk, ReplayError> {
+        let mut bytes = Vec::with_capacity(chunks.iter().map(|chunk| chunk.stored.len() as usize).sum());
+        for chunk in chunks {
+            let Stored::Memory(held) = &chunk.stored else { unreachable!("only chunks in memory are put out") };
+            bytes.extend_from_slice(held);
+        }
         let len = bytes.len() as u64;
-        // As much as it takes, and no more.
-        let in_memory = || Ok(Stored::Memory(bytes.into()));
-        let total = self.in_memory.fetch_add(len, Ordering::Relaxed) + len;
-        if total <= self.settings.memory_bytes {
-            return in_memory();
-        }
-        let used = self.file_used.fetch_add(len, Ordering::Relaxed) + len;
-        let may_grow = || !self.full.load(Ordering::Relaxed) && used <= self.settings.file_bytes;
-        if let Some(file) = self.file.as_ref().filter(|_| self.sorting || may_grow()) {
-            let at = self.file_len.fetch_add(len, Ordering::Relaxed);
-            match file.write_all_at(bytes, at) {
-                Ok(()) => {
-                    self.in_memory.fetch_sub(len, Ordering::Relaxed);
-                    return Ok(Stored::File { at, len: len as u32 });
-                }
-                Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                    // No batch ends earlier for it any more, and not all that is in the file fits into memory.
-                    if self.sorting && total > 2 * self.settings.memory_bytes {
-                        return Err(self.error("write", error));
-                    }
-                }
-                Err(error) => return Err(self.error("write", error)),
+        let room = len.next_multiple_of(FILE_BLOCK);
+        let at = self.file_len.fetch_add(room, Ordering::Relaxed);
+        let used = self.file_used.fetch_add(room, Ordering::Relaxed) + room;
+        let may_grow = self.sorting || used <= self.settings.file_bytes;
+        let written = match self.file.as_ref().filter(|_| may_grow) {
+            Some(file) => file.write_all_at(&bytes, at),
+            None => Err(ErrorKind::StorageFull.into()),
+        };
+        let checksum = sum_of(&bytes);
+        let stored = match written {
+            Ok(()) => {
+                self.in_memory.fetch_sub(len, Ordering::Relaxed);
+                Stored::File { at, len: len as u32 }
             }
-        }
-        self.file_used.fetch_sub(len, Ordering::Relaxed);
-        self.full.store(true, Ordering::Relaxed);
-        in_memory()
+            Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                // No batch ends earlier for it any more, and not all that is in the file fits into memory.
+                if self.sorting && self.in_memory.load(Ordering::Relaxed) > 2 * self.settings.memory_bytes {
+                    return Err(self.error("write", error));
+                }
+                // The file does not become shorter again: somebody else may have written behind it.
+                self.file_used.fetch_sub(room, Ordering::Relaxed);
+                self.full.store(true, Ordering::Relaxed);
+                Stored::Memory(bytes.into())
+            }
+            Err(error) => return Err(self.error("write", error)),
+        };
+        Ok(Chunk {
+            stored,
+            len: chunks.iter().map(|chunk| chunk.len).sum(),
+            operations: chunks.iter().map(|chunk| chunk.operations).sum(),
+            checksum,
+        })
     }
 
-    /// Reads a chunk to the end of `into`.
-    fn read(&self, chunk: &Chunk, into: &mut Vec<u8>) -> Result<(), ReplayError> {
+    /// Reads chunks to the end of `into`.
+    fn read(&self, chunks: &[Chunk], into: &mut Vec<u8>) -> Result<(), ReplayError> {
+        into.reserve_exact(chunks.iter().map(|chunk| chunk.len as usize).sum());
         let mut read = Vec::new();
-        let compressed: &[u8] = match &chunk.stored {
-            Stored::Memory(bytes) => bytes,
-            Stored::File { at, len } => {
-                read.resize(*len as usize, 0);
-                let file = self.file.as_ref().expect("it was written");
-                file.read_exact_at(&mut read, *at).map_err(|error| self.error("read", error))?;
-                &read
+        for chunk in chunks {
+            let compressed: &[u8] = match &chunk.stored {
+                Stored::Memory(bytes) => bytes,
+                Stored::File { at, len } => {
+                    read.resize(*len as usize, 0);
+                    let file = self.file.as_ref().expect("it was written");
+                    file.read_exact_at(&mut read, *at).map_err(|error| self.error("read", error))?;
+                    &read
+                }
+            };
+            let damaged = || {
+                ReplayError::Refused(format!(
+                    "a temporary file in \"{}\" does not hold what was written to it: look at that disk, and run the same \
+                     command again",
+                    self.settings.directory.display()
+                ))
+            };
+            if sum_of(compressed) != chunk.checksum {
+                return Err(damaged());
             }
-        };
-        let damaged = || {
-            ReplayError::Refused(format!(
-                "a temporary file in \"{}\" does not hold what was written to it: look at that disk, and run the same \
-                 command again",
-                self.settings.directory.display()
-            ))
-        };
-        if checksum(CrcAlgorithm::Crc32Iscsi, compressed) as u32 != chunk.checksum {
-            return Err(damaged());
+            let begin = into.len();
+            into.resize(begin + chunk.len as usize, 0);
+            if !unpack(compressed, &mut into[begin..]).map_err(|error| self.error("read", error))? {
+                return Err(damaged());
+            }
         }
-        let (begin, len) = (into.len(), chunk.len as usize);
-        into.resize(begin + len, 0);
-        match unpack(compressed, &mut into[begin..]) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(damaged()),
-            Err(error) => Err(self.error("read", error)),
-        }
+        Ok(())
     }
 
     /// Has the system read chunks before they are needed.
@@ -434,19 +439,19 @@ impl Store {
         }
     }
 
-    /// Gives back the room of a chunk.
-    fn release(&self, chunk: &mut Chunk) {
-        match &mut chunk.stored {
-            Stored::Memory(bytes) => {
-                self.in_memory.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
-                *bytes = Box::default();
-            }
-            Stored::File { at, len } => {
-                let file = self.file.as_ref().expect("it was written");
-                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                // Where a file cannot have holes, the room comes back with its end.
-                if fallocate(file, hole, *at, u64::from(*len)).is_ok() {
-                    self.file_used.fetch_sub(u64::from(*len), Ordering::Relaxed);
+    /// Gives back the room of chunks.
+    fn release(&self, chunks: &mut [Chunk]) {
+        for chunk in chunks {
+            match &mut chunk.stored {
+                Stored::Memory(bytes) => {
+                    self.in_memory.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
+                    *bytes = Box::default();
+                }
+                Stored::File { at, len } => {
+                    let file = self.file.as_ref().expect("it was written");
+                    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                    // Where a file cannot have holes, the room comes back with its end.
+                    let _ = fallocate(file, hole, *at, u64::from(*len).next_multiple_of(FILE_BLOCK));
                 }
             }
         }
@@ -457,46 +462,45 @@ impl Store {
     }
 }
 
-/// A partition that is read, a pass at a time.
-pub struct SpilledPartition<'s> {
-    /// Which it is.
-    pub number: usize,
-    partition: SpillPartition,
-    store: &'s Store,
+/// A partition that is read for the last time.
+pub struct LastRead {
+    number: usize,
+    chunks: Vec<Chunk>,
     next: usize,
-    /// Bytes of it that a thread works on at a time.
-    most: usize,
 }
 
-impl SpilledPartition<'_> {
-    /// Reads what comes next in WAL order, as much as a thread works on at a time, into `bytes`. False: there is no more.
-    ///
-    /// # Errors
-    /// When it cannot be read, or is not what was written.
-    pub fn read(&mut self, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
+impl LastRead {
+    /// Its number.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Reads what comes next in WAL order into `bytes`, as much as may be worked on at a time, and gives its room back. False: there is no more.
+    fn read(&mut self, store: &Store, most: usize, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
         bytes.clear();
-        let most = self.most;
-        let lengths = self.partition.chunks[self.next..].iter().map(|chunk| chunk.len as usize);
-        let total = lengths
-            .scan(0, |sum, len| {
-                (*sum < most).then(|| {
-                    *sum += len;
-                    *sum
-                })
-            })
-            .last()
-            .unwrap_or(0);
-        bytes.reserve_exact(total);
-        while self.next < self.partition.chunks.len() && bytes.len() < most {
-            let chunk = &mut self.partition.chunks[self.next];
-            self.store.read(chunk, bytes)?;
-            self.store.release(chunk);
-            self.next += 1;
-        }
+        let end = end_of_part(&self.chunks, self.next, most);
+        let part = &mut self.chunks[self.next..end];
+        self.next = end;
+        store.read_ahead(part);
+        store.read(part, bytes)?;
+        store.release(part);
         Ok(!bytes.is_empty())
     }
 }
 
+fn sum_of(compressed: &[u8]) -> u32 {
+    checksum(CrcAlgorithm::Crc32Iscsi, compressed) as u32
+}
+
+/// The end of those chunks that may be worked on at once: `most` bytes, or one.
+fn end_of_part(chunks: &[Chunk], first: usize, most: usize) -> usize {
+    let (mut end, mut cost) = (first, 0);
+    while end < chunks.len() && (end == first || cost + chunks[end].cost() <= most) {
+        cost += chunks[end].cost();
+        end += 1;
+    }
+    end
+}
 /// A file without a name in `directory`, which is made if need be.
 pub(crate) fn temporary_file(directory: &Path) -> Result<File, ReplayError> {
     match DirBuilder::new().mode(0o700).create(directory) {
@@ -548,13 +552,13 @@ mod tests {
             let (mut partition, mut expected) = (SpillPartition::default(), Vec::new());
             for _ in 0..50 {
                 let piece: Vec<u8> = (0..rng.below(3000)).map(|_| rng.below(256) as u8).collect();
-                partition.add(&piece, 1000, &store).unwrap();
+                partition.add(&piece, 1, 1000, &store).unwrap();
                 expected.extend(piece);
                 assert!(partition.open.capacity() <= 1000, "{}", partition.open.capacity());
             }
             partition.close_chunk(&store).unwrap();
             let mut found = Vec::new();
-            partition.chunks.iter().for_each(|chunk| store.read(chunk, &mut found).unwrap());
+            store.read(&partition.chunks, &mut found).unwrap();
             assert_eq!(found, expected);
         });
     }
@@ -562,16 +566,20 @@ mod tests {
     #[test]
     fn a_full_disk_ends_a_batch_and_fails_what_must_be_sorted() {
         let full = |sorting| store(Some("/dev/full"), 1000, sorting);
+        let mut rng = Random(1);
+        let noise: Vec<u8> = (0..900).map(|_| rng.below(256) as u8).collect();
+        let put_out = |store: &Store| {
+            store.put_out(&[store.chunk(&noise, 1).unwrap()]).map(|chunk| matches!(chunk.stored, Stored::Memory(_)))
+        };
         let gathered = full(false);
         for _ in 0..5 {
-            assert!(matches!(gathered.keep(&[0; 900]), Ok(Stored::Memory(_))));
+            assert!(put_out(&gathered).unwrap());
         }
         assert!(gathered.full.into_inner() && gathered.file_used.into_inner() == 0);
         let sorted = full(true);
-        assert!(matches!(sorted.keep(&[0; 900]), Ok(Stored::Memory(_))));
         // Its room may come back.
-        assert!(matches!(sorted.keep(&[0; 900]), Ok(Stored::Memory(_))));
-        let error = sorted.keep(&[0; 900]).err().unwrap().to_string();
+        assert!(put_out(&sorted).unwrap() && put_out(&sorted).unwrap());
+        let error = put_out(&sorted).err().unwrap().to_string();
         assert!(error.contains("temporary file") && error.contains("free some space"), "{error}");
     }
 }

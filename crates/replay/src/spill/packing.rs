@@ -32,7 +32,7 @@ pub fn pack<R>(bytes: &[u8], take: impl FnOnce(&[u8]) -> R) -> io::Result<R> {
     })
 }
 
-/// Fills `into` with what was packed. False: it is not that.
+/// Fills `into` with what was packed, in one piece or in several, one behind the other. False: it is not that.
 ///
 /// # Errors
 /// When there is no memory for it.
@@ -56,6 +56,8 @@ mod tests {
             let packed = pack(bytes, <[u8]>::to_vec).unwrap();
             let mut again = vec![0; bytes.len()];
             assert!(unpack(&packed, &mut again).unwrap() && again == bytes);
+            let mut twice = vec![0; 2 * bytes.len()];
+            assert!(unpack(&packed.repeat(2), &mut twice).unwrap() && twice == bytes.repeat(2));
             assert!(!unpack(&packed[..packed.len() - 1], &mut again).unwrap());
             assert!(!unpack(&packed, &mut vec![0; bytes.len() + 1]).unwrap());
         }

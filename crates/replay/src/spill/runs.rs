@@ -1,8 +1,9 @@
-//! A spilled batch for pages that pass in the order of somebody else's files: a partition is read when its pages come.
+//! Which pages have which partition of a spilled batch, and what comes of a partition that memory has no room for.
 //!
-//! Of a fork, so many blocks that follow each other are a run, and a run has a partition of its own as long as there are any. What it
-//! holds is sorted in memory while the pages of the run pass. Where that is too much for memory, or there are so many runs that
-//! partitions have several, these are read, put apart by smaller ranges, and written once more.
+//! Of a fork, so many blocks that follow each other are a run, and a run has a partition of its own as long as there are any. What a
+//! partition holds is sorted in memory, when its pages are worked on: as they pass, in the order of somebody else's files, or once all
+//! is put apart. Where it is too much for memory, or pages pass and there are so many runs that partitions have many, it is read, put
+//! apart by smaller ranges, and written once more.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -12,22 +13,22 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, RELSEG_SIZE};
 
 use super::entry::{self, EntryPlace, Operation};
-use super::{CHUNK_BYTES, Chunk, Spill, SpillPartition, SpillSettings, SpilledPartition, Store};
+use super::{
+    Chunk, LEAST_CHUNK_BYTES, LEAST_PARTITIONS, LastRead, MOST_PARTITIONS, Spill, SpillPartition, SpillSettings, Store,
+    end_of_part,
+};
+use crate::cuts::Tail;
 use crate::error::ReplayError;
 use crate::rels::PageKey;
 
-/// Blocks of the smallest range: what passes at once is a megabyte.
+/// Blocks of the smallest range: a megabyte is what passes at once, and as much as a request.
 const LEAST_BLOCKS: u32 = 128;
-
-/// Blocks of a run where nobody knows how many there are.
-const USUAL_BLOCKS: u32 = 4096;
-
-/// Most partitions, and fewest: one is for the maps.
-const MOST_PARTITIONS: u64 = 1 << 14;
-const LEAST_PARTITIONS: u64 = 16;
 
 /// Most runs of a partition for each of which it is read. To sort it is to read it twice, and to write it.
 const MOST_RUNS: usize = 3;
+
+/// Most times that the pages of a partition are read and written rather than it is sorted.
+const MOST_PASSES: usize = 2;
 
 /// The partition of all free space maps, whose pages come last, and together.
 const MAPS: usize = 0;
@@ -39,20 +40,45 @@ const MAP_RUN: PageKey = PageKey::LAST;
 pub struct RunTable {
     /// Blocks of a run. No run has blocks of two files.
     blocks: u32,
+    pages_pass: bool,
     partitions: usize,
     /// By the first page of a run.
     numbers: FxHashMap<PageKey, usize>,
 }
 
 impl RunTable {
-    /// For relations of so many bytes, 0 if that is not known. With their runs most partitions are taken; the others are for what
-    /// becomes longer.
-    fn new(relation_bytes: u64, partitions: usize) -> RunTable {
+    /// For a base backup whose relations have so many bytes, as far as that is known: with their runs most partitions are taken; the
+    /// others are for what becomes longer.
+    fn of_base(relation_bytes: u64, partitions: usize) -> RunTable {
         let blocks = match relation_bytes / BLCKSZ as u64 * 8 / 5 / partitions as u64 {
-            0 if relation_bytes == 0 => u64::from(USUAL_BLOCKS),
+            0 if relation_bytes == 0 => 4096,
             blocks => blocks.next_multiple_of(u64::from(LEAST_BLOCKS)).max(u64::from(LEAST_BLOCKS)),
         };
-        RunTable { blocks: blocks.min(u64::from(RELSEG_SIZE)) as u32, partitions, numbers: FxHashMap::default() }
+        RunTable {
+            blocks: blocks.min(u64::from(RELSEG_SIZE)) as u32,
+            pages_pass: true,
+            ..RunTable::of_files(partitions)
+        }
+    }
+
+    /// For files in the directory: partitions may have as many runs as there are, and the shorter these are, the more alike are partitions.
+    fn of_files(partitions: usize) -> RunTable {
+        RunTable { blocks: LEAST_BLOCKS, pages_pass: false, partitions, numbers: FxHashMap::default() }
+    }
+
+    /// How many partitions there are.
+    pub fn partitions(&self) -> usize {
+        self.partitions
+    }
+
+    /// Whether a partition with so many runs, which takes so much memory where there is `most`, is put apart by smaller ranges.
+    fn is_sorted(&self, runs: usize, cost: usize, most: usize) -> bool {
+        // One of a single smallest range is read in parts, as that may be.
+        let is_smallest = runs == 1 && self.blocks == LEAST_BLOCKS;
+        match self.pages_pass {
+            true => runs > MOST_RUNS || (cost > most && !is_smallest),
+            false => cost > MOST_PASSES * most,
+        }
     }
 
     /// The run of a page of such a fork, which is its first page.
@@ -115,11 +141,19 @@ pub struct Ranges {
 }
 
 impl Spill {
-    /// A batch of runs, for pages of relations that have so many bytes, as far as that is known.
+    /// A batch for files in the directory.
     ///
     /// # Errors
     /// When the file cannot be made.
-    pub fn of_runs(settings: &SpillSettings, relation_bytes: u64) -> Result<Spill, ReplayError> {
+    pub fn of_files(settings: &SpillSettings) -> Result<Spill, ReplayError> {
+        Spill::in_partitions(settings, RunTable::of_files(partitions(settings)))
+    }
+
+    /// A batch for pages of a base backup that pass; its relations have so many bytes, as far as that is known.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub fn of_base(settings: &SpillSettings, relation_bytes: u64) -> Result<Spill, ReplayError> {
         let settings = SpillSettings {
             // Of what is sorted, more and smaller pieces come.
             file_bytes: settings.file_bytes / 5 * 4,
@@ -128,8 +162,7 @@ impl Spill {
             gather_bytes: settings.gather_bytes / 2 * 3,
             ..settings.clone()
         };
-        let partitions = (settings.gather_bytes / CHUNK_BYTES).clamp(LEAST_PARTITIONS, MOST_PARTITIONS) as usize;
-        Spill::in_partitions(&settings, partitions, Some(RunTable::new(relation_bytes, partitions)))
+        Spill::in_partitions(&settings, RunTable::of_base(relation_bytes, partitions(&settings)))
     }
 
     /// The ranges that can be asked for. Partitions with too much are sorted.
@@ -141,22 +174,17 @@ impl Spill {
         let Spill { mut store, partitions, runs, .. } = self;
         store.sorting = true;
         let store = store;
-        let runs = runs.expect("it was made of them");
         let mut runs_of: Vec<Vec<PageKey>> = vec![Vec::new(); partitions.len()];
         for (&run, &number) in &runs.numbers {
             runs_of[number].push(run);
         }
         let most = store.settings.most_at_once();
-        let one = |(number, partition): (usize, SpillPartition)| {
-            let bytes: usize = partition.chunks.iter().map(|chunk| chunk.len as usize).sum();
-            // One of a single smallest range is read in parts, as that may be.
-            let is_smallest = runs_of[number].len() == 1 && runs.blocks == LEAST_BLOCKS;
-            let is_sorted = runs_of[number].len() > MOST_RUNS || (bytes > most && !is_smallest);
-            match is_sorted && number != MAPS {
-                // With what they become, these bytes are there twice, and more.
-                true => sort(SpilledPartition { number, partition, store: &store, next: 0, most: most / 3 })
-                    .map(Partition::Sorted),
-                false => Ok(Partition::AsItIs(partition.chunks)),
+        let one = |(number, SpillPartition { chunks, .. }): (usize, SpillPartition)| {
+            let cost = chunks.iter().map(Chunk::cost).sum();
+            match number != MAPS && runs.is_sorted(runs_of[number].len(), cost, most) {
+                // With what they become, these bytes are there twice.
+                true => sort(LastRead { number, chunks, next: 0 }, &store, most / 2).map(Partition::Sorted),
+                false => Ok(Partition::AsItIs(chunks)),
             }
         };
         let found: Vec<Partition> =
@@ -177,6 +205,11 @@ impl Spill {
     }
 }
 
+/// How many partitions there is room for.
+fn partitions(settings: &SpillSettings) -> usize {
+    (settings.gather_bytes / LEAST_CHUNK_BYTES).clamp(LEAST_PARTITIONS, MOST_PARTITIONS) as usize
+}
+
 /// What becomes of a partition.
 enum Partition {
     AsItIs(Vec<Chunk>),
@@ -185,10 +218,11 @@ enum Partition {
 }
 
 /// Puts a partition's smallest ranges apart, each in WAL order.
-fn sort(mut partition: SpilledPartition<'_>) -> Result<Vec<(PageKey, Chunk)>, ReplayError> {
+fn sort(mut partition: LastRead, store: &Store, most: usize) -> Result<Vec<(PageKey, Chunk)>, ReplayError> {
     let (mut bytes, mut sorted, mut chunks) = (Vec::new(), Vec::new(), Vec::new());
-    while partition.read(&mut bytes)? {
-        let mut operations: Vec<(PageKey, EntryPlace, Operation)> = Vec::new();
+    let mut operations: Vec<(PageKey, EntryPlace, Operation)> = Vec::new();
+    while partition.read(store, most, &mut bytes)? {
+        operations.clear();
         entry::each(&bytes, |place, _, operation| {
             let Operation { key, .. } = operation;
             operations.push((PageKey::new(key.fork(), key.block() - key.block() % LEAST_BLOCKS), place, operation));
@@ -203,7 +237,11 @@ fn sort(mut partition: SpilledPartition<'_>) -> Result<Vec<(PageKey, Chunk)>, Re
                 entry::put(&mut sorted, span, record, &operations)
                     .map_err(|error| ReplayError::CorruptWal(format!("record at {}: {error}", span.lsn)))?;
             }
-            chunks.push((of_range[0].0, partition.store.chunk(&sorted)?));
+            let mut chunk = store.chunk(&sorted, of_range.len() as u32)?;
+            if !store.has_room() {
+                chunk = store.put_out(&[chunk])?;
+            }
+            chunks.push((of_range[0].0, chunk));
         }
     }
     Ok(chunks)
@@ -239,22 +277,46 @@ impl Ranges {
         behind.map(|(_, range)| *range).take_while(move |range| range.first.fork() == key.fork())
     }
 
-    /// Bytes of a range and others of its partition; more than a thread works on at a time if they come in several parts.
-    pub fn bytes(&self, range: BlockRange) -> usize {
+    /// Memory that a range and others of its partition take; more than a thread may have if they come in several parts.
+    pub fn cost(&self, range: BlockRange) -> usize {
         let chunks = range.partition.map_or(&[][..], |number| &self.partitions[number]);
-        chunks.iter().map(|chunk| chunk.len as usize).sum()
+        chunks.iter().map(Chunk::cost).sum()
     }
 
-    /// How many a thread works on at a time.
+    /// How much of that a thread may have.
     pub fn most_at_once(&self) -> usize {
         self.store.settings.most_at_once()
     }
 
-    /// The partitions with ranges that are not `done`, by their first pages.
-    pub fn left(&self, done: &FxHashSet<PageKey>) -> Vec<usize> {
+    /// Takes out the partitions with ranges that are not `done`, in the order of these.
+    pub fn take_left(&mut self, done: &FxHashSet<PageKey>) -> Vec<LastRead> {
         let mut known = FxHashSet::default();
         let left = self.ranges.values().filter(|range| !done.contains(&range.first));
-        left.filter_map(|range| range.partition).filter(|&number| known.insert(number)).collect()
+        let numbers = left.filter_map(|range| range.partition).filter(|&number| known.insert(number));
+        let take = |number| LastRead { number, chunks: std::mem::take(&mut self.partitions[number]), next: 0 };
+        numbers.map(take).collect()
+    }
+
+    /// Has the system read the beginning of one that was taken out.
+    pub fn read_ahead(&self, left: &LastRead) {
+        self.store.read_ahead(&left.chunks[..end_of_part(&left.chunks, 0, self.most_at_once())]);
+    }
+
+    /// Those of some changes of pages that truncations ask for which are in a partition, by its number; `None`: in none.
+    pub fn by_partition(&self, tails: Vec<Tail>) -> FxHashMap<Option<usize>, Vec<Tail>> {
+        let mut found: FxHashMap<Option<usize>, Vec<Tail>> = FxHashMap::default();
+        for tail in tails {
+            found.entry(self.at(tail.key).partition).or_default().push(tail);
+        }
+        found
+    }
+
+    /// Reads what comes next of one that was taken out.
+    ///
+    /// # Errors
+    /// As [`Ranges::read`].
+    pub fn read_left(&self, left: &mut LastRead, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
+        left.read(&self.store, self.most_at_once(), bytes)
     }
 
     /// Reads entries of a range and of others of its partition into `bytes`, from chunk number `next` on, as many as a thread works on at a
@@ -268,18 +330,9 @@ impl Ranges {
         let after = self.after(range.first).next().and_then(|after| after.partition);
         if let Some(after) = after.filter(|_| *next == 0) {
             let chunks = &self.partitions[after];
-            self.store.read_ahead(&chunks[..end_of_part(chunks, 0, self.store.settings.most_at_once())]);
+            self.store.read_ahead(&chunks[..end_of_part(chunks, 0, self.most_at_once())]);
         }
         self.read_partition(number, next, bytes)
-    }
-
-    /// The same for a partition.
-    ///
-    /// # Errors
-    /// As [`Ranges::read`].
-    pub fn read_partition(&self, number: usize, next: &mut usize, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
-        bytes.clear();
-        self.read_on(number, next, bytes, self.store.settings.most_at_once())
     }
 
     /// Of pages, most bytes that are on their way to their files.
@@ -295,25 +348,15 @@ impl Ranges {
         self.read_partition(MAPS, next, bytes)
     }
 
-    fn read_on(&self, number: usize, next: &mut usize, bytes: &mut Vec<u8>, most: usize) -> Result<bool, ReplayError> {
+    fn read_partition(&self, number: usize, next: &mut usize, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
+        bytes.clear();
         let chunks = &self.partitions[number];
-        let end = end_of_part(chunks, *next, most);
+        let end = end_of_part(chunks, *next, self.most_at_once());
         self.store.read_ahead(&chunks[*next..end]);
-        bytes.reserve_exact(chunks[*next..end].iter().map(|chunk| chunk.len as usize).sum());
-        chunks[*next..end].iter().try_for_each(|chunk| self.store.read(chunk, bytes))?;
+        self.store.read(&chunks[*next..end], bytes)?;
         *next = end;
         Ok(end < chunks.len())
     }
-}
-
-/// The end of those chunks that are read at once: `most` bytes, or one.
-fn end_of_part(chunks: &[Chunk], first: usize, most: usize) -> usize {
-    let (mut end, mut len) = (first, 0);
-    while end < chunks.len() && (end == first || len + chunks[end].len as usize <= most) {
-        len += chunks[end].len as usize;
-        end += 1;
-    }
-    end
 }
 
 #[cfg(test)]

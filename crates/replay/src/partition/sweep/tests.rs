@@ -55,7 +55,7 @@ fn between_truncations() {
     assert_eq!(blocks(ForkNumber::Main), Some(3));
     let mut report = Report::default();
     let mut sweep = Sweep::new(&shared, &needless, needless.tails(|_| true), &gaps);
-    sweep.pass(&entries, &mut report);
+    sweep.pass(&entries, &mut Vec::new(), |_| true, &mut report);
     sweep.end(&mut report);
     assert!(report.failure.is_none() && report.invalid.is_empty(), "{:?}", report.failure);
     assert_eq!(rels.fork(main).wanted_blocks(), Some(7));

@@ -158,7 +158,7 @@ fn maps_are_what_they_are_in_order() {
         let mut found = sweep.operations(&[]);
         Tails::from(needless.tails(|tail| tail.key.fork() == fsm)).add_before(Lsn(u64::MAX), &mut found);
         sweep.told(std::mem::take(&mut report.fsm), &mut found.maps);
-        sweep.sweep(found.maps, &[], &mut report);
+        sweep.sweep(&mut found.maps, &[], &mut report);
         bring_up_to_date(&shared, &needless, &mut report).unwrap();
         assert!(report.failure.is_none(), "{:?}", report.failure);
         if let Some(blocks) = rels.fork(fsm).wanted_blocks() {

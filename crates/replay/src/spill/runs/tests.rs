@@ -44,8 +44,8 @@ impl Lies {
         };
         // Files do not end where runs of three would.
         let blocks = if self == Lies::InParts { LEAST_BLOCKS } else { 3 * LEAST_BLOCKS };
-        let table = RunTable { blocks, ..RunTable::new(0, partitions) };
-        Spill::in_partitions(&settings, partitions, Some(table)).unwrap()
+        let table = RunTable { blocks, ..RunTable::of_base(0, partitions) };
+        Spill::in_partitions(&settings, table).unwrap()
     }
 
     /// Whether it must be sorted.
@@ -57,12 +57,13 @@ impl Lies {
 impl Spill {
     /// Takes what a record does to one page.
     pub fn take_one(&mut self, fork: ForkNumber, span: Span, record: &[u8], operation: Operation) {
-        let runs = self.runs.as_mut().unwrap();
-        let number = runs.number(runs.run_of(operation.key, fork));
+        let number = self.runs.number(self.runs.run_of(operation.key, fork));
         let partition = &mut self.partitions[number];
         entry::put(&mut partition.open, span, record, &[operation]).unwrap();
+        partition.open_operations += 1;
         if partition.open.len() > 500 {
             partition.close_chunk(&self.store).unwrap();
+            self.make_room().unwrap();
         }
     }
 }
@@ -83,7 +84,7 @@ fn every_page_has_its_own() {
                 let span = Span { lsn, end: Lsn(lsn.0 + 8) };
                 spill.take_one(ForkNumber::Main, span, &record, Operation { key, change: Change::Block(0) });
             }
-            let ranges = spill.ranges().unwrap();
+            let mut ranges = spill.ranges().unwrap();
             assert_eq!(ranges.sorted_bytes > 0, lies.is_sorted(), "{lies:?}");
             let mut found: BTreeMap<PageKey, Vec<Lsn>> = BTreeMap::new();
             for fork in 0..2 {
@@ -109,24 +110,24 @@ fn every_page_has_its_own() {
             }
             assert_eq!(found, expected, "{lies:?}");
             let mut all: FxHashSet<PageKey> = ranges.ranges.keys().copied().collect();
-            assert_eq!(ranges.left(&all), [0; 0]);
+            assert!(ranges.take_left(&all).is_empty());
             all.remove(&ranges.at(PageKey::new(1, RELSEG_SIZE)).first);
-            assert_eq!(ranges.left(&all).len(), 1);
+            assert_eq!(ranges.take_left(&all).len(), 1);
         }
     });
 }
 
 #[test]
 fn as_many_runs_as_there_are_partitions_for() {
-    let blocks = |bytes, partitions| RunTable::new(bytes, partitions).blocks;
-    assert_eq!(blocks(0, 256), USUAL_BLOCKS);
+    let blocks = |bytes, partitions| RunTable::of_base(bytes, partitions).blocks;
+    assert_eq!(blocks(0, 256), 4096);
     assert_eq!(blocks(1, 256), LEAST_BLOCKS);
     assert_eq!(blocks(u64::MAX, 16), RELSEG_SIZE);
     for (bytes, partitions) in [(2_500_000_000, 384), (1 << 40, 8192)] {
         let of_all = bytes / BLCKSZ as u64 / u64::from(blocks(bytes, partitions));
         assert!((partitions as u64 / 2..partitions as u64 * 2 / 3).contains(&of_all), "{of_all} of {partitions}");
     }
-    let mut table = RunTable::new(0, 4);
+    let mut table = RunTable::of_base(0, 4);
     assert_eq!(
         table.run_of(PageKey::new(3, RELSEG_SIZE + 4097), ForkNumber::Main),
         PageKey::new(3, RELSEG_SIZE + 4096)
