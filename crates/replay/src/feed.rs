@@ -92,10 +92,9 @@ impl<'a> Feed<'a> {
         }
     }
 
-    /// From now on batches are of at most so many bytes of WAL, or as large as the first one may be, if that is more; until
-    /// [`Feed::size_batches`] lets them grow. Whether they were larger.
+    /// From now on batches are of at most so many bytes of WAL, until [`Feed::size_batches`] lets them grow. Whether they were larger.
     pub fn limit_batches(&mut self, most_bytes: u64) -> bool {
-        let most = (most_bytes.max(FIRST_BATCH_BYTES) / self.window_bytes).max(1) as usize;
+        let most = (most_bytes / self.window_bytes).max(1) as usize;
         let were_larger = self.stretches > most;
         self.stretches = self.stretches.min(most);
         were_larger

@@ -3,10 +3,12 @@
 
 use std::fs::File;
 use std::io::IoSliceMut;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{Advice, fadvise};
 use walrider_datadir::DataDirError;
 use walrider_datadir::held::shown;
 use walrider_datadir::wal_file::read_up_to;
@@ -20,6 +22,9 @@ use crate::fetch::Fetcher;
 use crate::find::{Finder, Found, Segment};
 use crate::read::ReadWal;
 use crate::restore::Refusal;
+
+/// How far before a segment is read the system is asked to read it: while WAL that was read is worked on, the disk would have nothing to do.
+const AHEAD: u64 = 8 << 20;
 
 /// WAL that comes into `pg_wal` while it is read.
 pub trait Incoming: Send + Sync {
@@ -268,6 +273,7 @@ impl ReadWal for Source {
         let got =
             read_up_to(&file, slices, offset, room).map_err(|error| DataDirError::io("read", &segment.path, error))?;
         blank(slices, counts.min(got)..got);
+        read_ahead(&file, offset, got as u64);
         Ok(got - got % XLOG_BLCKSZ)
     }
 
@@ -312,6 +318,15 @@ impl ReadWal for Source {
         if let Some(incoming) = &self.finder().incoming {
             incoming.restartpoint(redo, self.history().timeline_at(redo));
         }
+    }
+}
+
+/// Has the system read what comes so far behind these bytes of a segment; at its beginning, all up to there.
+fn read_ahead(file: &File, offset: u64, len: u64) {
+    let (from, len) = if offset == 0 { (len, AHEAD) } else { (offset + AHEAD, len) };
+    if len > 0 {
+        // A hint.
+        let _ = fadvise(file, from, NonZeroU64::new(len), Advice::WillNeed);
     }
 }
 

@@ -216,7 +216,8 @@ impl Spill {
             Ok::<(), ReplayError>(())
         })?;
         drop(pieces);
-        self.spare.append(&mut apart);
+        // No more than it took: the first batch may be larger than those that follow.
+        self.spare = apart;
         self.make_room()
     }
 

@@ -32,6 +32,11 @@ pub fn pack<R>(bytes: &[u8], take: impl FnOnce(&[u8]) -> R) -> io::Result<R> {
     })
 }
 
+/// Gives back the memory that this thread has to pack with: some megabytes, once it has packed large pieces.
+pub fn stop_packing() {
+    COMPRESSOR.with_borrow_mut(|state| *state = None);
+}
+
 /// Fills `into` with what was packed, in one piece or in several, one behind the other. False: it is not that.
 ///
 /// # Errors

@@ -19,7 +19,9 @@ use super::{
 };
 use crate::cuts::Tail;
 use crate::error::ReplayError;
+use crate::memory;
 use crate::rels::PageKey;
+use crate::spill::packing::stop_packing;
 
 /// Blocks of the smallest range: a megabyte is what passes at once, and as much as a request.
 const LEAST_BLOCKS: u32 = 128;
@@ -189,6 +191,8 @@ impl Spill {
         };
         let found: Vec<Partition> =
             partitions.into_par_iter().enumerate().with_max_len(1).map(one).collect::<Result<_, _>>()?;
+        rayon::broadcast(|_| stop_packing());
+        memory::trim();
         let mut all = Ranges { store, partitions: Vec::new(), ranges: BTreeMap::new(), sorted_bytes: 0 };
         for (partition, of_it) in found.into_iter().zip(runs_of) {
             match partition {
