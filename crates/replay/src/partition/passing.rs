@@ -192,8 +192,7 @@ impl<'a> Passing<'a> {
         let AtWork { range, next, part: ReadPart { bytes, ops, .. }, .. } = at_work;
         at_work.is_read = !self.ranges.read(*range, next, bytes)?;
         let mut found = self.sweep(Vec::new()).operations_in(bytes, std::mem::take(ops));
-        let before = if at_work.is_read { Lsn(u64::MAX) } else { found.end };
-        at_work.tails.add_before(before, &mut found);
+        at_work.tails.add_to(&mut found, at_work.is_read);
         found.pages.retain(|op| range.has(op.key));
         at_work.parts += 1;
         at_work.is_cut |= !found.cut.is_empty();
@@ -264,7 +263,6 @@ impl<'a> Passing<'a> {
             self.ranges.by_partition(self.needless.tails(|tail| {
                 matches!(tail.change, TailChange::VisibilityMap(_)) && !passed.has(tail.key, self.needless)
             }));
-        self.sweep(tails.remove(&None).unwrap_or_default()).end(report);
         let left: Vec<(Mutex<LastRead>, Vec<Tail>)> = left
             .into_iter()
             .map(|left| {
@@ -272,6 +270,8 @@ impl<'a> Passing<'a> {
                 (Mutex::new(left), tails)
             })
             .collect();
+        // Nothing else is done to these pages.
+        self.sweep(tails.into_values().flatten().collect()).end(report);
         let finish = |nth: usize, behind: &Behind<'_, RunToWrite>| {
             let (partition, tails) = &left[nth];
             if let Some((next, _)) = left.get(nth + 1) {

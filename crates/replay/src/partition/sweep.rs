@@ -3,7 +3,6 @@
 //! Pages that lie close together are read in one request, and written in one, with what lies between them: a device that allows
 //! so many requests a second gives them for nothing. How close is close, [`Gaps`] finds out.
 
-use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
@@ -69,28 +68,38 @@ pub(super) struct Operations {
     upper: Vec<u8>,
     /// Forks that had so many blocks, as far as truncations have left them.
     pub cut: FxHashMap<u32, BlockNumber>,
-    /// End of the last record.
-    pub end: Lsn,
 }
 
 /// What truncations do to pages of maps, in the order of the WAL, as far as it is not done.
-pub(super) struct Tails(VecDeque<Tail>);
+pub(super) struct Tails(Vec<Tail>);
 
 impl From<Vec<Tail>> for Tails {
     fn from(tails: Vec<Tail>) -> Tails {
-        Tails(tails.into())
+        Tails(tails)
     }
 }
 
 impl Tails {
-    /// Adds what comes before a record that ends at `end`.
-    pub fn add_before(&mut self, end: Lsn, found: &mut Operations) {
-        while self.0.front().is_some_and(|tail| tail.lsn < end)
-            && let Some(tail) = self.0.pop_front()
-        {
-            let is_free_space = matches!(tail.change, TailChange::FreeSpaceMap(..));
-            (if is_free_space { &mut found.maps } else { &mut found.pages }).push(tail.into());
+    /// Adds those that some of these operations come after; `all`: of the rest, too. Parts of a partition that has several runs are in the order of
+    /// the WAL for each page, but not for all of them.
+    pub fn add_to(&mut self, found: &mut Operations, all: bool) {
+        let mut last: FxHashMap<PageKey, u64> = self.0.iter().map(|tail| (tail.key, 0)).collect();
+        if last.is_empty() {
+            return;
         }
+        for op in &found.pages {
+            if let Some(last) = last.get_mut(&op.key) {
+                *last = op.order.max(*last);
+            }
+        }
+        self.0.retain(|&tail| {
+            let is_due = all || tail.lsn.0 < last[&tail.key];
+            if is_due {
+                let is_free_space = matches!(tail.change, TailChange::FreeSpaceMap(..));
+                (if is_free_space { &mut found.maps } else { &mut found.pages }).push(tail.into());
+            }
+            !is_due
+        });
     }
 }
 
@@ -161,7 +170,7 @@ impl<'a> Sweep<'a> {
         report: &mut Report,
     ) {
         let mut found = self.operations_in(bytes, std::mem::take(ops));
-        self.tails.add_before(found.end, &mut found);
+        self.tails.add_to(&mut found, false);
         if let Err(error) = self.note(&mut found, report) {
             return report.fail(Lsn::INVALID, error);
         }
@@ -174,7 +183,7 @@ impl<'a> Sweep<'a> {
     pub(super) fn end(&mut self, report: &mut Report) {
         if !self.tails.0.is_empty() {
             let mut found = Operations::default();
-            self.tails.add_before(Lsn(u64::MAX), &mut found);
+            self.tails.add_to(&mut found, true);
             self.sweep(&mut found.pages, &[], report);
         }
     }
@@ -204,7 +213,6 @@ impl<'a> Sweep<'a> {
         pages.reserve_exact(entry::count(bytes));
         let mut found = Operations { pages, ..Operations::default() };
         entry::each(bytes, |place, end, operation| {
-            found.end = found.end.max(end);
             self.operation(bytes, place, end, operation, &mut found);
         });
         found

@@ -156,7 +156,7 @@ fn maps_are_what_they_are_in_order() {
         needless.cut_files(&shared).unwrap();
         let mut sweep = Sweep::new(&shared, &needless, Vec::new(), &gaps);
         let mut found = sweep.operations(&[]);
-        Tails::from(needless.tails(|tail| tail.key.fork() == fsm)).add_before(Lsn(u64::MAX), &mut found);
+        Tails::from(needless.tails(|tail| tail.key.fork() == fsm)).add_to(&mut found, true);
         sweep.told(std::mem::take(&mut report.fsm), &mut found.maps);
         sweep.sweep(&mut found.maps, &[], &mut report);
         bring_up_to_date(&shared, &needless, &mut report).unwrap();
