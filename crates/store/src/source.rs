@@ -26,6 +26,9 @@ use crate::restore::Refusal;
 /// How far before a segment is read the system is asked to read it: while WAL that was read is worked on, the disk would have nothing to do.
 const AHEAD: u64 = 8 << 20;
 
+/// How much of that at once: Linux takes no more than a device's largest request (`force_page_cache_ra`, `mm/readahead.c`).
+const AT_ONCE: u64 = 128 << 10;
+
 /// WAL that comes into `pg_wal` while it is read.
 pub trait Incoming: Send + Sync {
     /// Where the WAL that may be read ends (exclusive); what `pg_wal` has past it does not count.
@@ -323,10 +326,10 @@ impl ReadWal for Source {
 
 /// Has the system read what comes so far behind these bytes of a segment; at its beginning, all up to there.
 fn read_ahead(file: &File, offset: u64, len: u64) {
-    let (from, len) = if offset == 0 { (len, AHEAD) } else { (offset + AHEAD, len) };
-    if len > 0 {
+    let range = if offset == 0 { len..AHEAD + len } else { offset + AHEAD..offset + AHEAD + len };
+    for from in range.step_by(AT_ONCE as usize) {
         // A hint.
-        let _ = fadvise(file, from, NonZeroU64::new(len), Advice::WillNeed);
+        let _ = fadvise(file, from, NonZeroU64::new(AT_ONCE), Advice::WillNeed);
     }
 }
 
