@@ -274,8 +274,9 @@ impl<'a> Passing<'a> {
         self.sweep(tails.into_values().flatten().collect()).end(report);
         let finish = |nth: usize, behind: &Behind<'_, RunToWrite>| {
             let (partition, tails) = &left[nth];
-            if let Some((next, _)) = left.get(nth + 1) {
-                self.ranges.read_ahead(&next.lock().expect(NO_PANIC));
+            // Somebody may be at it already.
+            if let Some(Ok(next)) = left.get(nth + 1).map(|(next, _)| next.try_lock()) {
+                self.ranges.read_ahead(&next);
             }
             let (started, mut report) = (Instant::now(), Report { stages: Some(stages.clone()), ..Report::default() });
             let mut partition = partition.lock().expect(NO_PANIC);
