@@ -266,7 +266,7 @@ impl<'a> Passing<'a> {
         let left: Vec<(Mutex<LastRead>, Vec<Tail>)> = left
             .into_iter()
             .map(|left| {
-                let tails = tails.remove(&Some(left.number())).unwrap_or_default();
+                let tails = tails.remove(&Some(left.number)).unwrap_or_default();
                 (Mutex::new(left), tails)
             })
             .collect();

@@ -40,10 +40,6 @@ use crate::rels::{PageKey, RelTable};
 const LEAST_CHUNK_BYTES: u64 = 8 << 10;
 const MOST_CHUNK_BYTES: u64 = 1 << 20;
 
-/// Fewest partitions, and most: one is for the maps.
-const LEAST_PARTITIONS: u64 = 64;
-const MOST_PARTITIONS: u64 = 1 << 14;
-
 /// A chunk in the file begins at a block of the file system, so that its room can be given back.
 const FILE_BLOCK: u64 = 4096;
 
@@ -78,7 +74,6 @@ struct Chunk {
     stored: Stored,
     len: u32,
     operations: u32,
-    checksum: u32,
 }
 
 impl Chunk {
@@ -90,7 +85,7 @@ impl Chunk {
 
 enum Stored {
     Memory(Box<[u8]>),
-    File { at: u64, len: u32 },
+    File { at: u64, len: u32, checksum: u32 },
 }
 
 impl Stored {
@@ -345,7 +340,7 @@ impl Store {
             self.in_memory.fetch_add(compressed.len() as u64, Ordering::Relaxed);
             // As much as it takes, and no more.
             let stored = Stored::Memory(compressed.into());
-            Chunk { stored, len: bytes.len() as u32, operations, checksum: sum_of(compressed) }
+            Chunk { stored, len: bytes.len() as u32, operations }
         };
         pack(bytes, chunk).map_err(|error| self.error("write", error))
     }
@@ -371,11 +366,10 @@ impl Store {
             Some(file) => file.write_all_at(&bytes, at),
             None => Err(ErrorKind::StorageFull.into()),
         };
-        let checksum = sum_of(&bytes);
         let stored = match written {
             Ok(()) => {
                 self.in_memory.fetch_sub(len, Ordering::Relaxed);
-                Stored::File { at, len: len as u32 }
+                Stored::File { at, len: len as u32, checksum: sum_of(&bytes) }
             }
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
                 // No batch ends earlier for it any more, and not all that is in the file fits into memory.
@@ -393,7 +387,6 @@ impl Store {
             stored,
             len: chunks.iter().map(|chunk| chunk.len).sum(),
             operations: chunks.iter().map(|chunk| chunk.operations).sum(),
-            checksum,
         })
     }
 
@@ -401,26 +394,26 @@ impl Store {
     fn read(&self, chunks: &[Chunk], into: &mut Vec<u8>) -> Result<(), ReplayError> {
         into.reserve_exact(chunks.iter().map(|chunk| chunk.len as usize).sum());
         let mut read = Vec::new();
+        let damaged = || {
+            ReplayError::Refused(format!(
+                "a temporary file in \"{}\" does not hold what was written to it: look at that disk, and run the same \
+                 command again",
+                self.settings.directory.display()
+            ))
+        };
         for chunk in chunks {
             let compressed: &[u8] = match &chunk.stored {
                 Stored::Memory(bytes) => bytes,
-                Stored::File { at, len } => {
+                Stored::File { at, len, checksum } => {
                     read.resize(*len as usize, 0);
                     let file = self.file.as_ref().expect("it was written");
                     file.read_exact_at(&mut read, *at).map_err(|error| self.error("read", error))?;
+                    if sum_of(&read) != *checksum {
+                        return Err(damaged());
+                    }
                     &read
                 }
             };
-            let damaged = || {
-                ReplayError::Refused(format!(
-                    "a temporary file in \"{}\" does not hold what was written to it: look at that disk, and run the same \
-                     command again",
-                    self.settings.directory.display()
-                ))
-            };
-            if sum_of(compressed) != chunk.checksum {
-                return Err(damaged());
-            }
             let begin = into.len();
             into.resize(begin + chunk.len as usize, 0);
             if !unpack(compressed, &mut into[begin..]).map_err(|error| self.error("read", error))? {
@@ -433,7 +426,7 @@ impl Store {
     /// Has the system read chunks before they are needed.
     fn read_ahead(&self, chunks: &[Chunk]) {
         for chunk in chunks {
-            if let (Stored::File { at, len }, Some(file)) = (&chunk.stored, &self.file) {
+            if let (Stored::File { at, len, .. }, Some(file)) = (&chunk.stored, &self.file) {
                 // A hint.
                 let _ = fadvise(file, *at, NonZeroU64::new(u64::from(*len)), Advice::WillNeed);
             }
@@ -448,7 +441,7 @@ impl Store {
                     self.in_memory.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
                     *bytes = Box::default();
                 }
-                Stored::File { at, len } => {
+                Stored::File { at, len, .. } => {
                     let file = self.file.as_ref().expect("it was written");
                     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                     // Where a file cannot have holes, the room comes back with its end.
@@ -465,17 +458,13 @@ impl Store {
 
 /// A partition that is read for the last time.
 pub struct LastRead {
-    number: usize,
+    /// Which it is.
+    pub number: usize,
     chunks: Vec<Chunk>,
     next: usize,
 }
 
 impl LastRead {
-    /// Its number.
-    pub fn number(&self) -> usize {
-        self.number
-    }
-
     /// Reads what comes next in WAL order into `bytes`, as much as may be worked on at a time, and gives its room back. False: there is no more.
     fn read(&mut self, store: &Store, most: usize, bytes: &mut Vec<u8>) -> Result<bool, ReplayError> {
         bytes.clear();

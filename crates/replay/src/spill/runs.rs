@@ -13,18 +13,22 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, RELSEG_SIZE};
 
 use super::entry::{self, EntryPlace, Operation};
-use super::{
-    Chunk, LEAST_CHUNK_BYTES, LEAST_PARTITIONS, LastRead, MOST_PARTITIONS, Spill, SpillPartition, SpillSettings, Store,
-    end_of_part,
-};
+use super::packing::stop_packing;
+use super::{Chunk, LEAST_CHUNK_BYTES, LastRead, Spill, SpillPartition, SpillSettings, Store, end_of_part};
 use crate::cuts::Tail;
 use crate::error::ReplayError;
 use crate::memory;
 use crate::rels::PageKey;
-use crate::spill::packing::stop_packing;
 
 /// Blocks of the smallest range: a megabyte is what passes at once, and as much as a request.
 const LEAST_BLOCKS: u32 = 128;
+
+/// Blocks of a run of a base backup of which nobody knows how much it has.
+const USUAL_BLOCKS: u32 = 4096;
+
+/// Fewest partitions, and most: one is for the maps.
+const LEAST_PARTITIONS: u64 = 64;
+const MOST_PARTITIONS: u64 = 1 << 14;
 
 /// Most runs of a partition for each of which it is read. To sort it is to read it twice, and to write it.
 const MOST_RUNS: usize = 3;
@@ -42,6 +46,7 @@ const MAP_RUN: PageKey = PageKey::LAST;
 pub struct RunTable {
     /// Blocks of a run. No run has blocks of two files.
     blocks: u32,
+    /// Whether pages pass in an order of their own, so that a partition is read once for each of its runs.
     pages_pass: bool,
     partitions: usize,
     /// By the first page of a run.
@@ -53,7 +58,7 @@ impl RunTable {
     /// others are for what becomes longer.
     fn of_base(relation_bytes: u64, partitions: usize) -> RunTable {
         let blocks = match relation_bytes / BLCKSZ as u64 * 8 / 5 / partitions as u64 {
-            0 if relation_bytes == 0 => 4096,
+            0 if relation_bytes == 0 => u64::from(USUAL_BLOCKS),
             blocks => blocks.next_multiple_of(u64::from(LEAST_BLOCKS)).max(u64::from(LEAST_BLOCKS)),
         };
         RunTable {
@@ -292,13 +297,17 @@ impl Ranges {
         self.store.settings.most_at_once()
     }
 
-    /// Takes out the partitions with ranges that are not `done`, in the order of these.
-    pub fn take_left(&mut self, done: &FxHashSet<PageKey>) -> Vec<LastRead> {
+    /// The partitions with ranges that are not `done`, by their first pages.
+    pub fn left(&self, done: &FxHashSet<PageKey>) -> Vec<usize> {
         let mut known = FxHashSet::default();
         let left = self.ranges.values().filter(|range| !done.contains(&range.first));
-        let numbers = left.filter_map(|range| range.partition).filter(|&number| known.insert(number));
-        let take = |number| LastRead { number, chunks: std::mem::take(&mut self.partitions[number]), next: 0 };
-        numbers.map(take).collect()
+        left.filter_map(|range| range.partition).filter(|&number| known.insert(number)).collect()
+    }
+
+    /// Takes these out.
+    pub fn take_left(&mut self, done: &FxHashSet<PageKey>) -> Vec<LastRead> {
+        let left = self.left(done).into_iter();
+        left.map(|number| LastRead { number, chunks: std::mem::take(&mut self.partitions[number]), next: 0 }).collect()
     }
 
     /// Has the system read the beginning of one that was taken out.
