@@ -201,9 +201,9 @@ def make(directory, **options):
     directory.mkdir()
     info = load.MixedLoad(directory, seed=SEED, quiet=True, **options).run()
     fixture = Fixture(directory, info, directory / "stock")
-    recovery.stock_replay(fixture.backup, fixture.archive, fixture.stock, info["final_checkpoint"], fixture=directory)
     if os.environ.get("WALRIDER_KEEP") != "1":
-        throw_away(directory / "primary")
+        throw_away(directory / "primary")       # It has all of the WAL once more.
+    recovery.stock_replay(fixture.backup, fixture.archive, fixture.stock, info["final_checkpoint"], fixture=directory)
     return fixture
 
 

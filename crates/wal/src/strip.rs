@@ -86,13 +86,6 @@ pub fn strip_images(bytes: &[u8], keep: impl Fn(u8) -> bool, out: &mut Vec<u8>) 
     Ok(())
 }
 
-/// Makes zero what nobody asks a decoded record for, and what does not compress: where the record before it begins, and the CRC
-/// (`xl_prev` and `xl_crc` of `XLogRecord`, `access/xlogrecord.h`).
-pub fn forget_links(record: &mut [u8]) {
-    record[8..16].fill(0);
-    record[20..RECORD_HEADER_SIZE].fill(0);
-}
-
 #[cfg(test)]
 mod tests {
     use walrider_layout::{BLCKSZ, ForkNumber, Lsn};

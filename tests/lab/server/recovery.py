@@ -18,7 +18,7 @@ from tests.lab.server.cluster import PgCluster, ServerError, controldata, copy_t
 from tests.lab.trash import throw_away
 
 REPLAY_SETTINGS = dict(hot_standby="off", shared_buffers="1GB", fsync="off", archive_mode="off",
-                       max_wal_size="64GB", checkpoint_timeout="1h", bgwriter_lru_maxpages="0")
+                       max_wal_size="64GB", checkpoint_timeout="1h", bgwriter_lru_maxpages="0", wal_recycle="off")
 # A hot standby needs at least what the load's parameter change set on the primary (CheckRequiredParameterValues).
 SERVE_SETTINGS = dict(fsync="off", max_connections="80", max_worker_processes="10", max_prepared_transactions="30",
                       autovacuum="off")

@@ -1,18 +1,28 @@
 //! How a record, and what it does to some pages, lies in a spilled partition: bytes in memory, or in a file of this process alone.
 
 use walrider_layout::Lsn;
-use walrider_layout::bytes::{u32_at, u64_at};
+use walrider_layout::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at, u64_at};
+use walrider_layout::wal::RECORD_HEADER_SIZE;
 use walrider_redo::Change;
 use walrider_wal::decode::Span;
 use walrider_wal::record::{InvalidRecord, Record};
-use walrider_wal::strip::{forget_links, strip_images};
+use walrider_wal::strip::strip_images;
 
 use crate::rels::PageKey;
 
-/// Before the record: where it begins, how far behind that it ends, how many operations follow it.
-const HEADER: usize = 16;
+// Nobody asks a record that was decoded for the one before it and for its CRC: what must be known of it lies in these fields of
+// `XLogRecord` (`access/xlogrecord.h`).
+/// In the place of `xl_prev`: where the record begins.
+const BEGIN: usize = 8;
+/// In the padding: how many operations follow the record.
+const COUNT: usize = 18;
+/// In the place of `xl_crc`: how far behind its begin the record ends.
+const SPAN: usize = 20;
+
 /// An operation: the page, the kind of change, what it is about.
-const OPERATION: usize = 16;
+const OPERATION: usize = 12;
+/// Records and operations begin at multiples of it.
+const UNIT: usize = 4;
 /// Shorter records hold no image that is worth leaving out.
 const LEAST_STRIPPED: usize = 512;
 
@@ -25,21 +35,18 @@ pub struct Operation {
     pub change: Change,
 }
 
-/// Where an entry lies in a spilled partition, in units of eight bytes.
+/// Where an entry lies in a spilled partition, in units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EntryPlace(u32);
 
 /// Most bytes of a spilled partition that entries may lie in.
-pub const MOST_BYTES: usize = (u32::MAX as usize) << 3;
+pub const MOST_BYTES: usize = u32::MAX as usize * UNIT;
 
 /// Appends a record with what it does. Images of other pages are left out.
 ///
 /// # Errors
 /// When the record makes no sense.
 pub fn put(out: &mut Vec<u8>, span: Span, record: &[u8], operations: &[Operation]) -> Result<(), InvalidRecord> {
-    out.extend_from_slice(&span.lsn.0.to_le_bytes());
-    out.extend_from_slice(&((span.end.0 - span.lsn.0) as u32).to_le_bytes());
-    out.extend_from_slice(&(operations.len() as u32).to_le_bytes());
     let begin = out.len();
     if record.len() < LEAST_STRIPPED {
         out.extend_from_slice(record);
@@ -47,8 +54,11 @@ pub fn put(out: &mut Vec<u8>, span: Span, record: &[u8], operations: &[Operation
         let names = |id| move |operation: &Operation| matches!(operation.change, Change::Block(known) | Change::Overwrite(known) if known == id);
         strip_images(record, |id| operations.iter().any(names(id)), out)?;
     }
-    forget_links(&mut out[begin..]);
-    out.resize(out.len().next_multiple_of(8), 0);
+    let header = out[begin..].first_chunk_mut::<RECORD_HEADER_SIZE>().ok_or(InvalidRecord::TooShort)?;
+    put_u64(header, BEGIN, span.lsn.0);
+    put_u16(header, COUNT, operations.len() as u16);
+    put_u32(header, SPAN, (span.end.0 - span.lsn.0) as u32);
+    out.resize(out.len().next_multiple_of(UNIT), 0);
     for operation in operations {
         out.extend_from_slice(&operation.key.bits().to_le_bytes());
         let (kind, about) = match operation.change {
@@ -57,7 +67,7 @@ pub fn put(out: &mut Vec<u8>, span: Span, record: &[u8], operations: &[Operation
             Change::Lock => (2, 0),
             Change::VmClear(nth) => (3, nth),
         };
-        out.extend_from_slice(&[kind, about, 0, 0, 0, 0, 0, 0]);
+        out.extend_from_slice(&[kind, about, 0, 0]);
     }
     Ok(())
 }
@@ -72,9 +82,8 @@ pub fn copy(out: &mut Vec<u8>, bytes: &[u8], place: EntryPlace, operation: Opera
 pub fn count(bytes: &[u8]) -> usize {
     let (mut at, mut operations) = (0, 0);
     while at < bytes.len() {
-        // A record begins with its length.
-        let (len, count) = (u32_at(bytes, at + HEADER) as usize, u32_at(bytes, at + 12) as usize);
-        at += HEADER + len.next_multiple_of(8) + count * OPERATION;
+        let count = usize::from(u16_at(bytes, at + COUNT));
+        at += record_at(bytes, at).len().next_multiple_of(UNIT) + count * OPERATION;
         operations += count;
     }
     operations
@@ -84,11 +93,11 @@ pub fn count(bytes: &[u8]) -> usize {
 pub fn each(bytes: &[u8], mut each: impl FnMut(EntryPlace, Lsn, Operation)) {
     let mut at = 0;
     while at < bytes.len() {
-        let place = EntryPlace((at >> 3) as u32);
+        let place = EntryPlace((at / UNIT) as u32);
         let (Span { end, .. }, record) = self::record(bytes, place);
-        let (len, count) = (record.len(), u32_at(bytes, at + 12));
-        at += HEADER + len.next_multiple_of(8);
-        for operation in bytes[at..at + count as usize * OPERATION].chunks_exact(OPERATION) {
+        let count = usize::from(u16_at(record, COUNT));
+        at += record.len().next_multiple_of(UNIT);
+        for operation in bytes[at..at + count * OPERATION].chunks_exact(OPERATION) {
             let about = operation[9];
             let change = match operation[8] {
                 0 => Change::Block(about),
@@ -98,18 +107,20 @@ pub fn each(bytes: &[u8], mut each: impl FnMut(EntryPlace, Lsn, Operation)) {
             };
             each(place, end, Operation { key: PageKey::from_bits(u64_at(operation, 0)), change });
         }
-        at += count as usize * OPERATION;
+        at += count * OPERATION;
     }
+}
+
+/// A record begins with its length.
+fn record_at(bytes: &[u8], at: usize) -> &[u8] {
+    &bytes[at..][..u32_at(bytes, at) as usize]
 }
 
 /// Where the record of an entry is in the WAL, and its bytes.
 pub fn record(bytes: &[u8], place: EntryPlace) -> (Span, &[u8]) {
-    let at = (place.0 as usize) << 3;
-    let lsn = u64_at(bytes, at);
-    let end = lsn + u64::from(u32_at(bytes, at + 8));
-    // A record begins with its length.
-    let len = u32_at(bytes, at + HEADER) as usize;
-    (Span { lsn: Lsn(lsn), end: Lsn(end) }, &bytes[at + HEADER..][..len])
+    let record = record_at(bytes, place.0 as usize * UNIT);
+    let lsn = u64_at(record, BEGIN);
+    (Span { lsn: Lsn(lsn), end: Lsn(lsn + u64::from(u32_at(record, SPAN))) }, record)
 }
 
 /// Reads the record of an entry.
