@@ -123,6 +123,8 @@ def group(item):
     """The tests that go to one worker, by name; None: alone is as good."""
     if item.get_closest_marker("alone"):
         return "alone"
+    if item.path.name == "test_suites.py":
+        return "mixed"      # Each has ten gigabytes on the disk for a while: one after the other.
     major = item.callspec.params["server_major"]
     wanted = {item.callspec.params.get("variant")}.union(item.fixturenames)
     name = next((name for name in SHARED if name in wanted), None) or \
@@ -133,8 +135,8 @@ def group(item):
 def order(item):
     """Where a test comes: what is long first, at last those that want to be alone."""
     wanted = group(item) or ""
-    name = wanted.partition(" on ")[0] if wanted.partition(" on ")[0] in FIRST else item.path.name
-    return wanted == "alone", FIRST.index(name) if name in FIRST else len(FIRST)
+    name = next((name for name in (item.path.name, wanted.partition(" on ")[0]) if name in FIRST), None)
+    return wanted == "alone", FIRST.index(name) if name else len(FIRST)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -45,7 +45,7 @@ class Variant:
 
     def disk_bytes(self):
         """What it takes to run: the WAL, and a few directories of less than a gigabyte."""
-        return (13 if self.images and not self.compression else 5) << 30
+        return (13 if self.images else 5) << 30
 
     def conf(self):
         """The primary's settings."""
