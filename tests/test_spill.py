@@ -73,46 +73,15 @@ DELETE FROM queue WHERE id > 500; VACUUM queue; DELETE FROM large WHERE id > 120
 """
 
 
-@pytest.fixture(scope="module")
-def updated(scratch):
-    """A backup of a table, and WAL that visits its pages again and again."""
-    directory = scratch / "updated"
-    directory.mkdir()
-    with PgCluster.init(directory / "primary", directory / "archive", conf=SETTINGS) as server:
+def rolled_forward(directory, work_of, conf=SETTINGS, setup=SETUP, checksums=True):
+    """A backup, also packed, WAL of what `work_of` does to the server, and what PostgreSQL makes of them."""
+    directory.mkdir(exist_ok=True)
+    with PgCluster.init(directory / "primary", directory / "archive", checksums=checksums, conf=conf) as server:
         server.start()
-        server.psql(SETUP)
+        each(server, setup)
         backup = server.basebackup(directory / "backup")
         server.basebackup(directory / "tar", "-Ft")
-        for number in range(15):
-            for step in STEPS:
-                server.psql(step.format(n=number))
-        server.psql(MANY)
-        server.psql("DROP TABLE gone; VACUUM t")
-        server.stop()
-        server.complete_archive()
-    final = server.controldata()["Latest checkpoint location"]
-    recovery.discard(server.data_dir)
-    recovery.stock_replay(backup, server.archive, directory / "stock", final)
-    return SimpleNamespace(archive=server.archive, stock=directory / "stock", tar=directory / "tar", backup=backup,
-                           copy=lambda to: recovery.copy_backup(backup, to))
-
-
-def truncations(directory, checksums):
-    """A backup, also packed, and WAL that truncates tables again and again. Without checksums the WAL determines all of the free space
-    maps; with images, what a recovery comes to does not depend on whether it was interrupted."""
-    directory.mkdir()
-    settings = "autovacuum = off\nmax_wal_size = 4GB\nmax_parallel_maintenance_workers = 0\n"
-    with PgCluster.init(directory / "primary", directory / "archive", checksums=checksums, conf=settings) as server:
-        server.start()
-        for command in CUT_SETUP.split(";"):
-            server.psql(command)
-        backup = server.basebackup(directory / "backup")
-        server.basebackup(directory / "tar", "-Ft")
-        for number in range(6):
-            for command in [command for step in CUT_STEPS for command in step.format(n=number).split(";")]:
-                server.psql(command)
-        for command in CUT_LAST.split(";"):
-            server.psql(command)
+        work_of(server)
         server.stop()
         server.complete_archive()
     final = server.controldata()["Latest checkpoint location"]
@@ -120,6 +89,38 @@ def truncations(directory, checksums):
     recovery.stock_replay(backup, server.archive, directory / "stock", final)
     return SimpleNamespace(archive=server.archive, stock=directory / "stock", tar=directory / "tar", backup=backup, final=final,
                            copy=lambda to: recovery.copy_backup(backup, to))
+
+
+def each(server, commands):
+    """Each in a transaction of its own."""
+    for command in filter(str.strip, commands.split(";")):
+        server.psql(command)
+
+
+@pytest.fixture(scope="module")
+def updated(scratch):
+    """A backup of a table, and WAL that visits its pages again and again."""
+    def work_of(server):
+        for number in range(15):
+            for step in STEPS:
+                server.psql(step.format(n=number))
+        server.psql(MANY)
+        server.psql("DROP TABLE gone; VACUUM t")
+
+    return rolled_forward(scratch / "updated", work_of)
+
+
+def truncations(directory, checksums):
+    """WAL that truncates tables again and again. Without checksums the WAL determines all of the free space maps; with images, what a
+    recovery comes to does not depend on whether it was interrupted."""
+    def work_of(server):
+        for number in range(6):
+            for step in CUT_STEPS:
+                each(server, step.format(n=number))
+        each(server, CUT_LAST)
+
+    settings = "autovacuum = off\nmax_wal_size = 4GB\nmax_parallel_maintenance_workers = 0\n"
+    return rolled_forward(directory, work_of, settings, CUT_SETUP, checksums)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ def test_truncations_while_unpacking(truncated, work, form, memory):
 @pytest.mark.parametrize("source, memory", [("backup", "16MB"), ("tar", "48MB"), ("backup", "1GB")])
 def test_restore_in_any_memory(updated, work, source, memory):
     """Pages that are visited again and again get the same changes while they pass, however little memory sorts them: here as partitions have
-    several relations. Partitions that are sorted for their size alone are those of unit tests."""
+    several relations."""
     result = walrider("restore", "--backup", getattr(updated, source), "--wal", updated.archive, "-D", work / "ours",
                       "--memory", memory).expect().json
     compare(work / "ours", updated.stock)
@@ -220,6 +221,35 @@ def test_no_directory(updated, work):
     assert result.code == 1 and str(work / "missing") in result.stderr, result
     replay(ours, updated.archive).expect()
     compare(ours, updated.stock)
+
+
+def test_more_changes_of_a_few_pages_than_memory(work):
+    """Their partition is put apart by smaller ranges before its pages are worked on."""
+    def updates(server):
+        for _ in range(100):
+            server.psql("UPDATE hot SET n = n + 1")
+
+    hot = rolled_forward(work, updates, setup="CREATE TABLE hot AS SELECT g AS id, 0 AS n FROM generate_series(1, 1000) g")
+    ours = hot.copy(work / "ours")
+    result = replay(ours, hot.archive, *LITTLE, "--jobs", "2", "--spill-always").expect().json
+    compare(ours, hot.stock)
+    assert result["sorted_bytes"] > 0, result
+
+
+def test_memory_is_kept_with_images(work):
+    """Random updates, the image of each page again and again, of rows that do not compress: what runs held of them took 84 MB of 64."""
+    def updates(server):
+        for number in range(4):
+            server.psql("CHECKPOINT; " + STEPS[0].format(n=number))
+
+    noise = "(SELECT string_agg(md5(g::text || i), '') FROM generate_series(1, 19) i)"
+    images = rolled_forward(work, updates, SETTINGS.replace("full_page_writes = off", ""), SETUP.replace("repeat('x', 600)", noise))
+    ours = images.copy(work / "ours")
+    memory, room = 24 << 20, 5 << 20
+    result = replay(ours, images.archive, "--memory", str(memory), "--jobs", "2", "--spill-always").expect().json
+    compare(ours, images.stock)
+    assert result["spilled_bytes"] > 0, result
+    assert result["peak_memory_bytes"] < memory + room, result["peak_memory_bytes"] / 2 ** 20
 
 
 @pytest.mark.parametrize("load", ["updated", "cut_with_images"])
