@@ -14,7 +14,7 @@ use crate::rels::PageKey;
 // `XLogRecord` (`access/xlogrecord.h`).
 /// In the place of `xl_prev`: where the record begins.
 const BEGIN: usize = 8;
-/// In the padding: how many operations follow the record.
+/// In the padding: how many operations follow the record, which names 33 blocks at most.
 const COUNT: usize = 18;
 /// In the place of `xl_crc`: how far behind its begin the record ends.
 const SPAN: usize = 20;
