@@ -18,7 +18,7 @@ from tests.lab.server.cluster import PgCluster, ServerError, controldata, copy_t
 from tests.lab.trash import throw_away
 
 REPLAY_SETTINGS = dict(hot_standby="off", shared_buffers="1GB", fsync="off", archive_mode="off",
-                       max_wal_size="64GB", checkpoint_timeout="1h", bgwriter_lru_maxpages="0", wal_recycle="off")
+                       max_wal_size="64GB", checkpoint_timeout="1h", bgwriter_lru_maxpages="0")
 # A hot standby needs at least what the load's parameter change set on the primary (CheckRequiredParameterValues).
 SERVE_SETTINGS = dict(fsync="off", max_connections="80", max_worker_processes="10", max_prepared_transactions="30",
                       autovacuum="off")
@@ -110,10 +110,10 @@ def stock_replay(backup, wal, data_dir, final_checkpoint, fixture=None, progress
 
     recovery_target_lsn is compared with the start of a record (recoveryStopsAfter, xlogrecovery.c), so
     the target is the checkpoint record itself.  `recovery_target_action = shutdown` ends the server,
-    and its shutdown restartpoint at that record writes every page.
+    and its shutdown restartpoint at that record writes every page, and removes the WAL that was restored: the archive has it.
     """
     server = prepare(backup, wal, data_dir, fixture, target=("lsn", final_checkpoint), action="shutdown")
-    return finish_stock(server, final_checkpoint, progress, **settings)
+    return finish_stock(server, final_checkpoint, progress, **{"wal_recycle": "off", **settings})
 
 
 def finish_stock(server, final_checkpoint, progress=None, timeout=1800, **settings):

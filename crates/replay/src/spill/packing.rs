@@ -1,6 +1,7 @@
 //! How chunks of partitions are compressed: zstd, at a level that takes a quarter longer than lz4.
 //!
-//! What it takes off is worth more than its time on any device that writes less than 2 GB/s: of pgbench's updates lz4 leaves 26 %, this 17.
+//! What it takes off is worth more than its time on any device that writes less than 2 GB/s: of pgbench's updates,
+//! in pieces of 64 kB and more, lz4 left 26 %, this 17.
 
 use std::cell::RefCell;
 use std::io;
