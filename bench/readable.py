@@ -1,6 +1,7 @@
 """How fast a hot standby catches up: PostgreSQL alone, and with early redo by the extension.
 
-    python3 -m bench.readable [--fixtures DIR] [--rounds N] [--loads LOAD...] [--size SHARE] [--readers N] [--busy N] [--delay US]
+    python3 -m bench.readable [--fixtures DIR] [--rounds N] [--loads LOAD...] [--sides SIDE...] [--size SHARE] [--readers N] [--busy N]
+                              [--delay US]
 
 Every side is a hot standby that replays the same WAL from its own pg_wal, durable, its pages all in shared buffers.  The time is
 from "consistent recovery state reached" to the last record.  After the first round the directories are compared page by page.
@@ -37,8 +38,8 @@ from .measure import MB, link_wal
 from .replay import FIXTURES, SMOKE_SIZE, commit, machine, nameless
 
 EARLY = {"shared_preload_libraries": "walrider", "walrider.early_redo": "on"}
-OURS = {f"{workers} worker{'s'[:workers != 1]}": {**EARLY, "walrider.redo_workers": str(workers)} for workers in (0, 1, 2)}
-SIDES = {"no prefetch": {"recovery_prefetch": "off"}, "stock": {}, **OURS}
+OURS = {f"{workers}-worker{'s'[:workers != 1]}": {**EARLY, "walrider.redo_workers": str(workers)} for workers in (0, 1, 2)}
+SIDES = {"no-prefetch": {"recovery_prefetch": "off"}, "stock": {}, **OURS}
 # What is waited for a reader: by PostgreSQL's 30 s nothing but waiting would be measured.
 CONFLICT_DELAY = "100ms"
 # Of a reader between two questions, in seconds.
@@ -79,17 +80,16 @@ def replayed(session):
     return parse_lsn(session.run("IDENTIFY_SYSTEM")[0].split("|")[2])
 
 
-def startup_process(server):
-    """Its pid."""
-    pid, = (pid for pid in server.children() if b": startup " in Path(f"/proc/{pid}/cmdline").read_bytes())
-    return pid
+def processes(server, kind):
+    """Their pids: "startup" or "walrider redo worker"."""
+    return [pid for pid in server.children() if f": {kind} ".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def catch_up(server, end, settings, readers=0, timeout=1800):
-    """Start it; seconds from consistency to `end`, and what the startup process used."""
+    """Start it; seconds from consistency to `end`, and what the startup process and the workers used."""
     server.start(**settings)
     deadline = time.monotonic() + timeout
-    pid = startup_process(server)
+    startup, = processes(server, "startup")
     with reading(server, readers) as crowd, watching(server) as session:
         while True:
             at, now = replayed(session), datetime.now(timezone.utc)
@@ -98,10 +98,11 @@ def catch_up(server, end, settings, readers=0, timeout=1800):
             if time.monotonic() > deadline:
                 raise SystemExit(f"error: no end after {timeout} s: {server.log_tail()}")
             time.sleep(0.005)
-        used = processor_seconds(pid)
+        used = processor_seconds(startup)
+        used_by_workers = sum(map(processor_seconds, processes(server, "walrider redo worker")))
     began = server.log_matches(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) UTC \[\d+\] LOG:  consistent recovery state reached")[-1]
     began = datetime.strptime(began, "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=timezone.utc)
-    return dict(seconds=(now - began).total_seconds(), startup_seconds=used,
+    return dict(seconds=(now - began).total_seconds(), startup_seconds=used, worker_seconds=used_by_workers,
                 reads=sum(crowd.counts.values()), conflicts=sum(crowd.conflicts.values()))
 
 
@@ -121,15 +122,15 @@ def rounds(name, fixture, info, args, volume):
     """Every side in turn, so often."""
     if args.delay and not volume.can_limit:
         raise SystemExit("error: --delay needs a device: python3 -m bench.device -- ...")
-    scratch = volume.fresh(2 * len(SIDES) * (info["data_bytes"] + info["wal_bytes"]) + 1024 * MB, delays=True)
+    sides = {side: SIDES[side] for side in args.sides}
+    scratch = volume.fresh(2 * len(sides) * (info["data_bytes"] + info["wal_bytes"]) + 1024 * MB, delays=True)
     end = parse_lsn(info["final_checkpoint"])
     buffers = f"{info['data_bytes'] * 5 // 4 // MB + 256}MB"
-    runs = {side: [] for side in SIDES}
+    runs = {side: [] for side in sides}
     for number in range(args.rounds):
         servers = {}
-        for side, own in SIDES.items():
-            server = recovery.prepare(fixture / "backup", fixture / "archive", scratch / side.replace(" ", "-"),
-                                      signal="standby.signal")
+        for side, own in sides.items():
+            server = recovery.prepare(fixture / "backup", fixture / "archive", scratch / side, signal="standby.signal")
             server.configure("restore_command = ''", "postgresql.auto.conf")
             link_wal(fixture, server.data_dir)
             servers[side] = server
@@ -147,14 +148,19 @@ def rounds(name, fixture, info, args, volume):
             if side in OURS:
                 found["early"] = server.log_matches(r"walrider redid .*") + server.log_matches(r"DETAIL:  skipped .*")
             runs[side].append(found)
-            print(f"{name} {number + 1}: {side:<20} {found['seconds']:7.3f} s, startup process {found['startup_seconds']:7.3f} s "
+            print(f"{name} {number + 1}: {side:<20} {found['seconds']:7.3f} s, startup process {found['startup_seconds']:7.3f} s, workers {found['worker_seconds']:7.3f} s "
                   f"{' '.join(found.get('early', []))}", flush=True)
         if number == 0:
-            for side in OURS:
+            for side in ours(sides):
                 pages = compare(servers[side].data_dir, servers["stock"].data_dir)["pages"]
                 print(f"{name}, {side}: the {pages} pages are stock's", flush=True)
         recovery.discard(*(server.data_dir for server in servers.values()))
     return runs
+
+
+def ours(sides):
+    """Those with early redo."""
+    return [side for side in sides if side in OURS]
 
 
 def told(found):
@@ -163,17 +169,17 @@ def told(found):
     return f"{answers:.0f}, {statistics.mean(run['conflicts'] for run in found):.1f}"
 
 
-def table(results, readers=0):
+def table(results, sides, readers=0):
     """Medians, and ratios of them with the range of the pairs."""
-    lines = [f"{'load':<14} {'WAL MB':>7}  " + "".join(f"{side:>13}" for side in SIDES) + "   over stock: "
-             + ", ".join(OURS)]
+    lines = [f"{'load':<14} {'WAL MB':>7}  " + "".join(f"{side:>13}" for side in sides) + "   over stock: "
+             + ", ".join(ours(sides))]
     for name, (info, runs) in results.items():
         median = {side: statistics.median(run["seconds"] for run in found) for side, found in runs.items()}
         ratios = []
-        for side in OURS:
-            pairs = [stock["seconds"] / ours["seconds"] for stock, ours in zip(runs["stock"], runs[side])]
+        for side in ours(sides):
+            pairs = [stock["seconds"] / early["seconds"] for stock, early in zip(runs["stock"], runs[side])]
             ratios.append(f"{median['stock'] / median[side]:.2f}x ({min(pairs):.2f}-{max(pairs):.2f})")
-        lines.append(f"{name:<14} {info['wal_bytes'] / 1e6:>7.0f}  " + "".join(f"{median[side]:>11.3f} s" for side in SIDES)
+        lines.append(f"{name:<14} {info['wal_bytes'] / 1e6:>7.0f}  " + "".join(f"{median[side]:>11.3f} s" for side in sides)
                      + "   " + ", ".join(ratios))
     if readers:
         lines += ["", f"{readers} readers; answers a second, and conflicts (a round, on average):"]
@@ -188,6 +194,8 @@ def main(argv):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     loads = [*LOADS, REGRESSION]
     parser.add_argument("--loads", nargs="+", choices=loads, default=["pgbench", "hot", "bulk"], metavar="LOAD", help=", ".join(loads))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), metavar="SIDE",
+                        help=", ".join(SIDES) + "; all if not named, and stock always")
     parser.add_argument("--fixtures", type=Path, default=FIXTURES, help="directory that keeps the loads' WAL; made when missing")
     parser.add_argument("--size", type=float, default=1.0, help="share of the full size")
     parser.add_argument("--rounds", type=int, default=5)
@@ -198,6 +206,7 @@ def main(argv):
     parser.add_argument("--save", type=Path, metavar="DIR",
                         help="keep every run in DIR/DATE-readable.json; -readers, -busy, -delay stand before the dot if they were given")
     args = parser.parse_args(argv)
+    args.sides = [side for side in SIDES if side in {"stock", *args.sides}]
     if args.smoke:
         args.rounds, args.size, args.fixtures = 1, SMOKE_SIZE, args.fixtures / "smoke"
     when = datetime.now(timezone.utc)
@@ -207,7 +216,7 @@ def main(argv):
         info = make_regression(fixture) if name == REGRESSION else make(fixture, name, args.size)
         with tempfile.TemporaryDirectory(dir=args.fixtures, prefix="run-") as scratch:
             results[name] = info, rounds(name, fixture, info, args, Volume(scratch))
-    text = table(results, args.readers)
+    text = table(results, args.sides, args.readers)
     print("\n" + text)
     if args.save:
         result = dict(when=when.isoformat(timespec="seconds"), machine=machine(), commit=commit(), postgresql=install.version(),

@@ -123,10 +123,10 @@ def group(item):
     """The tests that go to one worker, by name; None: alone is as good."""
     if item.get_closest_marker("alone"):
         return "alone"
-    if item.path.name == "test_suites.py":
-        return "mixed"      # Each has ten gigabytes on the disk for a while: one after the other.
     major = item.callspec.params["server_major"]
     wanted = {item.callspec.params.get("variant")}.union(item.fixturenames)
+    if item.path.name == "test_suites.py" or "mixed" in wanted:
+        return "mixed"      # Each has 7 to 12 GB on the disk for a while: one after the other, of both majors.
     name = next((name for name in SHARED if name in wanted), None) or \
         next((f"{name} of {item.path.stem}" for name in SHARED_IN_FILE if name in wanted), None)
     return name if major == MAJORS[0] else f"{name or 'rest'} on {major}"

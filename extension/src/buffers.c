@@ -22,7 +22,6 @@
 #include "redo.h"
 
 #define BUFFER_GUESSES (1 << 18)
-#define GUESS_AHEAD 8
 
 /* In us; a read of a page that is in the kernel's cache takes 5 to 10. */
 #define SLOW_READ 32
@@ -37,19 +36,18 @@
 #define TIME_BITS 40
 #define ONE_READ (UINT64CONST(1) << TIME_BITS)
 
+/*
+ * Guesses say where pages were last seen in shared buffers, by the hash of what
+ * they are.  ReadRecentBuffer checks them under the pin, so that it does not
+ * matter who writes one when.  They save most look-ups in the mapping table.
+ */
 typedef struct BuffersShared
 {
 	pg_atomic_uint64 timed;
+	Buffer		guesses[BUFFER_GUESSES];
 } BuffersShared;
 
 static BuffersShared *Buffers = NULL;
-
-/*
- * Where pages were last seen in shared buffers, by the hash of what they are:
- * a guess, which ReadRecentBuffer checks under the pin.  It saves most look-ups
- * in the mapping table.
- */
-static Buffer guesses[BUFFER_GUESSES];
 
 Size
 BuffersSharedSize(void)
@@ -63,16 +61,23 @@ AttachBuffersShared(void)
 	bool		found;
 
 	Buffers = ShmemInitStruct("walrider buffers", sizeof(BuffersShared), &found);
-	if (!found)
-		pg_atomic_init_u64(&Buffers->timed, 0);
+	if (found)
+		return;
+	pg_atomic_init_u64(&Buffers->timed, 0);
+	memset(Buffers->guesses, 0, sizeof(Buffers->guesses));
 }
 
-/* In the startup process, when a slice is done: workers have read pages, too. */
-void
+static Buffer *
+GuessOf(const SlicePage *page)
+{
+	return &Buffers->guesses[page->hash % BUFFER_GUESSES];
+}
+
+static void
 RememberBuffer(const SlicePage *page)
 {
-	if (BufferIsValid(page->recent))
-		guesses[page->hash % BUFFER_GUESSES] = page->recent;
+	if (*GuessOf(page) != page->recent)
+		*GuessOf(page) = page->recent;
 }
 
 /* What a read takes that was not asked for, in us: what it took before, until there is something to go by. */
@@ -91,56 +96,84 @@ TimeOfRead(void)
 	return time;
 }
 
-/*
- * Guess where the page is.  Where it seems not to be there, it is asked for if
- * that pays; but for one of so many that timing its read costs what asking for
- * all of them does, about 1 us each.
- */
-static void
-FindBuffer(SlicePage *page, uint32 time)
+/* Where the page seems to be, or InvalidBuffer.  Not locked: it may change any time, and only costs a look-up then. */
+Buffer
+GuessBuffer(const SlicePage *page)
 {
-	Buffer		guess = guesses[page->hash % BUFFER_GUESSES];
+	Buffer		guess = *GuessOf(page);
+	BufferTag	tag;
 
-	if (BufferIsValid(guess))
-	{
-		BufferDesc *desc = GetBufferDescriptor(guess - 1);
-		BufferTag	tag;
-
-		/* Not locked: it may change any time, and only costs us the look-up then. */
-		InitBufferTag(&tag, &page->rlocator, page->forknum, page->blkno);
-		if (BufferTagsEqual(&desc->tag, &tag))
-		{
-			page->recent = guess;
-			return;
-		}
-	}
-	page->asked = time >= SLOW_READ && page->hash / BUFFER_GUESSES % time != 0;
-	if (page->asked)
-		page->recent = PrefetchSharedBuffer(smgropen(page->rlocator, INVALID_PROC_NUMBER), page->forknum,
-											page->blkno).recent_buffer;
+	if (!BufferIsValid(guess))
+		return InvalidBuffer;
+	InitBufferTag(&tag, &page->rlocator, page->forknum, page->blkno);
+	return BufferTagsEqual(&GetBufferDescriptor(guess - 1)->tag, &tag) ? guess : InvalidBuffer;
 }
 
-/* Of all pages that are to be visited; each would wait for memory twice, so that it is asked for some pages ahead. */
+/*
+ * While reads take long, ask the kernel for the pages that seem not to be in
+ * shared buffers; but for one of so many that timing its read costs what asking
+ * for all of them does, about 1 us each.
+ */
 void
-FindBuffers(Slice *slice)
+AskForPages(Slice *slice)
 {
 	uint32		time = TimeOfRead();
 
+	if (time < SLOW_READ)
+		return;
 	for (SliceIndex i = 1; i <= slice->npages; i++)
 	{
 		SlicePage  *page = &slice->pages[i];
 
-		if (i + 2 * GUESS_AHEAD <= slice->npages)
-			pg_prefetch_mem(&guesses[slice->pages[i + 2 * GUESS_AHEAD].hash % BUFFER_GUESSES]);
-		if (i + GUESS_AHEAD <= slice->npages)
-		{
-			Buffer		guess = guesses[slice->pages[i + GUESS_AHEAD].hash % BUFFER_GUESSES];
+		if (page->first == 0 || page->added || BufferIsValid(GuessBuffer(page)))
+			continue;
+		page->asked = page->hash / BUFFER_GUESSES % time != 0;
+		if (!page->asked)
+			continue;
+		page->recent = PrefetchSharedBuffer(smgropen(page->rlocator, INVALID_PROC_NUMBER), page->forknum,
+											page->blkno).recent_buffer;
+		if (BufferIsValid(page->recent))
+			RememberBuffer(page);
+	}
+}
 
-			if (BufferIsValid(guess))
-				pg_prefetch_mem(GetBufferDescriptor(guess - 1));
-		}
-		if (page->first != 0 && !page->added)
-			FindBuffer(page, time);
+static bool
+IsToBeVisited(const SlicePage *page, bool index)
+{
+	return page->next != 0 && page->index == index && !page->held;
+}
+
+/*
+ * Guess where pages are that are visited next.  Each would wait for memory
+ * three times: it is asked for in three passes over all of them.
+ */
+void
+GuessBuffers(Slice *slice, SliceIndex first, SliceIndex last, bool index)
+{
+	for (SliceIndex i = first; i <= last; i++)
+		if (IsToBeVisited(&slice->pages[i], index))
+			pg_prefetch_mem(GuessOf(&slice->pages[i]));
+	for (SliceIndex i = first; i <= last; i++)
+	{
+		SlicePage  *page = &slice->pages[i];
+		Buffer		guess;
+
+		if (IsToBeVisited(page, index) && BufferIsValid(guess = *GuessOf(page)))
+			pg_prefetch_mem(GetBufferDescriptor(guess - 1));
+	}
+	for (SliceIndex i = first; i <= last; i++)
+	{
+		SlicePage  *page = &slice->pages[i];
+		Buffer		guess;
+		char	   *there;
+
+		if (!IsToBeVisited(page, index) || !BufferIsValid(guess = GuessBuffer(page)))
+			continue;
+		page->recent = guess;
+		there = BufferGetPage(guess);
+		pg_prefetch_mem(there);
+		pg_prefetch_mem(there + 64);
+		pg_prefetch_mem(slice->records[slice->changes[page->next].record].decoded);
 	}
 }
 
@@ -154,6 +187,7 @@ ReadSlicePage(SlicePage *page, ReadBufferMode mode)
 
 	INSTR_TIME_SET_CURRENT(begin);
 	page->recent = ReadBufferWithoutRelcache(page->rlocator, page->forknum, page->blkno, mode, NULL, true);
+	RememberBuffer(page);
 	if (mode == RBM_NORMAL && !page->asked && pgBufferUsage.shared_blks_read != before)
 	{
 		INSTR_TIME_SET_CURRENT(end);

@@ -189,6 +189,22 @@ FindSlicePage(Slice *slice, const RelFileLocator *rlocator, ForkNumber forknum, 
 	return page;
 }
 
+/* Once; by the process that has the page. */
+void
+ListPage(Slice *slice, SlicePage *page)
+{
+	if (page->listed)
+		return;
+	page->listed = true;
+	slice->listed[pg_atomic_fetch_add_u32(&slice->nlisted, 1)] = page - slice->pages;
+}
+
+SliceIndex
+NumListed(const Slice *slice)
+{
+	return pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slice->nlisted));
+}
+
 /* Its pages are an index's: no index entry points to them. */
 static bool
 IsOfIndex(const DecodedXLogRecord *decoded)
@@ -216,10 +232,13 @@ StayInPlace(Slice *slice, SliceRecord *record)
 	for (int id = 0; id <= decoded->max_block_id; id++)
 	{
 		DecodedBkpBlock *block = &decoded->blocks[id];
+		SlicePage  *page;
 
 		if (!block->in_use)
 			continue;
-		FindSlicePage(slice, &block->rlocator, block->forknum, block->blkno, true)->barrier = slice->nrecords;
+		page = FindSlicePage(slice, &block->rlocator, block->forknum, block->blkno, true);
+		page->barrier = slice->nrecords;
+		ListPage(slice, page);
 		if (block->forknum == MAIN_FORKNUM && !IsOfIndex(decoded))
 			HeapBlockWaits(slice, block->blkno);
 	}
@@ -294,7 +313,7 @@ AddChange(Slice *slice, SliceRecord *record, SlicePage *page, uint8 block_id)
 	change->next = 0;
 	change->after = BROKEN(5) ? 0 : page->barrier;
 	change->block_id = block_id;
-	change->done = false;
+	change->left = false;
 	if (page->first == 0)
 		page->first = page->next = slice->nchanges;
 	else
@@ -552,7 +571,8 @@ PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 	TransactionId oldest = InvalidTransactionId;
 
 	slice->generation++;
-	slice->nrecords = slice->nchanges = slice->npages = 0;
+	slice->nrecords = slice->nchanges = slice->npages = slice->nplanned = 0;
+	pg_atomic_write_u32(&slice->nlisted, 0);
 	slice->maxxid = InvalidTransactionId;
 	slice->start = last->next_lsn;
 	slice->replayed = reader->record->lsn;
@@ -585,7 +605,7 @@ PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 		record = &slice->records[++slice->nrecords];
 		record->decoded = decoded;
 		record->change = 0;
-		record->nchanges = 0;
+		record->nchanges = record->nleft = 0;
 		if (TransactionIdIsValid(decoded->header.xl_xid) &&
 			(!TransactionIdIsValid(slice->maxxid) || TransactionIdFollows(decoded->header.xl_xid, slice->maxxid)))
 			slice->maxxid = decoded->header.xl_xid;
@@ -593,10 +613,11 @@ PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 			last_multixact = Max(last_multixact, decoded->lsn);
 		if (decoded->max_block_id >= 0 && !PlanRecord(slice, record, &oldest))
 			StayInPlace(slice, record);
+		slice->nplanned += record->nchanges > 0;
 		last = decoded;
 	}
 	GrowFiles(slice);
-	FindBuffers(slice);
+	AskForPages(slice);
 	return slice->nchanges > 0;
 }
 
@@ -628,9 +649,9 @@ HoldBack(Slice *slice, const Slice *before)
 	memcpy(&slice->waits_before, &before->waits, sizeof(slice->waits_before));
 	slice->any_before = before->any_waits;
 
-	for (SliceIndex i = 1; i <= before->npages; i++)
+	for (SliceIndex i = 0; i < NumListed(before); i++)
 	{
-		const SlicePage *page = &before->pages[i];
+		const SlicePage *page = &before->pages[before->listed[i]];
 		SlicePage  *same;
 
 		if (page->next == 0 && page->barrier == 0)
@@ -639,6 +660,7 @@ HoldBack(Slice *slice, const Slice *before)
 		if (same == NULL || same->first == 0)
 			continue;
 		same->held = true;
+		ListPage(slice, same);
 		if (same->forknum == VISIBILITYMAP_FORKNUM)
 			HoldEntriesOfMap(slice, same);
 	}

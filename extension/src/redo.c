@@ -92,10 +92,7 @@ SayWhether(const char *why_not)
 static bool
 IsDone(const SliceRecord *record)
 {
-	for (SliceIndex i = 0; i < record->nchanges; i++)
-		if (!slice->changes[record->change + i].done)
-			return false;
-	return record->nchanges > 0;
+	return record->nchanges > 0 && record->nleft == 0;
 }
 
 /*
@@ -211,18 +208,11 @@ BeginSlice(XLogReaderState *reader)
 		Begin(behind);
 	}
 
-	for (SliceIndex i = 1; i <= slice->npages; i++)
-	{
-		RecordFreeSpace(&slice->pages[i]);
-		RememberBuffer(&slice->pages[i]);
-	}
+	FindLeft(slice);
 	CountRedo(REDO_SLICES, 1);
 	CountRedo(REDO_RECORDS, slice->nrecords);
 	if (slice->ended)
 		CountRedo(REDO_BARRIERS, 1);
-	for (SliceIndex i = 1; i <= slice->nrecords; i++)
-		if (IsDone(&slice->records[i]))
-			CountRedo(REDO_EARLY, 1);
 
 	walking = 1;
 	SkipDone(reader);
@@ -256,34 +246,32 @@ Walk(XLogReaderState *reader)
 {
 	SliceIndex	at = walking;
 	SliceRecord *record = &slice->records[at];
-	int			ndone = 0;
+	int			nleft = record->nleft;
 
 	if (record->decoded != reader->record)
 		elog(PANIC, "walrider lost its place: record at %X/%X, expected %X/%X",
 			 LSN_FORMAT_ARGS(reader->record->lsn), LSN_FORMAT_ARGS(record->decoded->lsn));
 
-	for (int i = 0; i < record->nchanges; i++)
-		ndone += slice->changes[record->change + i].done;
-
-	if (ndone == 0)
+	if (nleft == record->nchanges)
 	{
 		server_redo[reader->record->header.xl_rmid] (reader);
 		for (int i = 0; i < record->nchanges; i++)
 		{
 			Change	   *change = &slice->changes[record->change + i];
 
-			change->done = true;
+			change->left = false;
 			slice->pages[change->page].next = change->next;
 		}
+		record->nleft = 0;
 		if (reader->record->max_block_id >= 0)
 			CountRedo(REDO_IN_PLACE, 1);
 	}
-	else if (ndone < record->nchanges && BROKEN(12))
+	else if (nleft > 0 && BROKEN(12))
 		server_redo[reader->record->header.xl_rmid] (reader);
-	else if (ndone < record->nchanges)
+	else if (nleft > 0)
 	{
 		for (int i = 0; i < record->nchanges; i++)
-			if (!slice->changes[record->change + i].done)
+			if (slice->changes[record->change + i].left)
 				FinishChange(slice, &slice->changes[record->change + i]);
 		CountRedo(REDO_PARTIAL, 1);
 	}
@@ -294,7 +282,7 @@ Walk(XLogReaderState *reader)
 		return;
 	}
 	walking = at + 1;
-	if (reader->record->max_block_id >= 0 && ndone < Max(record->nchanges, 1))
+	if (reader->record->max_block_id >= 0 && (nleft > 0 || record->nchanges == 0))
 		Resume(at);
 	SkipDone(reader);
 }

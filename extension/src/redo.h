@@ -14,6 +14,7 @@
  * buffers.c	where pages are in shared buffers, and reading those that are not
  * entries.c	index entries: which records bring them, what they wait for
  * visit.c		a page: its changes, one after the other
+ * freespace.c	what it has free, in the free space map
  * workers.c	several processes: chunks of a slice's pages are claimed
  * control.c	minRecoveryPoint, ahead of pages
  * counters.c	walrider.stat_redo
@@ -81,7 +82,7 @@ typedef struct Change
 	SliceIndex	next;			/* of the same page */
 	SliceIndex	after;			/* not before this record was walked */
 	uint8		block_id;
-	bool		done;
+	bool		left;			/* for the walk; known when the slice is done */
 } Change;
 
 typedef struct SlicePage
@@ -102,6 +103,7 @@ typedef struct SlicePage
 	bool		added;			/* to its file, when the plan is made */
 	bool		index;			/* has entries that point to a heap */
 	bool		held;			/* until the slice before has been walked */
+	bool		listed;			/* the startup process has to look at it again */
 } SlicePage;
 
 typedef struct SliceRecord
@@ -109,6 +111,7 @@ typedef struct SliceRecord
 	DecodedXLogRecord *decoded;
 	SliceIndex	change;			/* the first one */
 	uint8		nchanges;		/* 0: to be walked in any case */
+	uint8		nleft;			/* of its changes, for the walk */
 } SliceRecord;
 
 #ifdef __GNUC__
@@ -153,6 +156,7 @@ typedef struct Slice
 	SliceIndex	nrecords;		/* records[1 .. nrecords], and so on */
 	SliceIndex	nchanges;
 	SliceIndex	npages;
+	SliceIndex	nplanned;		/* records with changes */
 	TransactionId maxxid;
 	XLogRecPtr	start;
 	XLogRecPtr	replayed;		/* the record that was replayed when it was planned */
@@ -169,6 +173,14 @@ typedef struct Slice
 		BlockNumber nblocks;
 	}			grown[MAX_GROWN];
 	bool		any_waits;
+
+	/*
+	 * Pages that have a barrier, changes that are not done, or free space to
+	 * tell.  They are few, and the others are in the caches of the processes
+	 * that changed them: the startup process looks at these alone.
+	 */
+	pg_atomic_uint32 nlisted;
+	SliceIndex	listed[MAX_PAGES];
 	SliceRecord records[MAX_SLICE + 1];
 	Change		changes[MAX_CHANGES + 1];
 	SlicePage	pages[MAX_PAGES + 1];
@@ -212,6 +224,8 @@ extern bool PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *
 extern void HoldBack(Slice *slice, const Slice *before);
 extern SlicePage *FindSlicePage(Slice *slice, const RelFileLocator *rlocator, ForkNumber forknum,
 								BlockNumber blkno, bool create);
+extern SliceIndex NumListed(const Slice *slice);
+extern void ListPage(Slice *slice, SlicePage *page);
 extern void SetBlock(BlockBits *bits, BlockNumber blkno);
 extern void HeapBlockWaits(Slice *slice, BlockNumber blkno);
 extern void AllHeapBlocksWait(Slice *slice);
@@ -219,8 +233,9 @@ extern void AllHeapBlocksWait(Slice *slice);
 /* buffers.c */
 extern Size BuffersSharedSize(void);
 extern void AttachBuffersShared(void);
-extern void RememberBuffer(const SlicePage *page);
-extern void FindBuffers(Slice *slice);
+extern void AskForPages(Slice *slice);
+extern Buffer GuessBuffer(const SlicePage *page);
+extern void GuessBuffers(Slice *slice, SliceIndex first, SliceIndex last, bool index);
 extern Buffer ReadSlicePage(SlicePage *page, ReadBufferMode mode);
 
 /* entries.c */
@@ -231,8 +246,12 @@ extern bool EntryWaits(const Slice *slice, const DecodedXLogRecord *decoded, uin
 extern void VisitPage(Slice *slice, SlicePage *page, SliceIndex walked);
 extern void VisitPages(Slice *slice, SliceIndex first, SliceIndex last, bool index);
 extern void VisitHeld(Slice *slice);
+extern void FindLeft(Slice *slice);
 extern void LeavePages(Slice *slice, SliceIndex first, SliceIndex last);
 extern void FinishChange(Slice *slice, Change *change);
+
+/* freespace.c */
+extern void TellFreeSpace(SlicePage *page, Size free_bytes);
 extern void RecordFreeSpace(SlicePage *page);
 
 /* workers.c */

@@ -14,13 +14,9 @@
 #include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
-#include "storage/freespace.h"
 
 #include "redo.h"
 #include "walrider_redo.h"
-
-/* So many pages ahead the memory of a page is asked for. */
-#define FETCH_AHEAD 4
 
 typedef enum ApplyResult
 {
@@ -122,7 +118,7 @@ static Buffer
 LockPage(SlicePage *page, const DecodedXLogRecord *decoded, uint8 block_id)
 {
 	bool		fills = Fills(decoded, block_id);
-	Buffer		buffer = page->recent;
+	Buffer		buffer = BufferIsValid(page->recent) ? page->recent : GuessBuffer(page);
 
 	if (BufferIsValid(buffer) && ReadRecentBuffer(page->rlocator, page->forknum, page->blkno, buffer))
 	{
@@ -140,6 +136,14 @@ LockPage(SlicePage *page, const DecodedXLogRecord *decoded, uint8 block_id)
 	if (!fills)
 		LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
 	return buffer;
+}
+
+/* It was left for the walk. */
+static void
+ChangeIsDone(Slice *slice, Change *change)
+{
+	change->left = false;
+	slice->records[change->record].nleft--;
 }
 
 /*
@@ -208,7 +212,8 @@ VisitPage(Slice *slice, SlicePage *page, SliceIndex walked)
 			break;
 		}
 		dirty |= result == APPLIED;
-		change->done = true;
+		if (change->left)
+			ChangeIsDone(slice, change);
 		page->next = change->next;
 		if (page->next == 0)
 			break;
@@ -227,42 +232,23 @@ VisitPage(Slice *slice, SlicePage *page, SliceIndex walked)
 	if (left && page->forknum == VISIBILITYMAP_FORKNUM)
 		AllHeapBlocksWait(slice);
 	if (free_bytes >= 0 && page->forknum == MAIN_FORKNUM && !page->index)
-		page->free_bytes = free_bytes;
-}
-
-/* Free space maps are the leader's alone: they may have to grow. */
-void
-RecordFreeSpace(SlicePage *page)
-{
-	if (page->free_bytes < 0)
-		return;
-	XLogRecordPageWithFreeSpace(page->rlocator, page->blkno, page->free_bytes);
-	page->free_bytes = -1;
+		TellFreeSpace(page, free_bytes);
 }
 
 /* Of some pages of the slice, those of indexes, or the others. */
 void
 VisitPages(Slice *slice, SliceIndex first, SliceIndex last, bool index)
 {
+	GuessBuffers(slice, first, last, index);
 	for (SliceIndex i = first; i <= last; i++)
 	{
 		SlicePage  *page = &slice->pages[i];
 
-		if (i + FETCH_AHEAD <= last)
-		{
-			SlicePage  *later = &slice->pages[i + FETCH_AHEAD];
-
-			if (later->next != 0 && later->index == index && BufferIsValid(later->recent))
-			{
-				char	   *there = BufferGetPage(later->recent);
-
-				pg_prefetch_mem(there);
-				pg_prefetch_mem(there + 64);
-				pg_prefetch_mem(slice->records[slice->changes[later->next].record].decoded);
-			}
-		}
-		if (page->next != 0 && page->index == index && !page->held)
-			VisitPage(slice, page, 0);
+		if (page->next == 0 || page->index != index || page->held)
+			continue;
+		VisitPage(slice, page, 0);
+		if (page->next != 0 || page->free_bytes >= 0)
+			ListPage(slice, page);
 	}
 }
 
@@ -272,9 +258,9 @@ VisitHeld(Slice *slice)
 {
 	slice->any_before = false;
 	for (int index = 0; index <= 1; index++)
-		for (SliceIndex i = 1; i <= slice->npages; i++)
+		for (SliceIndex i = 0; i < NumListed(slice); i++)
 		{
-			SlicePage  *page = &slice->pages[i];
+			SlicePage  *page = &slice->pages[slice->listed[i]];
 
 			if (!page->held || page->index != (index != 0))
 				continue;
@@ -282,6 +268,26 @@ VisitHeld(Slice *slice)
 			CountRedo(REDO_HELD, 1);
 			VisitPage(slice, page, 0);
 		}
+}
+
+/* The slice is done: what is left is for the walk. */
+void
+FindLeft(Slice *slice)
+{
+	SliceIndex	nrecords = 0;
+
+	for (SliceIndex i = 0; i < NumListed(slice); i++)
+	{
+		SlicePage  *page = &slice->pages[slice->listed[i]];
+
+		RecordFreeSpace(page);
+		for (SliceIndex at = page->next; at != 0; at = slice->changes[at].next)
+		{
+			slice->changes[at].left = true;
+			nrecords += slice->records[slice->changes[at].record].nleft++ == 0;
+		}
+	}
+	CountRedo(REDO_EARLY, slice->nplanned - nrecords);
 }
 
 /* These pages were not visited, whatever the reason: entries that point to them wait. */
@@ -292,7 +298,10 @@ LeavePages(Slice *slice, SliceIndex first, SliceIndex last)
 	{
 		SlicePage  *page = &slice->pages[i];
 
-		if (page->next == 0 || page->index)
+		if (page->next == 0)
+			continue;
+		ListPage(slice, page);
+		if (page->index)
 			continue;
 		if (page->forknum == VISIBILITYMAP_FORKNUM)
 			AllHeapBlocksWait(slice);
@@ -327,9 +336,9 @@ FinishChange(Slice *slice, Change *change)
 	END_CRIT_SECTION();
 	UnlockReleaseBuffer(buffer);
 
-	change->done = true;
+	ChangeIsDone(slice, change);
 	page->next = change->next;
 	if (free_bytes >= 0 && page->forknum == MAIN_FORKNUM && !page->index)
-		page->free_bytes = free_bytes;
+		TellFreeSpace(page, free_bytes);
 	RecordFreeSpace(page);
 }

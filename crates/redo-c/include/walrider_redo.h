@@ -66,6 +66,12 @@ _Static_assert(sizeof(WalriderBlock) == 64 && sizeof(WalriderRecord) == 72,
 extern int	walrider_redo_block(const WalriderRecord *record, uint8_t block_id, uint8_t *page, uint32_t major,
 								int hint_bits_are_logged, int64_t *free_bytes);
 
+/* The block of a heap's free space map that says how much a block of it has free. */
+extern uint32_t walrider_free_space_block(uint32_t heap_block);
+
+/* Has that block, page, say that the heap's block has so many bytes free; answers as walrider_redo_block. */
+extern int	walrider_record_free_space(uint8_t *page, uint32_t heap_block, size_t free_bytes);
+
 /*
  * Whether an item that an insertion into a leaf of GIN brings (XLOG_GIN_INSERT's block data, of a posting tree or of the
  * entries) is in a heap block whose bit is set in waits or waits_before; 1 also if the data does not tell.  Both have 65536

@@ -12,7 +12,7 @@ use std::slice;
 
 use arrayvec::ArrayVec;
 use walrider_layout::{ForkNumber, Lsn, Major, PageBytes, RelFileLocator};
-use walrider_redo::{Effects, Env, Outcome, Target, gin, redo_block};
+use walrider_redo::{Effects, Env, Outcome, Target, fsm, gin, redo_block};
 use walrider_wal::record::{BlockRef, BlockRefs, Image, Record, RecordHeader};
 use walrider_wal::rmgr::RmgrId;
 
@@ -212,6 +212,23 @@ pub unsafe extern "C" fn walrider_redo_block(
             if changed { CHANGED } else { SKIPPED }
         }
     }
+}
+
+/// The block of a heap's free space map that says how much a block of it has free; `u32::MAX` if it has none.
+#[unsafe(no_mangle)]
+pub extern "C" fn walrider_free_space_block(heap_block: u32) -> u32 {
+    catch_unwind(|| fsm::location(heap_block).0).unwrap_or(u32::MAX)
+}
+
+/// Has that block, `page`, say that the heap's block has so many bytes free: [`CHANGED`], [`SKIPPED`] or [`PANIC`].
+#[unsafe(no_mangle)]
+pub extern "C" fn walrider_record_free_space(page: &mut PageBytes, heap_block: u32, free_bytes: usize) -> i32 {
+    let recorded = catch_unwind(AssertUnwindSafe(|| {
+        let mut target = Target { bytes: page, exists: true, dirty: false };
+        fsm::record_free_space(&mut target, fsm::location(heap_block).1, fsm::category(free_bytes));
+        target.dirty
+    }));
+    recorded.map_or(PANIC, |changed| if changed { CHANGED } else { SKIPPED })
 }
 
 /// Heap blocks that wait have a bit set, by the low 16 bits of their number.

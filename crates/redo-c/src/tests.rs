@@ -4,7 +4,7 @@ use std::ptr::null;
 
 use super::*;
 use walrider_layout::BLCKSZ;
-use walrider_layout::page::PageMut;
+use walrider_layout::page::{Page, PageMut};
 use walrider_wal::records::heap::XLOG_HEAP_INSERT;
 use walrider_wal::testing::{RecordBuilder, TEST_REL};
 
@@ -138,6 +138,20 @@ fn an_entry_of_gin_waits_for_the_heap_blocks_of_its_items() {
     // What is no posting list does not tell.
     assert_eq!(waits(&entry[..16], 0, &none, null()), 1);
     assert_eq!(waits(&[], 1, &none, null()), 1);
+}
+
+#[test]
+fn free_space_goes_where_the_engine_puts_it() {
+    for heap_block in [0, 1, 4068, 4069, 1_000_000, u32::MAX - 1, u32::MAX] {
+        let (block, slot) = fsm::location(heap_block);
+        assert_eq!(walrider_free_space_block(heap_block), block);
+        let mut page = fsm::page_with(0);
+        assert_eq!(walrider_record_free_space(&mut page, heap_block, 1000), CHANGED);
+        assert_eq!(fsm::get_avail(Page(&page), slot), fsm::category(1000));
+        assert_eq!(walrider_record_free_space(&mut page, heap_block, 1000), SKIPPED);
+    }
+    // Neither a page of nonsense nor a size that cannot be is a panic.
+    assert!(walrider_record_free_space(&mut [0xFF; BLCKSZ], 7, usize::MAX) >= 0);
 }
 
 /// A C compiler reads the header: each field is where this side has it, and each code is the same.

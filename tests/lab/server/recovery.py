@@ -110,10 +110,11 @@ def stock_replay(backup, wal, data_dir, final_checkpoint, fixture=None, progress
 
     recovery_target_lsn is compared with the start of a record (recoveryStopsAfter, xlogrecovery.c), so
     the target is the checkpoint record itself.  `recovery_target_action = shutdown` ends the server,
-    and its shutdown restartpoint at that record writes every page, and removes the WAL that was restored: the archive has it.
+    and its shutdown restartpoint at that record writes every page.  Restartpoints on the way remove the WAL that was restored:
+    the archive has it, and with consistency images it is several gigabytes.
     """
     server = prepare(backup, wal, data_dir, fixture, target=("lsn", final_checkpoint), action="shutdown")
-    return finish_stock(server, final_checkpoint, progress, **{"wal_recycle": "off", **settings})
+    return finish_stock(server, final_checkpoint, progress, **{"wal_recycle": "off", "max_wal_size": "1GB", **settings})
 
 
 def finish_stock(server, final_checkpoint, progress=None, timeout=1800, **settings):
