@@ -5,6 +5,7 @@ They have been let in by the rules, where that is said: what is refused before i
 """
 
 import os
+import resource
 import select
 import socket
 import struct
@@ -160,11 +161,22 @@ def test_half_of_a_startup_packet(victim):
     victim.settled()
 
 
+@contextmanager
+def many_files(wanted):
+    """This process, and not what it has started, may have so many open; a shell begins with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.parametrize("says", ["nothing", "who it is"])
 def test_a_flood_of_connections(primary, work, says):
     """A thousand connections, against --max-connections 20: no more threads than that and some, those who stream stream on, and when the flood
     is over newcomers are served again.  While it lasts they may be refused, as by a server whose max_connections are used up."""
-    with Victim(primary, work, "--max-connections", "20") as victim:
+    with Victim(primary, work, "--max-connections", "20") as victim, many_files(2000):
         refused = 0
         with ExitStack() as stack:
             for _ in range(1000):

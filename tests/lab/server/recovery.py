@@ -114,7 +114,7 @@ def stock_replay(backup, wal, data_dir, final_checkpoint, fixture=None, progress
     the archive has it, and with consistency images it is several gigabytes.
     """
     server = prepare(backup, wal, data_dir, fixture, target=("lsn", final_checkpoint), action="shutdown")
-    return finish_stock(server, final_checkpoint, progress, **{"wal_recycle": "off", "max_wal_size": "1GB", **settings})
+    return finish_stock(server, final_checkpoint, progress, **{"wal_recycle": "off", "wal_keep_size": "0", "max_wal_size": "1GB", **settings})
 
 
 def finish_stock(server, final_checkpoint, progress=None, timeout=1800, **settings):
