@@ -159,8 +159,10 @@ void
 GiveDecodedRoom(XLogReaderState *reader, Size size)
 {
 	static char *previous = NULL;
+	static XLogRecPtr caller = InvalidXLogRecPtr;
 
-	if (previous != NULL)
+	/* The main loop looks at its record once more behind its redo, also where this is called twice in that. */
+	if (previous != NULL && reader->record->lsn != caller)
 	{
 		pfree(previous);
 		previous = NULL;
@@ -199,7 +201,10 @@ GiveDecodedRoom(XLogReaderState *reader, Size size)
 		reader->record = reader->decode_queue_head = reader->decode_queue_tail = copy;
 	}
 	if (reader->free_decode_buffer)
+	{
 		previous = reader->decode_buffer;
+		caller = reader->record->lsn;
+	}
 	reader->decode_buffer = reader->decode_buffer_head = reader->decode_buffer_tail = decode_buffer;
 	reader->decode_buffer_size = size;
 	reader->free_decode_buffer = false;
