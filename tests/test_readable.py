@@ -5,12 +5,15 @@ WALRIDER_READABLE_ROUNDS say so (`make soak-readable`).  `make planted-readable`
 """
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from tests.lab import extension, install
+from tests.lab.loads import stress
 from tests.lab.oracle.compare import compare
 from tests.lab.seed import seed
+from tests.lab.server.cluster import PgCluster
 from tests.lab.standby import readable, standby, watched
 from tests.lab.standby.readable import CATCH_UP, EARLY
 from tests.lab.waiting import wait_for
@@ -36,6 +39,35 @@ def test_the_same_pages_where_changes_are_left(plain, work):
     extension.build(install.major(), cflags="-DWALRIDER_BREAK=100", into=library)
     server = readable.same_pages(plain, work, shared_preload_libraries=library)
     assert readable.summary(server)["partial"] > 10
+
+
+def test_the_same_pages_of_the_stress(work, rng):
+    """Crashes, long records, DDL and every access method, with settings of the primary by the seed.
+    Not tried: a standby that is read meanwhile (`test_readers`), and more than one seed."""
+    def proof(directory, info, rng, note):
+        fixture = SimpleNamespace(directory=directory, backup=directory / "backup", archive=directory / "archive", info=info)
+        workers = rng.choice([0, 1, 3])
+        server = readable.same_pages(fixture, work, **{"walrider.redo_slice": rng.choice([64, 4000, 8192]), "walrider.redo_workers": workers})
+        assert readable.summary(server)["early"] > 1000
+        return {}
+    stress.run_round(work, rng.randrange(10**6), SECONDS, proof=proof)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_large_segments(work, workers):
+    """A base backup ends with a switch, and early redo begins behind it: 64 MB further, where more WAL is decoded ahead than at first.
+    The buffer of the record that was replayed, the switch, was freed too early, and the startup process ended by signal 11:
+    the main loop looks at its record once more.  A buffer as large as here goes back to the system at once."""
+    with PgCluster.init(work / "primary", work / "archive", wal_segsize_mb=64).start() as primary:
+        primary.psql("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        primary.basebackup(work / "backup")
+        primary.psql("INSERT INTO t SELECT i, 'a' FROM generate_series(1, 20000) i; UPDATE t SET v = 'b' WHERE id % 2 = 0")
+        primary.stop()
+        primary.complete_archive()
+        info = {"final_checkpoint": primary.controldata()["Latest checkpoint location"]}
+    fixture = SimpleNamespace(directory=work, backup=work / "backup", archive=work / "archive", info=info)
+    server = readable.same_pages(fixture, work, wal_decode_buffer_size="64MB", **{"walrider.redo_workers": workers})
+    assert readable.summary(server)["early"] > 20000
 
 
 def test_much_wal_that_has_to_wait(plain, work):

@@ -137,12 +137,6 @@ AskForPages(Slice *slice)
 	}
 }
 
-static bool
-IsToBeVisited(const SlicePage *page, bool index)
-{
-	return page->next != 0 && page->index == index && !page->held;
-}
-
 /*
  * Guess where pages are that are visited next.  Each would wait for memory
  * three times: it is asked for in three passes over all of them.

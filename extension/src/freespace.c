@@ -23,14 +23,14 @@
 static Buffer leaves[64];
 
 static Buffer
-LookUpBuffer(const BufferTag *tag)
+LookUpBuffer(BufferTag *tag)
 {
-	uint32		hash = BufTableHashCode(unconstify(BufferTag *, tag));
+	uint32		hash = BufTableHashCode(tag);
 	LWLock	   *lock = BufMappingPartitionLock(hash);
 	int			id;
 
 	LWLockAcquire(lock, LW_SHARED);
-	id = BufTableLookup(unconstify(BufferTag *, tag), hash);
+	id = BufTableLookup(tag, hash);
 	LWLockRelease(lock);
 	return id < 0 ? InvalidBuffer : id + 1;
 }
@@ -54,24 +54,24 @@ static bool
 RecordInLeaf(const SlicePage *page, Size free_bytes)
 {
 	Buffer		leaf = FindLeaf(page, walrider_free_space_block(page->blkno));
-	int			result = WALRIDER_REDO_REFUSED;
+	int			result;
 
 	if (!BufferIsValid(leaf))
 		return false;
 	LockBuffer(leaf, BUFFER_LOCK_EXCLUSIVE);
-	if (!PageIsNew(BufferGetPage(leaf)))
-		result = walrider_record_free_space((uint8_t *) BufferGetPage(leaf), page->blkno, free_bytes);
+	result = walrider_record_free_space((uint8_t *) BufferGetPage(leaf), page->blkno, free_bytes);
 	if (result == WALRIDER_REDO_CHANGED)
 		MarkBufferDirty(leaf);
 	UnlockReleaseBuffer(leaf);
 	return result >= 0;
 }
 
-/* Behind a visit. */
+/* Behind a visit; -1: nothing to tell. */
 void
-TellFreeSpace(SlicePage *page, Size free_bytes)
+TellFreeSpace(SlicePage *page, int64 free_bytes)
 {
-	page->free_bytes = RecordInLeaf(page, free_bytes) ? -1 : (int) free_bytes;
+	if (free_bytes >= 0 && page->forknum == MAIN_FORKNUM && !page->index)
+		page->free_bytes = RecordInLeaf(page, free_bytes) ? -1 : (int) free_bytes;
 }
 
 /* What is still to be told, by the startup process. */

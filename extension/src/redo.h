@@ -244,6 +244,7 @@ extern bool EntryWaits(const Slice *slice, const DecodedXLogRecord *decoded, uin
 
 /* visit.c */
 extern void VisitPage(Slice *slice, SlicePage *page, SliceIndex walked);
+extern bool IsToBeVisited(const SlicePage *page, bool index);
 extern void VisitPages(Slice *slice, SliceIndex first, SliceIndex last, bool index);
 extern void VisitHeld(Slice *slice);
 extern void FindLeft(Slice *slice);
@@ -251,7 +252,7 @@ extern void LeavePages(Slice *slice, SliceIndex first, SliceIndex last);
 extern void FinishChange(Slice *slice, Change *change);
 
 /* freespace.c */
-extern void TellFreeSpace(SlicePage *page, Size free_bytes);
+extern void TellFreeSpace(SlicePage *page, int64 free_bytes);
 extern void RecordFreeSpace(SlicePage *page);
 
 /* workers.c */

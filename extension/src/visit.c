@@ -231,8 +231,13 @@ VisitPage(Slice *slice, SlicePage *page, SliceIndex walked)
 		HeapBlockWaits(slice, page->blkno);
 	if (left && page->forknum == VISIBILITYMAP_FORKNUM)
 		AllHeapBlocksWait(slice);
-	if (free_bytes >= 0 && page->forknum == MAIN_FORKNUM && !page->index)
-		TellFreeSpace(page, free_bytes);
+	TellFreeSpace(page, free_bytes);
+}
+
+bool
+IsToBeVisited(const SlicePage *page, bool index)
+{
+	return page->next != 0 && page->index == index && !page->held;
 }
 
 /* Of some pages of the slice, those of indexes, or the others. */
@@ -244,7 +249,7 @@ VisitPages(Slice *slice, SliceIndex first, SliceIndex last, bool index)
 	{
 		SlicePage  *page = &slice->pages[i];
 
-		if (page->next == 0 || page->index != index || page->held)
+		if (!IsToBeVisited(page, index))
 			continue;
 		VisitPage(slice, page, 0);
 		if (page->next != 0 || page->free_bytes >= 0)
@@ -338,7 +343,6 @@ FinishChange(Slice *slice, Change *change)
 
 	ChangeIsDone(slice, change);
 	page->next = change->next;
-	if (free_bytes >= 0 && page->forknum == MAIN_FORKNUM && !page->index)
-		TellFreeSpace(page, free_bytes);
+	TellFreeSpace(page, free_bytes);
 	RecordFreeSpace(page);
 }

@@ -116,7 +116,7 @@ class Round:
         if os.environ.get("WALRIDER_VERBOSE") == "1":
             print(self.log[-1], file=sys.stderr)
 
-    def run(self):
+    def run(self, proof):
         """All of it; returns what was counted."""
         self.directory.mkdir(parents=True)
         conf = ALWAYS + "".join(f"{name} = '{value}'\n" for name, value in self.environment["settings"].items())
@@ -130,7 +130,7 @@ class Round:
             info = self.finish()
         finally:
             self.server.kill()
-        return prove(self.directory, info, self.rng, self.note)
+        return proof(self.directory, info, self.rng, self.note)
 
     def prepare(self):
         """Tables with some rows, in two databases; perhaps the backup."""
@@ -349,12 +349,12 @@ def keep(directory, number_of_kept=3):
     return target
 
 
-def run_round(parent, seed, seconds, methods=METHODS):
-    """One round; a failure tells the seed and where its WAL is."""
+def run_round(parent, seed, seconds, methods=METHODS, proof=prove):
+    """One round, and the proof of it; a failure tells the seed and where its WAL is."""
     directory = Path(parent) / f"seed-{seed}"
     this = Round(directory, seed, seconds, methods)
     try:
-        counts = this.run()
+        counts = this.run(proof)
         expected = stress_checks.expected(this.methods) - (set() if this.kills_in_gist else {"Gist/DELETE"})
     except BaseException as error:
         said = "\n".join(this.log)

@@ -19,8 +19,8 @@ from tests.lab.trash import throw_away
 
 REPLAY_SETTINGS = dict(hot_standby="off", shared_buffers="1GB", fsync="off", archive_mode="off",
                        max_wal_size="64GB", checkpoint_timeout="1h", bgwriter_lru_maxpages="0")
-# A hot standby needs at least what the load's parameter change set on the primary (CheckRequiredParameterValues).
-SERVE_SETTINGS = dict(fsync="off", max_connections="80", max_worker_processes="10", max_prepared_transactions="30",
+# A hot standby needs at least what the loads, one of them by a parameter change, set on the primary (CheckRequiredParameterValues).
+SERVE_SETTINGS = dict(fsync="off", max_connections="80", max_worker_processes="10", max_prepared_transactions="60",
                       autovacuum="off")
 
 

@@ -84,7 +84,7 @@ def replication(server, name=NAME):
 
 
 def asked(server, name):
-    """The same; None, too, if the server is a standby and gave the question up because it was in replay's way."""
+    """As `replication`; None, too, if the server is itself a standby, and cancelled the question because it was in replay's way."""
     try:
         return replication(server, name)
     except ServerError as error:
@@ -98,7 +98,7 @@ def wait_streaming(server, name=NAME, timeout=60):
     def streams():
         row = asked(server, name)
         return row if row and row["state"] == "streaming" else None
-    return wait_for(streams, lambda: f"{name} streams: {replication(server, name)}", timeout)
+    return wait_for(streams, lambda: f"{name} streams: {asked(server, name)}", timeout)
 
 
 def wait_position(server, lsn=None, stage="replay", name=NAME, timeout=60):
@@ -108,7 +108,7 @@ def wait_position(server, lsn=None, stage="replay", name=NAME, timeout=60):
     def is_there():
         row = asked(server, name)
         return row and row[f"{stage}_lsn"] and parse_lsn(row[f"{stage}_lsn"]) >= lsn
-    wait_for(is_there, lambda: f"{stage} {format_lsn(lsn)}: {replication(server, name)}", timeout)
+    wait_for(is_there, lambda: f"{stage} {format_lsn(lsn)}: {asked(server, name)}", timeout)
     return format_lsn(lsn)
 
 
