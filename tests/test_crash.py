@@ -3,11 +3,37 @@
 import os
 import time
 
+import pytest
+
+from tests.conftest import Fixture
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
+from tests.lab.server.cluster import PgCluster, controldata
 from tests.lab.walrider import replay, start
 
 ROUNDS = int(os.environ.get("WALRIDER_CRASH_ROUNDS", "5"))
+ROWS = 150_000      # 30 MB: the first batch has 16 MB of WAL.
+BLOCK = 8192
+
+
+@pytest.fixture(scope="module")
+def passes(scratch):
+    """VACUUM passes over a table and leaves images, CREATE INDEX makes some; then all pages of the table change, without images."""
+    directory = scratch / "passes"
+    with PgCluster.init(directory / "primary", directory / "archive", conf="autovacuum = off\nmax_wal_size = 4GB\n") as server:
+        server.start()
+        server.psql(f"CREATE TABLE old AS SELECT g AS id, md5(g::text) || repeat('o', 150) AS t FROM generate_series(1, {ROWS}) g")
+        server.basebackup(directory / "backup")
+        for command in ("VACUUM (FREEZE) old", "CREATE INDEX ON old (t)", "CREATE INDEX ON old (id)",
+                        "UPDATE old SET id = -id WHERE id % 20 = 0", "DELETE FROM old WHERE id % 20 = 1", "VACUUM old"):
+            server.psql(command)
+        file = server.psql("SELECT pg_relation_filepath('old')")[0][0]
+        server.stop()
+    server.complete_archive()
+    info = {"final_checkpoint": controldata(server.data_dir)["Latest checkpoint location"], "file": file}
+    fixture = Fixture(directory, info, directory / "stock")
+    recovery.stock_replay(fixture.backup, fixture.archive, fixture.stock, info["final_checkpoint"])
+    return fixture
 
 
 def kill_after(fixture, data_dir, seconds, options=()):
@@ -21,32 +47,33 @@ def kill_after(fixture, data_dir, seconds, options=()):
     return alive
 
 
-def test_killed_and_continued(plain, work, rng):
+@pytest.mark.parametrize("variant", ["plain", "passes"], indirect=True)
+def test_killed_and_continued(variant, work, rng):
     """Rounds of one to three kills at random moments; every fourth round is finished by stock.
 
     Half of the time memory is short, so that pages are written all the time.
     """
-    whole = plain.copy(work / "whole")
+    whole = variant.copy(work / "whole")
     begun = time.monotonic()
-    replay(whole, plain.archive).expect()
+    replay(whole, variant.archive).expect()
     full_seconds = time.monotonic() - begun
     recovery.discard(whole)
     at_work = 0
     for number in range(ROUNDS):
-        ours = plain.copy(work / f"round{number}")
+        ours = variant.copy(work / f"round{number}")
         moments = [rng.uniform(0, full_seconds) for _ in range(rng.choice([1, 1, 2, 3]))]
         options = [rng.choice([(), ("--memory", "16MB")]) for _ in moments]
-        killed = [kill_after(plain, ours, *kill) for kill in zip(moments, options)]
+        killed = [kill_after(variant, ours, *kill) for kill in zip(moments, options)]
         at_work += sum(killed)
         if not killed[0]:       # the machine was busier when we measured
             full_seconds *= 0.8
         try:
             if number % 4 == 3:
-                recovery.take_over(ours, plain.archive, plain.info["final_checkpoint"])
+                recovery.take_over(ours, variant.archive, variant.info["final_checkpoint"])
             else:
-                replay(ours, plain.archive).expect()
+                replay(ours, variant.archive).expect()
                 recovery.pin_tablespaces(ours)
-            compare(ours, plain.stock)
+            compare(ours, variant.stock)
         except Exception as error:
             raise AssertionError(f"round {number}, killed after {moments} s of {full_seconds:.3f}, {options}: {error}") from error
         recovery.discard(ours)
@@ -60,3 +87,19 @@ def test_a_killed_run_keeps_stock_away_or_consistent(plain, work):
     kill_after(plain, ours, 0.2, ("--memory", "16MB"))
     recovery.take_over(ours, plain.archive, plain.info["final_checkpoint"])
     compare(ours, plain.stock)
+
+
+def test_what_was_passed_over_is_written(passes, work):
+    """Pages of the table are written twice: when VACUUM has passed over them, and in the end. A power cut is not tried here: they are
+    written in the way in which others make room (test_powercut.py)."""
+    ours = passes.copy(work / "ours")
+    done = replay(ours, passes.archive).expect().json
+    recovery.pin_tablespaces(ours)
+    compare(ours, passes.stock)
+
+    def changed(path):
+        before, after = [file.read_bytes() if file.exists() else b"" for file in (passes.backup / path.relative_to(ours), path)]
+        return sum(before[at:at + BLOCK] != after[at:at + BLOCK] for at in range(0, len(after), BLOCK))
+    in_the_end = sum(changed(path) for path in (ours / "base").glob("*/*") if path.name[0].isdigit())
+    table = changed(ours / passes.info["file"])
+    assert table > 3000 and done["pages_written"] > in_the_end + table // 2, (done["pages_written"], in_the_end, table)

@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::num::NonZeroU64;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::Errno;
@@ -19,7 +19,7 @@ use walrider_layout::{
 
 use crate::DataDirError;
 use crate::descriptors::shares;
-use crate::sync::start_writeback;
+use crate::sync::{Writeback, start_writeback};
 
 /// Pages in one system call (`IOV_MAX` is 1,024).
 pub const MAX_RUN: usize = 256;
@@ -144,6 +144,7 @@ pub struct RelationFiles {
     made: Mutex<Made>,
     /// Tablespaces whose file systems cannot write around the system's cache.
     no_direct: Mutex<HashSet<Oid>>,
+    writeback: OnceLock<Writeback>,
 }
 
 impl RelationFiles {
@@ -159,6 +160,7 @@ impl RelationFiles {
             unsynced: Mutex::default(),
             made: Mutex::default(),
             no_direct: Mutex::default(),
+            writeback: OnceLock::new(),
         }
     }
 
@@ -466,6 +468,13 @@ impl RelationFiles {
     pub fn start_writeback(&self, file: SegmentFile) {
         if let Ok(Some(open)) = self.open(file, false) {
             start_writeback(&open);
+        }
+    }
+
+    /// The same beside all else: where the device has enough to do, the system waits for it.
+    pub fn start_writeback_aside(&self, file: SegmentFile) {
+        if let Ok(Some(open)) = self.open(file, false) {
+            self.writeback.get_or_init(Writeback::start).begin(open);
         }
     }
 

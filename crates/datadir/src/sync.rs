@@ -9,7 +9,9 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 use rayon::prelude::*;
@@ -72,6 +74,30 @@ pub fn start_writeback(file: &File) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = file;
+}
+
+/// A thread that lets the system begin to write files: where a device has enough to do, that waits for it.
+#[derive(Debug)]
+pub(crate) struct Writeback(Option<SyncSender<Arc<File>>>);
+
+impl Writeback {
+    /// Most files that wait for it, each of them open.
+    const MOST_WAITING: usize = 16;
+
+    /// Starts the thread, which ends with this.
+    pub fn start() -> Writeback {
+        let (sender, receiver) = sync_channel::<Arc<File>>(Writeback::MOST_WAITING);
+        let work = move || receiver.into_iter().for_each(|file| start_writeback(&file));
+        // Without it, and where too many wait, the system begins when it likes.
+        Writeback(thread::Builder::new().name("writeback".to_owned()).spawn(work).ok().map(|_| sender))
+    }
+
+    /// Has the thread do so.
+    pub fn begin(&self, file: Arc<File>) {
+        if let Some(sender) = &self.0 {
+            let _ = sender.try_send(file);
+        }
+    }
 }
 
 /// Copies files, side by side; the system has begun to write the copies on return.

@@ -43,6 +43,9 @@ const WRITE: usize = 8;
 /// Most pages of a file that one thread writes before the device is told: 32 MB.
 const WRITTEN_AT_ONCE: usize = 4096;
 
+/// Fewest pages that a batch writes because something has passed over them: 8 MB. Who keeps up has fewer, and better writes them later.
+const WORTH_WRITING: usize = 1024;
+
 /// Whether it is not worth while to share the work on a batch.
 pub fn is_small(parts: &[Part<'_>]) -> bool {
     parts.iter().map(|part| part.upto - part.from).sum::<u32>() <= SMALL_BATCH
@@ -190,26 +193,27 @@ impl<'a> Pages<'a> {
     pub fn write_all(&mut self) -> Result<u64, ReplayError> {
         let (partitions, shared, _) = self.split();
         let ready = partitions.par_iter_mut().with_max_len(1).enumerate().flat_map_iter(|(number, partition)| {
-            partition.ready_to_write(&shared).into_iter().map(move |(key, frame)| (key, number, frame))
+            let ready = partition.ready_to_write(partition.all_dirty(), &shared);
+            ready.into_iter().map(move |(key, frame)| (key, number, frame))
         });
-        let mut dirty: Vec<(PageKey, usize, u32)> = ready.collect();
-        dirty.par_sort_unstable();
-        let page = |&(_, partition, frame): &(PageKey, usize, u32)| partitions[partition].frame(frame);
-        let of_file = |(key, ..): &(PageKey, usize, u32)| (key.fork(), key.block() / RELSEG_SIZE);
-        let chunks: Vec<_> =
-            dirty.chunk_by(|a, b| of_file(a) == of_file(b)).flat_map(|file| file.chunks(WRITTEN_AT_ONCE)).collect();
-        chunks.into_par_iter().with_max_len(1).try_for_each(|chunk| {
-            let fork = shared.rels.fork(chunk[0].0.fork());
-            for run in chunk.chunk_by(|a, b| b.0.block() == a.0.block() + 1).flat_map(|run| run.chunks(WRITE)) {
-                let mut buffers: Vec<_> = run.iter().map(|ready| IoSlice::new(page(ready))).collect();
-                shared.files.write(fork.rel, fork.fork, run[0].0.block(), &mut buffers)?;
-            }
-            let segment = chunk[0].0.block() / RELSEG_SIZE;
-            shared.files.start_writeback(SegmentFile { rel: fork.rel, fork: fork.fork, segment });
-            Ok::<_, ReplayError>(())
-        })?;
+        let written = write(ready.collect(), partitions, &shared, |file| shared.files.start_writeback(file))?;
         partitions.iter_mut().for_each(Partition::all_written);
-        Ok(dirty.len() as u64)
+        Ok(written)
+    }
+
+    /// Writes pages that something has passed over, in these slots of each partition, and takes them out of memory: it will not come back to them soon, and
+    /// the device has something to do meanwhile. Returns how many.
+    fn write_passed_over(&mut self, slots: Vec<Vec<u32>>) -> Result<u64, ReplayError> {
+        let (partitions, shared, _) = self.split();
+        let ready = partitions.par_iter_mut().zip(&slots).enumerate().flat_map_iter(|(number, (partition, slots))| {
+            let ready = partition.ready_to_write(slots.clone(), &shared);
+            ready.into_iter().map(move |(key, frame)| (key, number, frame))
+        });
+        let written = write(ready.collect(), partitions, &shared, |file| shared.files.start_writeback_aside(file))?;
+        for (partition, slots) in partitions.iter_mut().zip(slots) {
+            slots.into_iter().for_each(|slot| partition.release(slot));
+        }
+        Ok(written)
     }
 
     /// Writes upper levels of free space maps that have changed.
@@ -271,7 +275,7 @@ impl<'a> Pages<'a> {
             self.is_short = true;
         }
         let (partitions, shared, _) = self.split();
-        let reports = each(partitions.iter_mut().collect(), small, |partition| {
+        let mut reports = each(partitions.iter_mut().collect(), small, |partition| {
             let (started, mut report) =
                 (Instant::now(), Report { stages: Some(stats.stages.clone()), ..Report::default() });
             partition.work(parts, &shared, quota, &mut report);
@@ -287,7 +291,8 @@ impl<'a> Pages<'a> {
             self.visits.note(self.visited(), began.elapsed());
         }
         stats.apply_longest += reports.iter().map(|report| report.took).max().unwrap_or_default();
-        let _fsm = stats.stages.enter(Stage::Fsm);
+        let passed_over = reports.iter_mut().map(|report| std::mem::take(&mut report.passed_over)).collect::<Vec<_>>();
+        let fsm = stats.stages.enter(Stage::Fsm);
         let mut fsm_ops: Vec<Vec<FsmOp>> = vec![Vec::new(); PARTITIONS];
         registered_fsm_ops(parts, &mut fsm_ops);
         self.take_reports(reports, &mut fsm_ops, stats)?;
@@ -300,7 +305,14 @@ impl<'a> Pages<'a> {
             partition.apply_fsm(batch, ops, parts, &shared, &mut report);
             report
         });
-        self.take_reports(reports, &mut fsm_ops, stats)
+        self.take_reports(reports, &mut fsm_ops, stats)?;
+        drop(fsm);
+        if passed_over.iter().map(Vec::len).sum::<usize>() >= WORTH_WRITING {
+            let _write = stats.stages.enter(Stage::Write);
+            recovery.ensure_min_recovery_point(end)?;
+            stats.pages_written += self.write_passed_over(passed_over)?;
+        }
+        Ok(())
     }
 
     /// Whether a batch that has `parts`, of `wal` bytes, is worth being made larger than memory: its pages do not fit, or those
@@ -399,6 +411,31 @@ impl<'a> Pages<'a> {
         }
         Ok(())
     }
+}
+
+/// Writes pages in these frames of these partitions, file by file; `begin` hears of each file that the device can begin with. Returns how
+/// many.
+fn write(
+    mut ready: Vec<(PageKey, usize, u32)>,
+    partitions: &[Partition],
+    shared: &Shared<'_>,
+    begin: impl Fn(SegmentFile) + Sync,
+) -> Result<u64, ReplayError> {
+    ready.par_sort_unstable();
+    let page = |&(_, partition, frame): &(PageKey, usize, u32)| partitions[partition].frame(frame);
+    let of_file = |(key, ..): &(PageKey, usize, u32)| (key.fork(), key.block() / RELSEG_SIZE);
+    let chunks: Vec<_> =
+        ready.chunk_by(|a, b| of_file(a) == of_file(b)).flat_map(|file| file.chunks(WRITTEN_AT_ONCE)).collect();
+    chunks.into_par_iter().with_max_len(1).try_for_each(|chunk| {
+        let fork = shared.rels.fork(chunk[0].0.fork());
+        for run in chunk.chunk_by(|a, b| b.0.block() == a.0.block() + 1).flat_map(|run| run.chunks(WRITE)) {
+            let mut buffers: Vec<_> = run.iter().map(|ready| IoSlice::new(page(ready))).collect();
+            shared.files.write(fork.rel, fork.fork, run[0].0.block(), &mut buffers)?;
+        }
+        begin(SegmentFile { rel: fork.rel, fork: fork.fork, segment: chunk[0].0.block() / RELSEG_SIZE });
+        Ok::<_, ReplayError>(())
+    })?;
+    Ok(ready.len() as u64)
 }
 
 /// Changes of free space maps that records name themselves.

@@ -17,8 +17,8 @@ use std::time::Duration;
 pub use cache::known_blocks;
 use rustc_hash::FxHashMap;
 use walrider_datadir::relation::RelationFiles;
-use walrider_layout::Lsn;
 use walrider_layout::bytes::prefetch;
+use walrider_layout::{Lsn, Major};
 use walrider_redo::{Change, Effects, Env, FreeSpace, Outcome, RedoError, Target, fsm, mask, redo_block, vm};
 use walrider_wal::decode::Place;
 use walrider_wal::record::Record;
@@ -27,7 +27,7 @@ use crate::cuts::ForkCuts;
 use crate::error::{RedoFailure, ReplayError};
 use crate::frames::Frames;
 use crate::plan::{PageOp, Planned};
-use crate::rels::{PageKey, RelFork, RelTable};
+use crate::rels::{NEIGHBOURS, PageKey, RelFork, RelTable};
 use crate::stages::Stages;
 
 /// What all partitions share while a batch is worked on.
@@ -130,6 +130,8 @@ pub struct Report {
     pub upper: Vec<u8>,
     /// Forks that have become longer.
     pub grown: Vec<u32>,
+    /// Slots of pages that something has passed over ([`Partition::passed_over`]).
+    pub passed_over: Vec<u32>,
     /// Pages that a record expected and that did not exist or were all zeros.
     pub invalid: Vec<PageKey>,
     /// Images compared.
@@ -209,6 +211,9 @@ impl LastFreeSpace<'_> {
 /// the page.
 const BURST: u64 = 64 << 10;
 
+/// What passes over neighbours has less WAL between them, in bytes: of eight images, and of what others do meanwhile.
+const PASS: u64 = 1 << 20;
+
 /// What some operations tell of those to come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
@@ -264,6 +269,13 @@ struct RunOp {
     part: u32,
     place: Place,
     change: Change,
+}
+
+impl RunOp {
+    /// Where it is in the batch: within a part of it, in bytes of its WAL.
+    fn at(self) -> u64 {
+        u64::from(self.part) << 32 | u64::from(self.place)
+    }
 }
 
 /// One partition: cached pages, and scratch space that is reused from batch to batch.
@@ -432,6 +444,35 @@ impl Partition {
             }
             chunk = next;
         }
+        if quota.is_none() {
+            report.passed_over = self.passed_over(parts, shared.settings.env.major);
+        }
+    }
+
+    /// The slots of pages of the batch that something has passed over, as VACUUM does, or CREATE INDEX. Of such a page there is an image, and
+    /// those of its neighbours are close to it in the WAL. Where many pages change at random, neighbours come far from each other.
+    fn passed_over(&self, parts: &[Part<'_>], major: Major) -> Vec<u32> {
+        let has_image = |op: &RunOp| {
+            let Change::Overwrite(id) = op.change else { return false };
+            let mut record = Record::empty(major);
+            read_record(&mut record, &parts[op.part as usize], op.place);
+            record.block(id).is_some_and(|block| block.image.is_some())
+        };
+        let ends = |&(_, slot): &(PageKey, u32)| {
+            let Slot { first, count, .. } = self.slots[slot as usize];
+            [first, first + count - 1].map(|at| self.runs[at as usize])
+        };
+        let is_passed_over = |pages: &&[(PageKey, u32)]| {
+            let (mut begin, mut end) = (u64::MAX, 0);
+            let is_near = |page| {
+                let [first, last]: [RunOp; 2] = ends(page);
+                (begin, end) = (begin.min(first.at()), end.max(last.at()));
+                matches!(first.change, Change::Overwrite(_)) && end - begin < PASS
+            };
+            pages.len() == NEIGHBOURS && pages.iter().all(is_near) && pages.iter().all(|page| has_image(&ends(page)[0]))
+        };
+        let neighbours = self.touched.chunk_by(|a, b| a.0.neighbours() == b.0.neighbours());
+        neighbours.filter(is_passed_over).flatten().map(|&(_, slot)| slot).collect()
     }
 
     /// Redoes the operations on the pages of `chunk`, places in `touched`.

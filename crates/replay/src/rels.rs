@@ -7,6 +7,9 @@ use std::sync::{Arc, OnceLock, RwLock};
 use rustc_hash::FxHashMap;
 use walrider_layout::{BlockNumber, ForkNumber, RelFileLocator};
 
+/// So many pages of a fork that lie side by side are of one partition.
+pub const NEIGHBOURS: usize = 8;
+
 /// A page: number of the fork of its relation, and block. Sorts in file order within a fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageKey(u64);
@@ -40,10 +43,14 @@ impl PageKey {
         PageKey(bits)
     }
 
-    /// Well spread bits. The lowest three bits of the block do not count, so that neighbours stay together and are
-    /// read and written in one go.
+    /// Which [`NEIGHBOURS`] it is one of.
+    pub fn neighbours(self) -> u64 {
+        self.0 / NEIGHBOURS as u64
+    }
+
+    /// Well spread bits, the same for neighbours, so that these stay together and are read and written in one go.
     pub fn spread(self) -> u64 {
-        (self.0 >> 3).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+        self.neighbours().wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 }
 

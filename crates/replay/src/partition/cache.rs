@@ -172,11 +172,15 @@ impl Partition {
         Ok(dirty.len() as u64)
     }
 
-    /// All dirty pages, which somebody is about to write, with their checksums, and their frames.
-    pub fn ready_to_write(&mut self, shared: &Shared<'_>) -> Vec<(PageKey, u32)> {
-        let dirty: Vec<u32> = self.dirty(|_| true).collect();
-        self.set_checksums(&dirty, shared);
-        dirty
+    /// All dirty pages.
+    pub fn all_dirty(&self) -> Vec<u32> {
+        self.dirty(|_| true).collect()
+    }
+
+    /// Pages in these slots, which somebody is about to write, with their checksums, and their frames.
+    pub fn ready_to_write(&mut self, slots: Vec<u32>, shared: &Shared<'_>) -> Vec<(PageKey, u32)> {
+        self.set_checksums(&slots, shared);
+        slots
             .into_iter()
             .map(|number| &self.slots[number as usize])
             .map(|slot| (slot.key, slot.frame.expect("it is dirty")))
@@ -302,7 +306,8 @@ impl Partition {
         slot.dirty = false;
     }
 
-    pub(super) fn release(&mut self, number: u32) {
+    /// Takes the page in a slot out of memory, without writing it.
+    pub fn release(&mut self, number: u32) {
         self.release_frame(number);
         let slot = &mut self.slots[number as usize];
         let known = self.index.remove(&slot.key);
