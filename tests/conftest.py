@@ -15,7 +15,7 @@ from tests.lab import install
 from tests.lab.loads import load, load_server
 from tests.lab.seed import seed
 from tests.lab.server import recovery, tools
-from tests.lab.server.cluster import PgCluster, copy_tree
+from tests.lab.server.cluster import PgCluster, controldata, copy_tree
 from tests.lab.standby import standby
 from tests.lab.trash import throw_away
 from tests.lab.walrider import binary
@@ -25,7 +25,7 @@ NEEDS_TLS = "test_standby_tls.py"
 # What tests run on: all on the first, those of `every_major` on the others as well.  WALRIDER_TEST_MAJOR names the only one.
 MAJORS = [chosen] if (chosen := os.environ.get("WALRIDER_TEST_MAJOR")) else sorted(install.MAJORS, reverse=True)
 # With pytest-xdist, tests that share one of these, or in a file one of those, go to the same worker, which makes it once.
-SHARED = ("plain", "mixed", "mixed_small")
+SHARED = ("plain", "mixed", "mixed_small", "passes")
 SHARED_IN_FILE = ("origin", "clusters", "archived", "repository", "catalogue", "unpacked", "many", "backup")
 # What takes longest begins first, so that no worker waits long for the last.
 FIRST = ("test_suites.py", "test_early_crash.py", "test_standby_bank.py", "test_stress.py", "plain", "mixed", "mixed_small", "rest")
@@ -229,6 +229,26 @@ def plain(scratch):
     best = install.compressions()[-1]
     return make(scratch / "plain", rows=3000, seconds=2,
                 settings=f"wal_compression = {best}\n" if best in ("lz4", "zstd") else "")
+
+
+@pytest.fixture(scope="session")
+def passes(scratch):
+    """VACUUM passes over a table, 30 MB, and leaves images, CREATE INDEX makes some; then all pages of the table change, without images."""
+    directory = scratch / "passes"
+    with PgCluster.init(directory / "primary", directory / "archive", conf="autovacuum = off\nmax_wal_size = 4GB\n") as server:
+        server.start()
+        server.psql(f"CREATE TABLE old AS SELECT g AS id, md5(g::text) || repeat('o', 150) AS t FROM generate_series(1, 150000) g")
+        server.basebackup(directory / "backup")
+        for command in ("VACUUM (FREEZE) old", "CREATE INDEX ON old (t)", "CREATE INDEX ON old (id)",
+                        "UPDATE old SET id = -id WHERE id % 20 = 0", "DELETE FROM old WHERE id % 20 = 1", "VACUUM old"):
+            server.psql(command)
+        file = server.psql("SELECT pg_relation_filepath('old')")[0][0]
+        server.stop()
+    server.complete_archive()
+    info = {"final_checkpoint": controldata(server.data_dir)["Latest checkpoint location"], "file": file}
+    fixture = Fixture(directory, info, directory / "stock")
+    recovery.stock_replay(fixture.backup, fixture.archive, fixture.stock, info["final_checkpoint"])
+    return fixture
 
 
 @pytest.fixture(params=["mixed", "mixed_small", "plain"])
