@@ -237,7 +237,7 @@ def passes(scratch):
     directory = scratch / "passes"
     with PgCluster.init(directory / "primary", directory / "archive", conf="autovacuum = off\nmax_wal_size = 4GB\n") as server:
         server.start()
-        server.psql(f"CREATE TABLE old AS SELECT g AS id, md5(g::text) || repeat('o', 150) AS t FROM generate_series(1, 150000) g")
+        server.psql("CREATE TABLE old AS SELECT g AS id, md5(g::text) || repeat('o', 150) AS t FROM generate_series(1, 150000) g")
         server.basebackup(directory / "backup")
         for command in ("VACUUM (FREEZE) old", "CREATE INDEX ON old (t)", "CREATE INDEX ON old (id)",
                         "UPDATE old SET id = -id WHERE id % 20 = 0", "DELETE FROM old WHERE id % 20 = 1", "VACUUM old"):
