@@ -43,7 +43,7 @@ const WRITE: usize = 8;
 /// Most pages of a file that one thread writes before the device is told: 32 MB.
 const WRITTEN_AT_ONCE: usize = 4096;
 
-/// Fewest pages that a batch writes because something has passed over them: 8 MB. Who keeps up has fewer, and better writes them later.
+/// Fewest pages that a batch writes because something has passed over them: 8 MB. Who keeps up has fewer.
 const WORTH_WRITING: usize = 1024;
 
 /// Whether it is not worth while to share the work on a batch.
@@ -192,26 +192,19 @@ impl<'a> Pages<'a> {
     /// When one cannot be written.
     pub fn write_all(&mut self) -> Result<u64, ReplayError> {
         let (partitions, shared, _) = self.split();
-        let ready = partitions.par_iter_mut().with_max_len(1).enumerate().flat_map_iter(|(number, partition)| {
-            let ready = partition.ready_to_write(partition.all_dirty(), &shared);
-            ready.into_iter().map(move |(key, frame)| (key, number, frame))
-        });
-        let written = write(ready.collect(), partitions, &shared, |file| shared.files.start_writeback(file))?;
+        let dirty: Vec<Vec<u32>> = partitions.par_iter().map(Partition::all_dirty).collect();
+        let written = write(partitions, &dirty, &shared, |file| shared.files.start_writeback(file))?;
         partitions.iter_mut().for_each(Partition::all_written);
         Ok(written)
     }
 
-    /// Writes pages that something has passed over, in these slots of each partition, and takes them out of memory: it will not come back to them soon, and
-    /// the device has something to do meanwhile. Returns how many.
-    fn write_passed_over(&mut self, slots: Vec<Vec<u32>>) -> Result<u64, ReplayError> {
+    /// Writes pages that something has passed over, in these slots of each partition, and takes them out of memory: it will not come
+    /// back to them soon, and the device has something to do meanwhile. Returns how many.
+    fn write_passed_over(&mut self, slots: &[Vec<u32>]) -> Result<u64, ReplayError> {
         let (partitions, shared, _) = self.split();
-        let ready = partitions.par_iter_mut().zip(&slots).enumerate().flat_map_iter(|(number, (partition, slots))| {
-            let ready = partition.ready_to_write(slots.clone(), &shared);
-            ready.into_iter().map(move |(key, frame)| (key, number, frame))
-        });
-        let written = write(ready.collect(), partitions, &shared, |file| shared.files.start_writeback_aside(file))?;
+        let written = write(partitions, slots, &shared, |file| shared.files.start_writeback_aside(file))?;
         for (partition, slots) in partitions.iter_mut().zip(slots) {
-            slots.into_iter().for_each(|slot| partition.release(slot));
+            slots.iter().for_each(|&slot| partition.release(slot));
         }
         Ok(written)
     }
@@ -310,7 +303,7 @@ impl<'a> Pages<'a> {
         if passed_over.iter().map(Vec::len).sum::<usize>() >= WORTH_WRITING {
             let _write = stats.stages.enter(Stage::Write);
             recovery.ensure_min_recovery_point(end)?;
-            stats.pages_written += self.write_passed_over(passed_over)?;
+            stats.pages_written += self.write_passed_over(&passed_over)?;
         }
         Ok(())
     }
@@ -413,14 +406,18 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// Writes pages in these frames of these partitions, file by file; `begin` hears of each file that the device can begin with. Returns how
-/// many.
+/// Writes pages in these slots of each partition, file by file; `begin` hears of each file that the device can begin with. Returns how many.
 fn write(
-    mut ready: Vec<(PageKey, usize, u32)>,
-    partitions: &[Partition],
+    partitions: &mut [Partition],
+    slots: &[Vec<u32>],
     shared: &Shared<'_>,
     begin: impl Fn(SegmentFile) + Sync,
 ) -> Result<u64, ReplayError> {
+    let of_each = partitions.par_iter_mut().zip(slots).with_max_len(1).enumerate();
+    let ready = of_each.flat_map_iter(|(number, (partition, slots))| {
+        partition.ready_to_write(slots, shared).into_iter().map(move |(key, frame)| (key, number, frame))
+    });
+    let mut ready: Vec<(PageKey, usize, u32)> = ready.collect();
     ready.par_sort_unstable();
     let page = |&(_, partition, frame): &(PageKey, usize, u32)| partitions[partition].frame(frame);
     let of_file = |(key, ..): &(PageKey, usize, u32)| (key.fork(), key.block() / RELSEG_SIZE);

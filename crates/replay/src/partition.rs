@@ -271,11 +271,9 @@ struct RunOp {
     change: Change,
 }
 
-impl RunOp {
-    /// Where it is in the batch: within a part of it, in bytes of its WAL.
-    fn at(self) -> u64 {
-        u64::from(self.part) << 32 | u64::from(self.place)
-    }
+/// Where a record is in a batch: within a part of it, in bytes of its WAL.
+fn position(part: u32, place: Place) -> u64 {
+    u64::from(part) << 32 | u64::from(place)
 }
 
 /// One partition: cached pages, and scratch space that is reused from batch to batch.
@@ -403,9 +401,9 @@ impl Partition {
     pub fn sample(&self, parts: &[Part<'_>], number: usize) -> Sample {
         let mut last: FxHashMap<PageKey, u64> = FxHashMap::default();
         let mut sample = Sample::default();
-        for (nth, part) in (0u64..).zip(parts) {
+        for (nth, part) in (0..).zip(parts) {
             for op in part.cut(&part.planned.plan.ops[number]) {
-                let at = nth << 32 | u64::from(op.place);
+                let at = position(nth, op.place);
                 match last.insert(op.key, at) {
                     Some(before) if at - before < BURST => {}
                     Some(_) => sample.visits += 1,
@@ -449,8 +447,8 @@ impl Partition {
         }
     }
 
-    /// The slots of pages of the batch that something has passed over, as VACUUM does, or CREATE INDEX. Of such a page there is an image, and
-    /// those of its neighbours are close to it in the WAL. Where many pages change at random, neighbours come far from each other.
+    /// The slots of pages of the batch that something has passed over, as VACUUM does, or CREATE INDEX. Of such a page there is an
+    /// image, close to those of its neighbours in the WAL. Where pages change at random, neighbours come far from each other.
     fn passed_over(&self, parts: &[Part<'_>], major: Major) -> Vec<u32> {
         let has_image = |op: &RunOp| {
             let Change::Overwrite(id) = op.change else { return false };
@@ -466,7 +464,7 @@ impl Partition {
             let (mut begin, mut end) = (u64::MAX, 0);
             let is_near = |page| {
                 let [first, last]: [RunOp; 2] = ends(page);
-                (begin, end) = (begin.min(first.at()), end.max(last.at()));
+                (begin, end) = (begin.min(position(first.part, first.place)), end.max(position(last.part, last.place)));
                 matches!(first.change, Change::Overwrite(_)) && end - begin < PASS
             };
             pages.len() == NEIGHBOURS && pages.iter().all(is_near) && pages.iter().all(|page| has_image(&ends(page)[0]))

@@ -178,11 +178,11 @@ impl Partition {
     }
 
     /// Pages in these slots, which somebody is about to write, with their checksums, and their frames.
-    pub fn ready_to_write(&mut self, slots: Vec<u32>, shared: &Shared<'_>) -> Vec<(PageKey, u32)> {
-        self.set_checksums(&slots, shared);
+    pub fn ready_to_write(&mut self, slots: &[u32], shared: &Shared<'_>) -> Vec<(PageKey, u32)> {
+        self.set_checksums(slots, shared);
         slots
-            .into_iter()
-            .map(|number| &self.slots[number as usize])
+            .iter()
+            .map(|&number| &self.slots[number as usize])
             .map(|slot| (slot.key, slot.frame.expect("it is dirty")))
             .collect()
     }
