@@ -3,6 +3,7 @@
 Both start from a copy of the same base backup, with the WAL in its pg_wal.
 """
 
+import mmap
 import os
 import random
 import re
@@ -49,6 +50,17 @@ def drop_cache(directory):
             file = os.open(os.path.join(parent, name), os.O_RDONLY)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(file)
+
+
+def touch_memory(size):
+    """Use so many bytes of memory, at most what is free, and give them back, so that what runs next gets memory that is there.
+
+    The host of a virtual machine may take back what its guest does not use for some seconds.  The first touch then costs several times as
+    much, and what a side pays would depend on what the side before it left."""
+    free = re.search(r"MemFree:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    pages = min(size, (int(free[1]) << 10) * 9 // 10) // mmap.PAGESIZE
+    with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
+        memory[::mmap.PAGESIZE] = b"\1" * pages
 
 
 def _io():

@@ -34,7 +34,7 @@ from tests.lab.standby.readers import Crowd
 
 from .device import Volume
 from .loads import LOADS, REGRESSION, make, make_regression
-from .measure import MB, link_wal
+from .measure import MB, link_wal, touch_memory
 from .replay import FIXTURES, SMOKE_SIZE, commit, machine, nameless
 
 EARLY = {"shared_preload_libraries": "walrider", "walrider.early_redo": "on"}
@@ -135,6 +135,8 @@ def rounds(name, fixture, info, args, volume):
             link_wal(fixture, server.data_dir)
             servers[side] = server
             volume.forget()
+            # The directory's files in the system's cache, and in shared buffers; WAL.
+            touch_memory(2 * (info["data_bytes"] + info["wal_bytes"]))
             volume.limit(microseconds=args.delay)
             try:
                 with busy(args.busy):
