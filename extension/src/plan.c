@@ -14,16 +14,22 @@
  */
 #include "postgres.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "access/heapam_xlog.h"
 #include "access/htup_details.h"
 #include "access/rmgr.h"
 #include "access/transam.h"
 #include "access/xact.h"
+#include "access/xlog_internal.h"
 #include "access/xlogutils.h"
 #include "catalog/pg_control.h"
 #include "common/hashfn.h"
 #include "port/pg_bitutils.h"
+#include "replication/walreceiver.h"
 #include "storage/bufmgr.h"
+#include "storage/fd.h"
 #include "storage/procarray.h"
 #include "storage/smgr.h"
 #include "storage/standbydefs.h"
@@ -562,6 +568,44 @@ PlanRecord(Slice *slice, SliceRecord *record, TransactionId *oldest)
 }
 
 /*
+ * Ask the kernel for the WAL of the next slices.  Its own reading ahead is by
+ * some 100 kB, and slices are decoded in bursts: each would wait for the disk,
+ * which has nothing to do in between.  No more than is there: the rest of a
+ * segment that is being received may be of an old one, and what follows one
+ * from an archive has not been asked for.
+ */
+static void
+AskForWal(XLogReaderState *reader)
+{
+#ifdef USE_POSIX_FADVISE
+	static XLogRecPtr asked = 0;
+	XLogRecPtr	next = reader->NextRecPtr;
+	XLogRecPtr	received = GetWalRcvFlushRecPtr(NULL, NULL);
+	XLogRecPtr	end = received > next ? received :
+		WalRcvStreaming() ? next : next - XLogSegmentOffset(next, wal_segment_size) + wal_segment_size;
+	XLogRecPtr	from = Max(asked, next);
+
+	end = Min(end, next + WAL_AHEAD);
+	while (reader->seg.ws_tli != 0 && from + LEAST_WAL_ASKED <= end)
+	{
+		uint32		offset = XLogSegmentOffset(from, wal_segment_size);
+		uint32		size = Min(end - from, wal_segment_size - offset);
+		XLogSegNo	segment;
+		char		path[MAXPGPATH];
+		int			file;
+
+		XLByteToSeg(from, segment, wal_segment_size);
+		XLogFilePath(path, reader->seg.ws_tli, segment, wal_segment_size);
+		if ((file = BasicOpenFile(path, O_RDONLY | PG_BINARY)) < 0)
+			return;				/* whoever reads it will say why */
+		(void) posix_fadvise(file, offset, size, POSIX_FADV_WILLNEED);
+		close(file);
+		asked = from = from + size;
+	}
+#endif
+}
+
+/*
  * Plan what follows a record, as far as it is there without waiting.  Returns
  * whether anything can go early.
  */
@@ -570,6 +614,7 @@ PlanSlice(Slice *slice, XLogReaderState *reader, DecodedXLogRecord *last)
 {
 	TransactionId oldest = InvalidTransactionId;
 
+	AskForWal(reader);
 	slice->generation++;
 	slice->nrecords = slice->nchanges = slice->npages = slice->nplanned = 0;
 	pg_atomic_write_u32(&slice->nlisted, 0);
