@@ -147,6 +147,16 @@ def test_memory_is_kept(work):
         assert server.value("SELECT count(*) FROM grows") == rows
 
 
+def test_relations_that_do_not_fit_come_for_images(passes, work):
+    """Most of the WAL is images: to put all of it apart took longer than to write the pages twice. Whether relations come before the end
+    depends on how quick the disk is; that it is asked, and the pages, do not. How long it takes is measured in docs/restore-speed.md."""
+    ours = work / "ours"
+    done = walrider("restore", "--backup", passes.backup, "--wal", passes.archive, "-D", ours, "--memory", "64MB").expect().json
+    assert done["write_bytes_per_second"] > 0 and done["unpacked_at_lsn"], done
+    recovery.pin_tablespaces(ours)
+    compare(ours, passes.stock)
+
+
 def test_to_a_target(archived, work):
     """With --promote it is a primary's; PostgreSQL starts, and has the rows of that moment."""
     result = archived.restore("tar", work / "ours", "--target-name", "half", "--promote").expect()

@@ -36,7 +36,7 @@ use crate::stages::Stage;
 use crate::startup::TEMPORARY_FILES;
 use crate::stats::Stats;
 use crate::target::RecoveryStop;
-use crate::worth::{QUICKEST, is_enough_apart};
+use crate::worth::{Changed, QUICKEST, is_enough_apart};
 
 /// Least time for a restartpoint between two batches.
 const LEAST_RESTARTPOINT_STEP: Duration = Duration::from_millis(2);
@@ -71,6 +71,8 @@ struct Spilling {
     /// The last of its records: where it begins, ends, and ends before what an `XLOG_SWITCH` leaves unused.
     last: Option<(Lsn, Lsn, Lsn)>,
     records: u64,
+    /// What that changes of relations of a backup, which are still to come.
+    changed: Changed,
 }
 
 /// What whoever watches the progress wants.
@@ -373,25 +375,38 @@ impl<'a> Engine<'a> {
                     Some(base) => Spill::of_base(&self.spill, base.bytes())?,
                     None => Spill::of_files(&self.spill)?,
                 };
-                Spilling { spill, batch: Batch::default(), took: Duration::ZERO, last: None, records: 0 }
+                Spilling {
+                    spill,
+                    batch: Batch::default(),
+                    took: Duration::ZERO,
+                    last: None,
+                    records: 0,
+                    changed: Changed::default(),
+                }
             }
         };
         spilling.batch = batch;
         let (spill_stage, started) = (self.stats.stages.enter(Stage::Spill), Instant::now());
         let parts = spilling.batch.parts(&self.feed.queue);
+        let changed_bytes = self.base.is_some().then(|| self.pages.changed_bytes(&parts));
         spilling.spill.take(&parts, self.pages.rels())?;
         drop((parts, spill_stage));
         spilling.took += started.elapsed();
+        let from = spilling.last.map_or(self.replayed, |(_, end, _)| end);
         self.feed.retire(&spilling.batch.upto, |stretch, last, records| {
             let Span { lsn, end } = stretch.span(last);
             spilling.last = Some((lsn, end, stretch.used(last).end));
             spilling.records += u64::from(records);
         });
-        self.stats.spilled_to = spilling.last.map(|(_, end, _)| end);
+        let to = spilling.last.map(|(_, end, _)| end);
+        if let (Some(bytes), Some(to)) = (changed_bytes, to) {
+            spilling.changed.note(bytes, to.0 - from.0);
+        }
+        self.stats.spilled_to = to;
         self.stats.spilled_bytes = self.stats.spilled_bytes.max(spilling.spill.file_used());
         let flow = progress(&self.stats, self.replayed);
         let ends = spilling.batch.ends || spilling.spill.is_full() || flow == Flow::Stop;
-        if ends || self.relations_had_better_come(spilling.took) {
+        if ends || self.relations_had_better_come(&spilling) {
             let stop = spilling.batch.stop.take();
             self.sweep(spilling)?;
             let flow = if flow == Flow::Stop { flow } else { progress(&self.stats, self.replayed) };
@@ -401,19 +416,23 @@ impl<'a> Engine<'a> {
         Ok(None)
     }
 
-    /// Whether relations that are still to come had better do so now, and get the rest of the WAL in memory, where they fit: to put as much of
-    /// it apart took so long that what this saves, to write them once more, would have taken less.
-    fn relations_had_better_come(&mut self, took: Duration) -> bool {
+    /// Whether relations that are still to come had better do so now, and get the rest of the WAL in memory: to put as much of it apart took
+    /// so long that what this saves, to write them once more, would have taken less; and they fit, or pages are changed so seldom that they
+    /// need not.
+    fn relations_had_better_come(&mut self, spilling: &Spilling) -> bool {
         let bytes = self.base.as_ref().map_or(0, |base| base.bytes());
-        if bytes == 0 || bytes > self.pages.ample().page_bytes / 2 || self.spill.always {
+        if bytes == 0 || self.spill.always {
             return false;
         }
-        if self.stats.write_bytes_per_second == 0 && is_enough_apart(took, bytes, QUICKEST) {
+        if self.stats.write_bytes_per_second == 0 && is_enough_apart(spilling.took, bytes, QUICKEST) {
             let directory = self.recovery().data_dir().path().join(TEMPORARY_FILES);
             // Where that cannot be tried, pages had better be written once.
             self.stats.write_bytes_per_second = write_speed(&directory, self.spill.write_bytes).unwrap_or(1);
         }
-        is_enough_apart(took, bytes, self.stats.write_bytes_per_second)
+        let speed = self.stats.write_bytes_per_second;
+        let fit = bytes <= self.pages.ample().page_bytes / 2;
+        is_enough_apart(spilling.took, bytes, speed)
+            && (fit || spilling.changed.is_seldom(speed, rayon::current_num_threads()))
     }
 
     /// Does what a spilled batch has come to: its pages, each once, then its file actions. Then its end is where the directory stands.

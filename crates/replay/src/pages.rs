@@ -51,6 +51,11 @@ pub fn is_small(parts: &[Part<'_>]) -> bool {
     parts.iter().map(|part| part.upto - part.from).sum::<u32>() <= SMALL_BATCH
 }
 
+/// Bytes of the pages of all partitions, where one of them has so many: pages are spread over them so well that one tells of all.
+fn bytes_in_all(pages_of_one: usize) -> u64 {
+    (pages_of_one * PARTITIONS * BLCKSZ) as u64
+}
+
 /// Does some work on each item: side by side, or right here if it is small.
 fn each<I: Send, T: Send>(items: Vec<I>, small: bool, work: impl Fn(I) -> T + Send + Sync) -> Vec<T> {
     match small {
@@ -320,14 +325,18 @@ impl<'a> Pages<'a> {
         if !self.is_short && (upper as u64) < budget / WORTH_A_LOOK {
             return false;
         }
-        // Pages are spread over the partitions so well that one tells of all.
         let sampled = self.partitions[0].sample(parts, 0);
         let all = |count: usize| (count * PARTITIONS) as u64;
         let does_not_fit = self.is_short
             || all(self.partitions[0].resident() + sampled.missing) > budget
             || sampled.working_set() * PARTITIONS as f64 > budget as f64;
-        let visited = (all(sampled.pages) * BLCKSZ as u64) as f64;
+        let visited = bytes_in_all(sampled.pages) as f64;
         does_not_fit && visited > self.visits.least(rayon::current_num_threads()) * wal as f64
+    }
+
+    /// Bytes of the pages that `parts` change.
+    pub fn changed_bytes(&self, parts: &[Part<'_>]) -> u64 {
+        bytes_in_all(self.partitions[0].sample(parts, 0).pages)
     }
 
     /// Does the page operations of a spilled batch that ends at `end`: of relations of a base backup, if there is one, on their way into

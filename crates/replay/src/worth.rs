@@ -24,6 +24,35 @@ pub fn is_enough_apart(took: Duration, relation_bytes: u64, bytes_per_second: u6
     took.as_secs_f64() * bytes_per_second as f64 > relation_bytes as f64
 }
 
+/// Bytes of pages visited for a byte of WAL, from which on to put WAL apart is worth it, where so many bytes of pages are visited in a second.
+fn least(bytes_per_second: f64, threads: usize) -> f64 {
+    (PROCESSOR / threads as f64 * bytes_per_second + DEVICE).min(ENOUGH)
+}
+
+/// Bytes of pages that WAL changes which is put apart round by round, and of that WAL: of all rounds, and of the last ones.
+#[derive(Debug, Default)]
+pub struct Changed {
+    ever: [f64; 2],
+    lately: [f64; 2],
+}
+
+impl Changed {
+    /// A round changed pages of so many bytes by so much WAL.
+    pub fn note(&mut self, page_bytes: u64, wal_bytes: u64) {
+        for (at, bytes) in [page_bytes as f64, wal_bytes as f64].into_iter().enumerate() {
+            self.ever[at] += bytes;
+            self.lately[at] = self.lately[at] / 2.0 + bytes;
+        }
+    }
+
+    /// Whether they are so few, ever and lately, that to visit them again and again, to read and to write them, costs less than to put the WAL
+    /// apart, on a device that takes so many bytes a second.
+    pub fn is_seldom(&self, bytes_per_second: u64, threads: usize) -> bool {
+        let least = least(bytes_per_second as f64 / 2.0, threads);
+        [self.ever, self.lately].iter().all(|[pages, wal]| *pages <= least * wal)
+    }
+}
+
 /// What visits of pages have cost that do not fit into memory.
 #[derive(Debug, Default)]
 pub struct Visits {
@@ -48,9 +77,7 @@ impl Visits {
         if !self.is_known() {
             return ENOUGH;
         }
-        let visited = self.pages * BLCKSZ as f64;
-        let least = PROCESSOR / threads as f64 * visited / self.seconds + DEVICE;
-        least.min(ENOUGH)
+        least(self.pages * BLCKSZ as f64 / self.seconds, threads)
     }
 }
 
@@ -65,6 +92,24 @@ mod tests {
         assert!(is_enough_apart(second, 650 << 20, 1 << 30));
         // Nothing is known of the device.
         assert!(!is_enough_apart(second, 650 << 20, 0));
+    }
+
+    #[test]
+    fn relations_that_do_not_fit_come_where_visits_cost_little() {
+        let mb = 1 << 20;
+        let after = |rounds: &[u64]| {
+            let mut changed = Changed::default();
+            rounds.iter().for_each(|&bytes| changed.note(bytes * mb, 16 * mb));
+            changed
+        };
+        // An image is a page for as much WAL: it is written twice, where the device is quick.
+        assert!(after(&[16; 8]).is_seldom(1 << 30, 2));
+        assert!(!after(&[16; 8]).is_seldom(125 * mb, 2));
+        // Updates at random, which leave images at first.
+        assert!(!after(&[400; 8]).is_seldom(QUICKEST, 2));
+        assert!(!after(&[16, 16, 16, 16, 16, 16, 16, 400]).is_seldom(1 << 30, 2));
+        // And once more, after a checkpoint.
+        assert!(!after(&[16, 400, 400, 400, 400, 16, 16, 16]).is_seldom(1 << 30, 2));
     }
 
     #[test]
