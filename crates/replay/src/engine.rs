@@ -424,15 +424,17 @@ impl<'a> Engine<'a> {
         if bytes == 0 || self.spill.always {
             return false;
         }
-        if self.stats.write_bytes_per_second == 0 && is_enough_apart(spilling.took, bytes, QUICKEST) {
+        let fit = bytes <= self.pages.ample().page_bytes / 2;
+        let is_better = |speed| {
+            let seldom = || spilling.changed.is_seldom(speed, rayon::current_num_threads());
+            is_enough_apart(spilling.took, bytes, speed) && (fit || seldom())
+        };
+        if self.stats.write_bytes_per_second == 0 && is_better(QUICKEST) {
             let directory = self.recovery().data_dir().path().join(TEMPORARY_FILES);
             // Where that cannot be tried, pages had better be written once.
             self.stats.write_bytes_per_second = write_speed(&directory, self.spill.write_bytes).unwrap_or(1);
         }
-        let speed = self.stats.write_bytes_per_second;
-        let fit = bytes <= self.pages.ample().page_bytes / 2;
-        is_enough_apart(spilling.took, bytes, speed)
-            && (fit || spilling.changed.is_seldom(speed, rayon::current_num_threads()))
+        is_better(self.stats.write_bytes_per_second)
     }
 
     /// Does what a spilled batch has come to: its pages, each once, then its file actions. Then its end is where the directory stands.
