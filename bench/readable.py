@@ -135,8 +135,8 @@ def rounds(name, fixture, info, args, volume):
             link_wal(fixture, server.data_dir)
             servers[side] = server
             volume.forget()
-            # The directory's files in the system's cache, and in shared buffers; WAL.
-            touch_memory(2 * (info["data_bytes"] + info["wal_bytes"]))
+            # The servers' own; the directory's files in the system's cache, and in shared buffers; WAL.
+            touch_memory(1024 * MB + 2 * (info["data_bytes"] + info["wal_bytes"]))
             volume.limit(microseconds=args.delay)
             try:
                 with busy(args.busy):
