@@ -52,12 +52,14 @@ def drop_cache(directory):
             os.close(file)
 
 
-def touch_memory(size):
-    """Use so many bytes of memory, at most what is free, and give them back, so that what runs next gets memory that is there.
+def touch_memory(info):
+    """Use as much memory as a side does that replays this load, at most what is free, and give it back, so that what runs next gets memory that is
+    there: a directory's files in the system's cache and in memory of its own, WAL, and a gigabyte for processes.
 
     The host of a virtual machine may take back what its guest does not use for some seconds.  The first touch then costs several times as
     much, and what a side pays would depend on what the side before it left."""
     free = re.search(r"MemFree:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    size = 1024 * MB + 3 * (info.get("data_bytes", 0) + info["wal_bytes"])
     pages = min(size, (int(free[1]) << 10) * 9 // 10) // mmap.PAGESIZE
     with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
         memory[::mmap.PAGESIZE] = b"\1" * pages

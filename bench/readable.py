@@ -135,8 +135,7 @@ def rounds(name, fixture, info, args, volume):
             link_wal(fixture, server.data_dir)
             servers[side] = server
             volume.forget()
-            # The servers' own; the directory's files in the system's cache, and in shared buffers; WAL.
-            touch_memory(1024 * MB + 2 * (info["data_bytes"] + info["wal_bytes"]))
+            touch_memory(info)
             volume.limit(microseconds=args.delay)
             try:
                 with busy(args.busy):

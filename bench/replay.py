@@ -65,8 +65,8 @@ class Bench:
         self.size = info["options"].get("size", 1.0)
         self.memory = measure.memory(LOADS[name].memory, self.size)
         self.group = Group(self.memory + BESIDE_PAGES if self.memory else 0)
-        self.data_bytes = info.get("data_bytes") or 2 * sum(file.stat().st_size for file in fixture.glob("backup/base/*/*"))
-        self.buffers = self.memory or (self.data_bytes * 5 // 4 // measure.MB + 256) * measure.MB
+        data_bytes = info.get("data_bytes") or 2 * sum(file.stat().st_size for file in fixture.glob("backup/base/*/*"))
+        self.buffers = self.memory or (data_bytes * 5 // 4 // measure.MB + 256) * measure.MB
         self.most_jobs = max(args.jobs)
         self.runs = {}
         self.floors = dict(waldump_seconds=[], write_bytes_per_second=[], reads_per_second=[])
@@ -98,7 +98,7 @@ class Bench:
             os.sync()
             if self.memory:
                 measure.drop_cache(side.data_dir)
-            measure.touch_memory(3 * (self.data_bytes + self.info["wal_bytes"]))
+            measure.touch_memory(self.info)
             found = side.run(self.group)
             self.runs.setdefault(name, []).append(found)
             print(f"{self.name} {number + 1}: {name:<13} {found['redo_seconds']:6.2f} s redo, "

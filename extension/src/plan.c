@@ -586,7 +586,7 @@ AskForWal(XLogReaderState *reader)
 	XLogRecPtr	from = Max(asked, next);
 
 	end = Min(end, next + WAL_AHEAD);
-	while (reader->seg.ws_tli != 0 && from + LEAST_WAL_ASKED <= end)
+	while (reader->seg.ws_tli != 0 && from + WAL_ASKED_AT_ONCE <= end)
 	{
 		uint32		offset = XLogSegmentOffset(from, wal_segment_size);
 		uint32		size = Min(end - from, wal_segment_size - offset);

@@ -39,7 +39,6 @@
 #define MAX_SLICE		8192	/* records */
 #define MAX_SLICE_WAL	(1024 * 1024)	/* what is planned is to be in the cache yet when it is done */
 #define WAL_AHEAD		(8 * MAX_SLICE_WAL) /* what is decoded at once, and more */
-#define LEAST_WAL_ASKED	(256 * 1024)
 #define WAL_ASKED_AT_ONCE (128 * 1024)
 #define MAX_CHANGES		(2 * MAX_SLICE) /* few have more */
 #define MAX_EARLY_BLOCKS 4		/* of a record: both versions' pages and maps */
