@@ -228,7 +228,7 @@ soak-logical-boundaries: build fetch
 
 # The power goes two thousand times: at any moment of a replay, a promotion, a standby; both we and PostgreSQL go on.
 soak-power: build fetch extension
-	$(SOAK) WALRIDER_POWER_IMAGES=$${WALRIDER_POWER_IMAGES:-2000} $(E2E) tests/test_powercut.py -s $(PYTEST_ARGS)
+	$(SOAK) WALRIDER_POWER_IMAGES=$${WALRIDER_POWER_IMAGES:-2000} $(E2E) tests/test_powercut.py tests/test_powercut_restore.py -s $(PYTEST_ARGS)
 
 # A subscriber's connection is lost right behind each message of the stream, of transactions of every kind.
 soak-plugin: build fetch extension

@@ -2,7 +2,7 @@
 
 A real run is recorded call by call, and images of what a disk may hold are made of it: tests/lab/faults/powercut.py says by which
 model.  Each image is continued twice, and each result compared with the reference, page by page.  A record depends on how the
-threads ran; all else on the seed.  WALRIDER_POWER_KEEP names a directory that keeps the record and the image of a failure.
+threads ran; all else on the seed.  Backups in tar format, tablespaces and `walrider backup roll`: test_powercut_restore.py.
 """
 
 import json
@@ -12,20 +12,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.lab.faults.images import SEED, Images, directory_in_memory
 from tests.lab.faults.powercut import FSYNC, ORDERS, RENAME, TRUNCATE, Cut, Recorder
 from tests.lab.install import program
 from tests.lab.oracle import early
 from tests.lab.oracle.compare import compare
 from tests.lab.oracle.early import SEGMENT
 from tests.lab.oracle.page import checks, pages
-from tests.lab.seed import seed
 from tests.lab.server import early_primary, recovery
 from tests.lab.server.backups import MARKER, kept_out
 from tests.lab.server.cluster import PgCluster, controldata, copy_tree, format_lsn, free_port, parse_lsn, run
@@ -33,14 +31,6 @@ from tests.lab.standby import readable, standby
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import DIFFERENT, binary, replay, walrider
 
-IMAGES = int(os.environ.get("WALRIDER_POWER_IMAGES", "60"))
-SEED = seed()
-KEEP = os.environ.get("WALRIDER_POWER_KEEP")
-# Of all images, what each kind of run has.
-SHARES = dict(replay=11, apart=8, restore=8, restartpoints=11, promotion=11, receive=4, spool=4, early=5, early_redo=4)
-ROOM = 1 << 30
-# More than Linux ever gives (PID_MAX_LIMIT).
-NO_PROCESS = (1 << 22) + 1
 KEPT_OUT = "walrider_was_interrupted"
 CONF = """
 shared_buffers = 16MB
@@ -91,21 +81,6 @@ UPDATE accounts SET balance = balance + :delta WHERE id = :id;
 INSERT INTO history VALUES (:id, :delta, repeat('h', 60));
 END;
 """
-
-
-def images(kind):
-    """How many of this kind."""
-    return max(1, IMAGES * SHARES[kind] // sum(SHARES.values()))
-
-
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory):
-    """A directory in memory, where there is room for it: what a disk would do with what is not synced is played here."""
-    shared = Path("/dev/shm")
-    in_memory = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > ROOM
-    directory = Path(tempfile.mkdtemp(prefix="walrider-", dir=shared)) if in_memory else tmp_path_factory.mktemp("power")
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 class Origin:
@@ -179,6 +154,13 @@ class Origin:
 
 
 @pytest.fixture(scope="module")
+def memory(tmp_path_factory):
+    """Where all of this lies."""
+    with directory_in_memory(tmp_path_factory) as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
 def origin(memory):
     """One primary for most tests here."""
     return Origin(memory / "origin")
@@ -223,48 +205,6 @@ def stock_finishes(origin, data_dir, again):
             recovery.finish_stock(server, origin.final, timeout=120, **STOCK)
         remove_remains(data_dir)
     compare(data_dir, origin.stock)
-
-
-def bury(data_dir):
-    """Whoever had the directory is dead: its number in postmaster.pid is one that no process has, or some day another one would."""
-    lock_file = data_dir / "postmaster.pid"
-    if lock_file.exists():
-        lock_file.write_text(re.sub(r"^(-?)\d+", rf"\g<1>{NO_PROCESS}", lock_file.read_text()))
-
-
-class Images:
-    """The images of one record, and what becomes of each."""
-
-    def __init__(self, kind, record, memory):
-        self.kind, self.record, self.memory = kind, record, memory
-        print(f"{kind}: a record of {len(record.calls)} calls: {record.counts()}")
-
-    def check(self, continue_with, journaled=False):
-        """Each image is continued in each way; `continue_with` is their names and what does it to a directory."""
-        failed = []
-        begun = time.monotonic()
-        for number in range(images(self.kind)):
-            cut = self.record.choose(f"{SEED}/{self.kind}/{number}", journaled)
-            for name, proceed in continue_with.items():
-                directory = self.record.image(cut, self.memory / f"{self.kind}-{name}")
-                bury(directory)
-                try:
-                    proceed(directory, cut)
-                except Exception as error:
-                    failed.append(f"{cut}, continued by {name}: {error}")
-                    print(failed[-1], flush=True)
-                    self.keep(cut, f"{number}-{name}")
-                recovery.discard(directory)
-        print(f"{images(self.kind)} images, {time.monotonic() - begun:.1f} s")
-        assert not failed, f"{len(failed)} of {images(self.kind)} images: " + "\n".join(failed)
-
-    def keep(self, cut, name):
-        """The record of a failure, and its image."""
-        if KEEP:
-            target = Path(KEEP) / f"{self.kind}-{name}"
-            target.mkdir(parents=True)
-            self.record.image(cut, target / "image")
-            (target / "calls").write_text("\n".join(map(str, self.record.calls[:cut.step + 20])))
 
 
 # Every call that changes files and that Python has, from several threads; the file `synced` is safe, the others are not.

@@ -2,13 +2,12 @@
 operator to do, until it is done.
 
 What must never be: a directory that PostgreSQL starts on, and that is not what its own recovery makes of the backup and the WAL.
-Not tried: power cuts (test_powercut.py has them); kills of PostgreSQL, when it ends the recovery. `make soak-restore` does 200 rounds.
+Not tried: power cuts (test_powercut.py and test_powercut_restore.py have them); kills of PostgreSQL, when it ends the recovery. `make soak-restore` does 200 rounds.
 """
 
 import os
 import re
 import signal
-import subprocess
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -17,18 +16,13 @@ import pytest
 
 from tests.lab import walrider
 from tests.lab.faults.shim import Disk
-from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
-from tests.lab.server.backups import FORMATS, MARKER, kept_out, pack_all
-from tests.lab.server.cluster import PgCluster, controldata
+from tests.lab.server.backups import FORMATS, MARKER
+from tests.lab.server.restored import LITTLE, Restore, make_backups
 from tests.lab.trash import throw_away
-from tests.lab.waiting import wait_for
 from tests.lab.walrider import FAILED
 
 ROUNDS = int(os.environ.get("WALRIDER_RESTORE_ROUNDS", "2"))
-WHOLE = "replays what follows, hands over"
-# Much less than there is WAL.
-LITTLE = ("--memory", "16MB")
 # So much that relations come early, and the rest of the WAL is replayed in memory, on a disk that takes some 700 MB/s or more: on another one
 # the pass ends as with little memory. Where they came is printed.
 AMPLE = ("--memory", "512MB")
@@ -57,7 +51,6 @@ STEPS = 8
 # becomes shorter.
 PASS_STEPS = 6
 END_OF_PASS = "DELETE FROM short WHERE g > 100; VACUUM (TRUNCATE) short"
-SUMS = "SELECT count(*), sum(hashtext(x::text)) FROM {} x"
 TABLES = ("t", "b", "short", "wide", "queue", f"new_{STEPS - 1}")
 # The calls of `calls` that are no fsync of one of a thousand files.
 STEPS_OF_ITS_OWN = re.compile(f"{MARKER}|pg_control|postgresql.auto.conf|backup_label|PG_VERSION|pg_wal|pg_tblspc|pg_xact|(ours|space)$")
@@ -66,134 +59,12 @@ STEPS_OF_ITS_OWN = re.compile(f"{MARKER}|pg_control|postgresql.auto.conf|backup_
 @pytest.fixture(scope="module")
 def backups(scratch):
     """A backup in each format, WAL larger than memory, and what stock PostgreSQL made of both."""
-    directory = scratch / "k"
-    directory.mkdir()
-    (directory / "space").mkdir()
     # With images: without, PostgreSQL 18.6 does not survive a kill of its own recovery behind the truncation of a visibility map. Records
     # name the map's page since then, which it misses when it comes to them again ("WAL contains references to invalid pages").
-    settings = "autovacuum = off\nmax_wal_size = 4GB\n"
-    with PgCluster.init(directory / "primary", directory / "wal", conf=settings) as server:
-        server.start()
-        server.psql(f"CREATE TABLESPACE s LOCATION '{directory}/space'")
-        server.psql(SETUP)
-        server.basebackup(directory / "plain", f"--tablespace-mapping={directory}/space={directory}/plain.space")
-        server.basebackup(directory / "tar", "-Ft", wal="stream")
-        for number in range(STEPS):
-            server.psql(STEP.format(n=number))
-            if number + 1 == PASS_STEPS:
-                server.psql(f"DROP TABLE gone; {END_OF_PASS}")
-        sums = {name: server.psql(SUMS.format(name)) for name in TABLES}
-        server.stop()
-        server.complete_archive()
-        final = server.controldata()["Latest checkpoint location"]
-    recovery.discard(server.data_dir)
-    pack_all(directory, FORMATS[:ROUNDS])
-    recovery.stock_replay(directory / "plain", directory / "wal", directory / "stock", final)
-    return SimpleNamespace(directory=directory, wal=directory / "wal", stock=directory / "stock", sums=sums, final=final)
-
-
-class Restore:
-    """One, of one of the backups, into directories of its own."""
-
-    def __init__(self, backups, form, work, memory=LITTLE):
-        self.backups, self.form, self.work, self.memory, self.said = backups, form, work, memory, []
-        work.mkdir()
-        self.ours, self.space = work / "ours", work / "space"
-        old = backups.directory / ("plain.space" if form == "plain" else "space")
-        self.command = ("restore", "--backup", backups.directory / form, "--wal", backups.wal, "-D", self.ours,
-                        "--tablespace-mapping", f"{old}={self.space}", *memory)
-        self.replay = ("replay", "-D", self.ours, "--wal", backups.wal, *memory)
-
-    def killed_after(self, command, seconds):
-        """Whether it was still at work, and what it did."""
-        process = walrider.start(*command)
-        try:
-            process.wait(seconds)
-            return False, None
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGSTOP)
-            return True, self.phase(process.pid)
-        finally:
-            process.kill()
-            process.communicate()
-
-    def phase(self, pid=None):
-        """How far it has come."""
-        if not (self.ours / MARKER).exists():
-            if not (self.ours / "PG_VERSION").exists():
-                return "nothing"
-            return "all pages are there" if self.has_line() else WHOLE
-        if not (self.ours / "global/pg_control").exists():
-            return "unpacks all but relations" if self.form != "gzip" else "unpacks"
-        if self.form == "gzip" and not self.has_line():
-            # It is unpacked at once, and what is left is to remove the markers.
-            return WHOLE
-        if not (self.space / MARKER).exists():
-            return "between two markers"
-        if any((self.ours / "base/5").glob("[0-9]*")):
-            return "relations pass"
-        return "puts WAL apart" if pid and spilled(pid) else "reads WAL"
-
-    def has_line(self):
-        """The one that keeps servers out."""
-        return "walrider_was_interrupted" in (self.ours / "postgresql.auto.conf").read_text()
-
-    def is_whole(self):
-        """All is there and durable: a directory in recovery, or one that was handed over. No server starts on anything less."""
-        if self.phase() == WHOLE:
-            return True
-        if self.ours.exists():
-            kept_out(self.ours)
-        return False
-
-    def next_command(self, command):
-        """What the operator does after a kill: the same command, and what it asks for. `None`: all is done."""
-        result = walrider.walrider(*command)
-        if result.code == 0:
-            return None
-        assert result.code == FAILED, result
-        self.said.append(result.stderr)
-        if "by hand" in result.stderr:
-            assert str(self.space) in result.stderr and (self.ours / MARKER).exists(), result
-            throw_away(self.space)
-            return command
-        if "is not complete" in result.stderr and "--start-over" in result.stderr:
-            return (*self.command, "--start-over")
-        assert "walrider replay" in result.stderr, result
-        return self.replay
-
-    def compare(self):
-        """It is what stock PostgreSQL makes of it."""
-        recovery.pin_tablespaces(self.ours)
-        compare(self.ours, self.backups.stock)
-
-    def opens(self):
-        """PostgreSQL starts on it as it stands, ends what recovery is left, and has all rows."""
-        with PgCluster(self.ours) as server:
-            server.start(archive_mode="off", fsync="off", autovacuum="off")
-            wait_for(lambda: server.value("SELECT pg_is_in_recovery()") == "f", server.log_tail)
-            for name, rows in self.backups.sums.items():
-                assert server.psql(SUMS.format(name)) == rows, name
-
-    def reaches_the_end(self):
-        """PostgreSQL, told where the WAL is and when to stop, ends the recovery."""
-        if controldata(self.ours)["Latest checkpoint location"] == self.backups.final:
-            return      # killed in its last moments: no target is left to reach
-        (self.ours / "recovery.signal").touch()
-        server = PgCluster(self.ours)
-        server.configure(recovery.restore_settings(self.backups.wal, target=("lsn", self.backups.final), action="shutdown"),
-                         "postgresql.auto.conf")
-        with server:
-            recovery.finish_stock(server, self.backups.final)
-
-
-def spilled(pid):
-    """Whether it has written to a file without a name."""
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        link = f"/proc/{pid}/fd/{number}"
-        if os.readlink(link).endswith("(deleted)") and os.stat(link).st_size > 0:
-            return True
-    return False
+    conf = "autovacuum = off\nmax_wal_size = 4GB\n"
+    steps = [STEP.format(n=number) for number in range(STEPS)]
+    steps[PASS_STEPS - 1] += f"DROP TABLE gone; {END_OF_PASS}"
+    return make_backups(scratch / "k", conf, SETUP, steps, TABLES, FORMATS[:ROUNDS])
 
 
 def measured(restore):

@@ -24,11 +24,12 @@ use crate::error::ReplayError;
 use crate::feed::Feed;
 use crate::globals::Globals;
 use crate::load::Loader;
-use crate::pages::{MemoryShares, Pages, is_small};
+use crate::pages::{Pages, is_small};
 use crate::partition::{PageSettings, Part};
 use crate::plan::Planned;
 use crate::restartpoint::Recovery;
 use crate::sequence::{Before, Sequencer};
+use crate::shares::MemoryShares;
 use crate::speed::write_speed;
 use crate::spill::{Spill, SpillSettings};
 use crate::spread::{Spread, Step};
@@ -45,10 +46,8 @@ const LEAST_RESTARTPOINT_STEP: Duration = Duration::from_millis(2);
 pub struct Settings {
     /// What the work on pages depends on.
     pub pages: PageSettings,
-    /// How memory is shared while all pages fit.
-    pub ample: MemoryShares,
-    /// And once they did not.
-    pub short: MemoryShares,
+    /// How memory is shared.
+    pub shares: MemoryShares,
     /// Bytes of WAL in one stretch.
     pub window_bytes: u64,
     /// Where to stop.
@@ -162,10 +161,10 @@ impl<'a> Engine<'a> {
     ) -> Engine<'a> {
         let (replayed, major) = (loader.position(), loader.format().major);
         Engine {
-            feed: Feed::new(source, loader, settings.window_bytes, settings.ample.batch_bytes),
+            feed: Feed::new(source, loader, settings.window_bytes, settings.shares.batch_bytes),
             directories: recovery.data_dir().directories(),
             sequencer: Sequencer::new(source, major, settings.stop, globals, recovery),
-            pages: Pages::new(settings.pages, files, settings.ample, settings.short),
+            pages: Pages::new(settings.pages, files, settings.shares),
             in_place_tablespaces: settings.allow_in_place_tablespaces,
             spread: None,
             spill: settings.spill,
@@ -321,7 +320,10 @@ impl<'a> Engine<'a> {
         self.finish(batch)?;
         if batch.upto.len() == stretches {
             let visited_bytes = (self.pages.visited() * BLCKSZ) as u64;
-            self.feed.size_batches(visited_bytes, self.pages.shares().batch_bytes);
+            self.feed.size_batches(visited_bytes, self.pages.batch_limits());
+            let growth = self.feed.stretches as f64 / stretches as f64;
+            let loaded = self.feed.queue.iter().map(Planned::held_bytes).sum();
+            self.stats.pages_evicted += self.pages.share_with_batch(loaded, growth)?;
         }
         self.retire(&batch.upto);
         self.batch_done()
@@ -355,7 +357,7 @@ impl<'a> Engine<'a> {
         let parts: Vec<Part<'_>> = queue.iter().map(whole).collect();
         let is_worth = self.pages.is_worth_spilling(&parts, queue.len() as u64 * self.feed.window_bytes());
         // A batch that was given most of the memory leaves none to be put apart.
-        is_worth && !self.feed.limit_batches(self.pages.ample().batch_bytes)
+        is_worth && !self.feed.limit_batches(self.pages.shares().batch_bytes)
     }
 
     /// Puts the batch apart, to go on with it; does what has come together if it ends here, or there is no room for more.
@@ -424,7 +426,7 @@ impl<'a> Engine<'a> {
         if bytes == 0 || self.spill.always {
             return false;
         }
-        let fit = bytes <= self.pages.ample().page_bytes / 2;
+        let fit = bytes <= self.pages.shares().page_bytes / 2;
         let is_better = |speed| {
             let seldom = || spilling.changed.is_seldom(speed, rayon::current_num_threads());
             is_enough_apart(spilling.took, bytes, speed) && (fit || seldom())

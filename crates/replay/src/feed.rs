@@ -9,13 +9,18 @@ use walrider_wal::decode::{Place, Stretch};
 use crate::engine::Stop;
 use crate::error::ReplayError;
 use crate::load::{Ending, Loader};
+use crate::memory;
 use crate::plan::Planned;
 use crate::rels::RelTable;
+use crate::shares::{BatchLimits, Short};
 use crate::stages::Stage;
 use crate::stats::Stats;
 
 /// Most WAL in the first batch, in bytes.
 const FIRST_BATCH_BYTES: u64 = 16 << 20;
+
+/// So many stretches are loaded before somebody looks at how much memory they take.
+const LOADED_AT_ONCE: usize = 8;
 
 /// Loads stretches, and keeps those that are not replayed yet.
 pub struct Feed<'a> {
@@ -28,6 +33,8 @@ pub struct Feed<'a> {
     /// How many stretches there are to a batch.
     pub stretches: usize,
     window_bytes: u64,
+    /// Where memory is short, what there is for a batch.
+    room: Option<Short>,
     /// Where the WAL was found to end: nothing of it from there on.
     pub needed: Lsn,
     /// Whether to look, at the end of valid WAL, if it goes on past that, and is damaged there.
@@ -39,7 +46,7 @@ impl<'a> Feed<'a> {
     pub fn new(source: &'a dyn ReadWal, loader: Loader, window_bytes: u64, batch_bytes: u64) -> Feed<'a> {
         let stretches = (batch_bytes.min(FIRST_BATCH_BYTES) / window_bytes).max(1) as usize;
         let needed = loader.position();
-        Feed { source, loader, queue: VecDeque::new(), stretches, window_bytes, needed, looks_past: true }
+        Feed { source, loader, queue: VecDeque::new(), stretches, window_bytes, room: None, needed, looks_past: true }
     }
 
     /// Bytes of WAL in one stretch.
@@ -51,9 +58,30 @@ impl<'a> Feed<'a> {
     pub fn fill(&mut self, rels: &RelTable, stats: &mut Stats) -> bool {
         if self.queue.is_empty() {
             let _load = stats.stages.enter(Stage::Load);
-            self.queue.extend(self.loader.load(self.stretches, self.source, rels));
+            match self.room {
+                None => self.queue.extend(self.loader.load(self.stretches, self.source, rels)),
+                Some(room) => self.fill_room(room, rels),
+            }
         }
         !self.queue.is_empty()
+    }
+
+    /// Loads a batch, or as much of one as there is memory for. What is left of it is the next batch.
+    fn fill_room(&mut self, room: Short, rels: &RelTable) {
+        let takes = |planned: &Planned| planned.held_bytes() + planned.plan.operations() * room.operation();
+        let mut taken = 0;
+        while self.queue.len() < self.stretches && (self.queue.is_empty() || taken < room.for_batch()) {
+            let count = LOADED_AT_ONCE.min(self.stretches - self.queue.len());
+            let loaded = self.loader.load(count, self.source, rels);
+            if loaded.is_empty() {
+                return;
+            }
+            taken += loaded.iter().map(takes).sum::<usize>() as u64;
+            self.queue.extend(loaded);
+        }
+        self.stretches = self.queue.len();
+        self.loader.drop_spare();
+        memory::trim();
     }
 
     /// Why the loader has no more.
@@ -84,12 +112,13 @@ impl<'a> Feed<'a> {
 
     /// Larger batches visit each page less often, but need memory of their own: they grow as long as one visits more bytes of
     /// pages than it has of WAL.
-    /// `visited_bytes`: of pages, by the last one; `most_bytes` of WAL in one.
-    pub fn size_batches(&mut self, visited_bytes: u64, most_bytes: u64) {
-        let most = (most_bytes / self.window_bytes).max(1) as usize;
+    /// `visited_bytes`: of pages, by the last one.
+    pub fn size_batches(&mut self, visited_bytes: u64, limits: BatchLimits) {
+        self.room = limits.memory;
         if visited_bytes > self.stretches as u64 * self.window_bytes {
-            self.stretches = (2 * self.stretches).min(most);
+            self.stretches *= 2;
         }
+        self.limit_batches(limits.wal_bytes);
     }
 
     /// From now on batches are of at most so many bytes of WAL, until [`Feed::size_batches`] lets them grow. Whether they were larger.

@@ -20,6 +20,11 @@ impl Frames {
         Frames { slabs: Vec::new(), slab_pages, free: Vec::new() }
     }
 
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> usize {
+        self.slabs.len() * self.slab_pages * BLCKSZ
+    }
+
     /// A frame; its bytes are whatever they were.
     pub fn take(&mut self) -> u32 {
         if self.free.is_empty() {

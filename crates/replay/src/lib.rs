@@ -23,6 +23,7 @@ pub mod plan;
 pub mod rels;
 pub mod restartpoint;
 mod sequence;
+mod shares;
 mod speed;
 mod spill;
 mod spread;

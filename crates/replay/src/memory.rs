@@ -1,4 +1,6 @@
-//! What becomes of memory that is freed.
+//! The process's memory: how much it has, and what becomes of what is freed.
+
+use std::fs;
 
 /// Blocks of so many bytes are asked of the system, and given back to it, each by itself: what is put apart of a batch gathers in such
 /// blocks.
@@ -25,4 +27,10 @@ pub(crate) fn trim() {
     unsafe {
         libc::malloc_trim(0);
     }
+}
+
+/// Bytes of memory that the process has now (`/proc/self/statm`, proc(5)); `None` where the system does not say.
+pub(crate) fn resident() -> Option<u64> {
+    let pages = fs::read_to_string("/proc/self/statm").ok()?.split(' ').nth(1)?.parse::<u64>().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
 }

@@ -16,12 +16,14 @@ use crate::batch::Batch;
 use crate::cuts::Needless;
 use crate::error::{ReplayError, page_name};
 use crate::gaps::Gaps;
+use crate::memory;
 use crate::partition::passing::Passing;
 use crate::partition::upper;
 use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, Shared};
 use crate::plan::{PARTITIONS, partition_of};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::{Recovery, sync_relations};
+use crate::shares::{BatchLimits, MAX_SHORT_BATCH_BYTES, MemoryShares, Short, Taken};
 use crate::spill::Spill;
 use crate::stages::Stage;
 use crate::stats::Stats;
@@ -64,15 +66,6 @@ fn each<I: Send, T: Send>(items: Vec<I>, small: bool, work: impl Fn(I) -> T + Se
     }
 }
 
-/// How memory is shared.
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryShares {
-    /// Bytes for pages.
-    pub page_bytes: u64,
-    /// Most bytes of WAL in one batch.
-    pub batch_bytes: u64,
-}
-
 /// All pages in memory, and the files that they are of.
 pub struct Pages<'a> {
     settings: PageSettings,
@@ -84,10 +77,11 @@ pub struct Pages<'a> {
     invalid: BTreeSet<PageKey>,
     /// Number of the last batch.
     batch: u64,
-    /// How memory is shared while all pages fit, and once they did not.
-    ample: MemoryShares,
-    short: MemoryShares,
+    shares: MemoryShares,
     is_short: bool,
+    /// Bytes for pages now.
+    page_bytes: u64,
+    short: Short,
     /// How large requests should be.
     gaps: Gaps,
     /// What visits have cost since they are not in memory.
@@ -96,14 +90,9 @@ pub struct Pages<'a> {
 
 impl<'a> Pages<'a> {
     /// None yet.
-    pub fn new(
-        settings: PageSettings,
-        files: &'a Arc<RelationFiles>,
-        ample: MemoryShares,
-        short: MemoryShares,
-    ) -> Pages<'a> {
+    pub fn new(settings: PageSettings, files: &'a Arc<RelationFiles>, shares: MemoryShares) -> Pages<'a> {
         // Slabs of up to 4 MB, but small where memory is: each partition has one that is not full.
-        let slab_pages = (ample.page_bytes as usize / BLCKSZ / PARTITIONS / 32).clamp(8, 512);
+        let slab_pages = (shares.page_bytes as usize / BLCKSZ / PARTITIONS / 32).clamp(8, 512);
         let partitions = (0..PARTITIONS).map(|_| Partition::new(slab_pages)).collect();
         let (rels, invalid) = (Arc::default(), BTreeSet::new());
         Pages {
@@ -113,9 +102,10 @@ impl<'a> Pages<'a> {
             partitions,
             invalid,
             batch: 0,
-            ample,
-            short,
+            shares,
             is_short: false,
+            page_bytes: shares.page_bytes,
+            short: Short::new(shares.all_bytes),
             gaps: Gaps::default(),
             visits: Visits::default(),
         }
@@ -141,14 +131,17 @@ impl<'a> Pages<'a> {
         self.is_short
     }
 
-    /// How memory is shared now.
+    /// How memory is shared.
     pub fn shares(&self) -> &MemoryShares {
-        if self.is_short { &self.short } else { &self.ample }
+        &self.shares
     }
 
-    /// How memory is shared where all pages fit.
-    pub fn ample(&self) -> &MemoryShares {
-        &self.ample
+    /// How large the next batch may be: most bytes of WAL in it, and of memory that it takes.
+    pub fn batch_limits(&self) -> BatchLimits {
+        if !self.is_short {
+            return BatchLimits { wal_bytes: self.shares.batch_bytes, memory: None };
+        }
+        BatchLimits { wal_bytes: MAX_SHORT_BATCH_BYTES, memory: Some(self.short) }
     }
 
     /// How many pages the last batch visited.
@@ -178,6 +171,26 @@ impl<'a> Pages<'a> {
             .with_max_len(1)
             .map(|partition| partition.empty(&shared))
             .try_reduce(|| 0, |a, b| Ok(a + b))
+            .inspect(|_| memory::trim())
+    }
+
+    /// Has pages keep to what the next batch leaves of the memory, if they do not fit: it is `growth` times as large as the last one, of
+    /// which all that is loaded holds `loaded` bytes. Returns how many went.
+    ///
+    /// # Errors
+    /// When one cannot be written.
+    pub fn share_with_batch(&mut self, loaded: usize, growth: f64) -> Result<u64, ReplayError> {
+        let sum = |of: fn(&Partition) -> usize| self.partitions.iter().map(of).sum();
+        let (made, operations) = (sum(Partition::held_bytes), sum(Partition::operations));
+        let frames = sum(Partition::frame_bytes);
+        self.short.note(Taken { loaded, made, operations, frames }, memory::resident());
+        let room = self.short.for_pages(growth);
+        if !self.is_short || self.page_bytes <= room {
+            return Ok(0);
+        }
+        self.page_bytes = room / 8 * 7;
+        // A frame that is free is not the system's.
+        if frames as u64 > room { self.empty() } else { Ok(0) }
     }
 
     /// Writes those of some partitions that have changed; returns how many.
@@ -265,7 +278,7 @@ impl<'a> Pages<'a> {
         let began = Instant::now();
         let applying = stats.stages.enter_on(Stage::Apply, threads);
         let resident: usize = self.partitions.iter().map(Partition::resident).sum();
-        let budget = ((self.shares().page_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES);
+        let budget = ((self.page_bytes / BLCKSZ as u64) as usize).max(MIN_PAGES);
         let quota = (resident + missing > budget).then(|| (budget / PARTITIONS).max(1));
         if quota.is_some() {
             // Pages will be written before the batch is done, to make room for others of it.
@@ -317,7 +330,7 @@ impl<'a> Pages<'a> {
     /// that come up again and again will not; and visiting them costs more than putting the WAL apart, which is to write and read it
     /// once ([`Visits`]).
     pub fn is_worth_spilling(&self, parts: &[Part<'_>], wal: u64) -> bool {
-        let budget = self.shares().page_bytes / BLCKSZ as u64;
+        let budget = self.page_bytes / BLCKSZ as u64;
         let operations =
             |number: usize| parts.iter().map(|part| part.cut(&part.planned.plan.ops[number]).len()).sum::<usize>();
         let upper: usize = self.partitions.iter().map(Partition::resident).sum::<usize>()

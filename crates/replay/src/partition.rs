@@ -316,6 +316,27 @@ impl Partition {
         self.resident
     }
 
+    /// Bytes of memory that it holds, used or not, but for pages.
+    pub fn held_bytes(&self) -> usize {
+        // A hash table has a byte more for each entry, and more entries than it says, by a seventh.
+        self.index.capacity() / 7 * 8 * (size_of::<(PageKey, u32)>() + 1)
+            + self.slots.capacity() * size_of::<Slot>()
+            + (self.free_slots.capacity() + self.slot_of_op.capacity()) * size_of::<u32>()
+            + self.touched.capacity() * size_of::<(PageKey, u32)>()
+            + self.runs.capacity() * size_of::<RunOp>()
+            + self.read_buffer.capacity()
+    }
+
+    /// Operations of the last batch.
+    pub fn operations(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Bytes of memory for pages, used or not.
+    pub fn frame_bytes(&self) -> usize {
+        self.frames.bytes()
+    }
+
     /// Pages that the last batch had something to do for.
     pub fn visited(&self) -> usize {
         self.visited

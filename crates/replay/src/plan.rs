@@ -78,6 +78,11 @@ impl Plan {
         self.newest_xid = 0;
     }
 
+    /// How many changes there are of pages but those of free space maps.
+    pub fn operations(&self) -> usize {
+        self.ops.iter().map(Vec::len).sum()
+    }
+
     /// Plans the next record, unless an earlier one ends replay.
     #[inline]
     pub fn take(&mut self, major: Major, found: &Found<'_>, table: &RelTable, numbers: &mut RelNumbers) {
@@ -154,6 +159,12 @@ pub struct Planned {
 }
 
 impl Planned {
+    /// Bytes of memory that it holds, used or not.
+    pub fn held_bytes(&self) -> usize {
+        let ops = self.plan.ops.iter().chain([&self.plan.fsm_ops]).map(Vec::capacity).sum::<usize>();
+        self.stretch.held_bytes() + ops * size_of::<PageOp>() + self.plan.globals.capacity() * size_of::<Global>()
+    }
+
     /// Where the record of this number ends.
     pub fn end_of(&self, number: u32) -> Lsn {
         self.stretch.span(self.stretch.place(number)).end

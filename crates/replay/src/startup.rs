@@ -38,9 +38,9 @@ use crate::error::ReplayError;
 use crate::follow::{Followed, follow};
 use crate::globals::Globals;
 use crate::load::Loader;
-use crate::pages::MemoryShares;
 use crate::partition::PageSettings;
 use crate::restartpoint::Recovery;
+use crate::shares::{MemoryShares, OTHER_BYTES};
 use crate::spill::SpillSettings;
 use crate::stages::Stage;
 use crate::stats::Stats;
@@ -50,14 +50,10 @@ use crate::upstream::AsIncoming;
 /// Most WAL in one batch: the more, the more of a page's changes are done in one visit, while it is in the processor's
 /// cache. Four times as much gained nothing: the memory for it must be touched first, too.
 const MAX_BATCH_BYTES: u64 = 64 << 20;
-/// Most WAL in one batch where pages do not fit into memory.
-const MAX_SHORT_BATCH_BYTES: u64 = 512 << 20;
 /// Most WAL in one stretch: small enough that two threads share a batch evenly.
 const MAX_WINDOW_BYTES: u64 = 2 << 20;
 /// Least WAL in one stretch.
 const MIN_WINDOW_BYTES: u64 = 128 << 10;
-/// Memory that is neither pages nor WAL: the program itself, SLRU pages, tables.
-const OTHER_BYTES: u64 = 16 << 20;
 
 /// Replays WAL onto a data directory and hands it over.
 ///
@@ -310,7 +306,7 @@ impl Entered<'_> {
 
     fn engine_settings(&self) -> Result<Settings, ReplayError> {
         let control = self.recovery.control();
-        let (window_bytes, ample, short) = share_memory(self.options.memory_bytes);
+        let (window_bytes, shares) = share_memory(self.options.memory_bytes);
         let hint_bits_are_logged = control.data_checksums() || self.settings.wal_log_hints;
         Ok(Settings {
             pages: PageSettings {
@@ -318,8 +314,7 @@ impl Entered<'_> {
                 checksums: control.data_checksums(),
                 verify_images: self.options.verify_images,
             },
-            ample,
-            short,
+            shares,
             window_bytes,
             spill: self.spill_settings()?,
             base: self.options.base.clone(),
@@ -352,19 +347,14 @@ fn run_to_end(
     }
 }
 
-/// Bytes of WAL in one stretch, and how memory is shared between pages and batches. A batch takes up to four times its WAL,
-/// with the operations that it is made into, and while one is applied, the next is decoded.
-///
-/// Where pages do not fit, what counts is how seldom each is visited. Then most of the memory is for one batch, of about
-/// twice its WAL, and pages pass through the rest of it in file order.
-fn share_memory(memory_bytes: u64) -> (u64, MemoryShares, MemoryShares) {
+/// Bytes of WAL in one stretch, and how memory is shared between pages and batches. While pages fit, a batch takes up to four times its
+/// WAL, with the operations that it is made into, and while one is applied, the next is decoded.
+fn share_memory(memory_bytes: u64) -> (u64, MemoryShares) {
     let batch_bytes = (memory_bytes / 32).clamp(2 * MIN_WINDOW_BYTES, MAX_BATCH_BYTES);
     let window_bytes = 1 << (batch_bytes / 4).clamp(MIN_WINDOW_BYTES, MAX_WINDOW_BYTES).ilog2();
-    let ample = MemoryShares { page_bytes: memory_bytes.saturating_sub(8 * batch_bytes + OTHER_BYTES), batch_bytes };
-    let batch_bytes =
-        (memory_bytes.saturating_sub(2 * OTHER_BYTES) / 8 * 3).clamp(2 * MIN_WINDOW_BYTES, MAX_SHORT_BATCH_BYTES);
-    let page_bytes = memory_bytes.saturating_sub(batch_bytes / 4 * 9 + OTHER_BYTES);
-    (window_bytes, ample, MemoryShares { page_bytes, batch_bytes })
+    let page_bytes = memory_bytes.saturating_sub(8 * batch_bytes + OTHER_BYTES);
+    let shares = MemoryShares { all_bytes: memory_bytes, page_bytes, batch_bytes };
+    (window_bytes, shares)
 }
 
 /// Whether the command line asks for recovery from an archive: the `pg_wal` of a directory that is no base backup is not

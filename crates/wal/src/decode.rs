@@ -236,6 +236,14 @@ impl Stretch {
         Stretch::default()
     }
 
+    /// Bytes of memory that it holds, used or not.
+    pub fn held_bytes(&self) -> usize {
+        self.bodies.capacity()
+            + self.headers.capacity() * LONG_PAGE_HEADER_SIZE
+            + self.places.capacity() * size_of::<Place>()
+            + self.overwritten.capacity() * size_of::<Lsn>()
+    }
+
     /// Begins anew at the page of `from`. Records are taken from `from` on if `exact`, else from the first record
     /// that begins at or past it; up to, not including, those that begin at `limit`.
     pub fn reset(&mut self, from: Lsn, exact: bool, limit: Lsn, segment_size: SegmentSize) {
