@@ -426,6 +426,21 @@ def unpack_by_hand(backup, work):
     return data_dir
 
 
+def test_roll_to_the_end(archived, work):
+    """The WAL ends with a shutdown checkpoint: the new backup begins and ends there. Restored without more WAL, it was said to be
+    inconsistent, "at least to" where it stood."""
+    walrider("backup", "roll", "--backup", archived.backup("tar"), "--wal", archived.wal, "--out", work / "new", "--format", "tar").expect()
+    restored = walrider("restore", "--backup", work / "new", "--wal", archived.wal, "-D", work / "ours", "--tablespace-mapping",
+                        f"{archived.space}={work}/ours.space").expect()
+    assert restored.json["checkpoint_lsn"] == archived.final_checkpoint
+    compare(work / "ours", archived.stock)
+    server = PgCluster(work / "ours")
+    server.configure("archive_mode = off", "postgresql.auto.conf")
+    with server:
+        server.start()
+        assert server.value("SELECT count(*) > 8000 FROM late") == "t"
+
+
 def test_roll_is_interrupted(archived, work):
     """Nothing has the name of the new backup before it is complete; what is left is removed when asked for."""
     arguments = ("backup", "roll", "--backup", archived.backup("tar"), "--wal", archived.wal, "--out", work / "new", "--format", "tar",

@@ -248,6 +248,9 @@ impl<'a> Engine<'a> {
                 let restartpoints = self.stats.restartpoints;
                 self.work_on_restartpoint(Duration::ZERO)?;
                 if !self.last_record.is_valid() {
+                    // A backup from a standby may begin and end at one shutdown checkpoint, with nothing to replay (before its loop,
+                    // PerformWalRecovery calls CheckRecoveryConsistency).
+                    self.sequencer.globals.passed(self.replayed);
                     // Nobody was told yet where the directory stands.
                     self.tell_where();
                     progress(&self.stats, self.replayed);
