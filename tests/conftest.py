@@ -29,6 +29,8 @@ SHARED = ("plain", "mixed", "mixed_small", "passes")
 SHARED_IN_FILE = ("origin", "clusters", "archived", "repository", "catalogue", "unpacked", "many", "backup")
 # What takes longest begins first, so that no worker waits long for the last.
 FIRST = ("test_suites.py", "test_early_crash.py", "test_standby_bank.py", "test_stress.py", "plain", "mixed", "mixed_small", "rest")
+# What tests of power cuts need.
+MEMORY_ROOM = 1 << 30
 TURNS = "WALRIDER_TURNS"
 # What a test cannot do without, where it is not fetched by us but the machine's own.
 PROGRAMS = {"test_top_screen.py": "tmux", "test_top_browser.py": "chromium", "test_bench_browser.py": "chromium"}
@@ -196,6 +198,16 @@ def work(tmp_path):
     yield tmp_path
     if os.environ.get("WALRIDER_KEEP") != "1":
         throw_away(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory):
+    """A directory in memory, where there is room for it: what a disk would do with what is not synced is played there."""
+    shared = Path("/dev/shm")
+    in_memory = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > MEMORY_ROOM
+    directory = Path(tempfile.mkdtemp(prefix="walrider-", dir=shared)) if in_memory else tmp_path_factory.mktemp("power")
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def make(directory, **options):

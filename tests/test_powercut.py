@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.lab.faults.images import SEED, Images, directory_in_memory
+from tests.lab.faults.images import SEED, Images
 from tests.lab.faults.powercut import FSYNC, ORDERS, RENAME, TRUNCATE, Cut, Recorder
 from tests.lab.install import program
 from tests.lab.oracle import early
@@ -151,13 +151,6 @@ class Origin:
         data_dir.chmod(0o700)
         PgCluster(data_dir).configure("archive_mode = off", "postgresql.auto.conf")
         return data_dir
-
-
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory):
-    """Where all of this lies."""
-    with directory_in_memory(tmp_path_factory) as directory:
-        yield directory
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from tests.lab.faults.images import Images, directory_in_memory
+from tests.lab.faults.images import Images
 from tests.lab.faults.powercut import ORDERS, Cut, Recorder
 from tests.lab.server import recovery
 from tests.lab.server.backups import MARKER, verify
@@ -35,13 +35,6 @@ CREATE TABLE new_{n} TABLESPACE s AS SELECT g FROM generate_series(1, 1000) g;
 DELETE FROM wide WHERE id > 1500 + 50 * {n}; VACUUM wide; INSERT INTO wide SELECT g, repeat('n', 700) FROM generate_series(1501, 1900) g;
 """
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory):
-    """Where all of this lies."""
-    with directory_in_memory(tmp_path_factory) as directory:
-        yield directory
 
 
 @pytest.fixture(scope="module")

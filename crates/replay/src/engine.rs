@@ -317,6 +317,7 @@ impl<'a> Engine<'a> {
         let was_short = self.pages.is_short();
         let loaded = self.apply(batch, missing)?;
         if self.pages.is_short() && !was_short {
+            self.feed.loader.drop_spare();
             self.stats.pages_evicted += self.pages.empty()?;
         }
         self.feed.queue.extend(loaded);
@@ -324,9 +325,11 @@ impl<'a> Engine<'a> {
         if batch.upto.len() == stretches {
             let visited_bytes = (self.pages.visited() * BLCKSZ) as u64;
             self.feed.size_batches(visited_bytes, self.pages.batch_limits());
-            let growth = self.feed.stretches as f64 / stretches as f64;
-            let loaded = self.feed.queue.iter().map(Planned::held_bytes).sum();
-            self.stats.pages_evicted += self.pages.share_with_batch(loaded, growth)?;
+            if self.pages.is_short() {
+                let growth = self.feed.stretches as f64 / stretches as f64;
+                let loaded = self.feed.queue.iter().map(Planned::held_bytes).sum();
+                self.stats.pages_evicted += self.pages.share_with_batch(loaded, growth)?;
+            }
         }
         self.retire(&batch.upto);
         self.batch_done()

@@ -174,8 +174,8 @@ impl<'a> Pages<'a> {
             .inspect(|_| memory::trim())
     }
 
-    /// Has pages keep to what the next batch leaves of the memory, if they do not fit: it is `growth` times as large as the last one, of
-    /// which all that is loaded holds `loaded` bytes. Returns how many went.
+    /// Has pages, which do not fit, keep to what the next batch leaves of the memory. It is `growth` times as large as the last one, whose WAL
+    /// and plan hold `loaded` bytes. Returns how many went.
     ///
     /// # Errors
     /// When one cannot be written.
@@ -185,7 +185,7 @@ impl<'a> Pages<'a> {
         let frames = sum(Partition::frame_bytes);
         self.short.note(Taken { loaded, made, operations, frames }, memory::resident());
         let room = self.short.for_pages(growth);
-        if !self.is_short || self.page_bytes <= room {
+        if self.page_bytes <= room {
             return Ok(0);
         }
         self.page_bytes = room / 8 * 7;

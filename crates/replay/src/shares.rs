@@ -1,11 +1,13 @@
 //! How memory is shared between pages and the batches that change them.
 
+use std::ops::RangeInclusive;
+
 /// Memory that is neither pages nor WAL, in bytes: the program itself, SLRU pages, tables.
 pub const OTHER_BYTES: u64 = 16 << 20;
 /// Most WAL in one batch where pages do not fit into memory, in bytes.
 pub const MAX_SHORT_BATCH_BYTES: u64 = 512 << 20;
-/// What an operation takes beside its place in the plan, in bytes: less than one that is the only one of its page, more than one of many.
-const OPERATION_BYTES: std::ops::RangeInclusive<usize> = 16..=128;
+/// What an operation takes beside its place in the plan, in bytes: from one of many on its page to the only one there.
+const OPERATION_BYTES: RangeInclusive<usize> = 16..=128;
 
 /// How memory is shared.
 #[derive(Clone, Copy, Debug)]

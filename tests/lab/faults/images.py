@@ -5,10 +5,7 @@ failure."""
 
 import os
 import re
-import shutil
-import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests.lab.seed import seed
@@ -20,7 +17,6 @@ KEEP = os.environ.get("WALRIDER_POWER_KEEP")
 # Of all images, what each kind of run has.
 SHARES = dict(replay=11, apart=8, restore=8, restartpoints=11, promotion=11, receive=4, spool=4, early=5, early_redo=4,
               restore_tar=3, restore_early=3, roll_plain=2, roll_tar=2)
-ROOM = 1 << 30
 # More than Linux ever gives (PID_MAX_LIMIT).
 NO_PROCESS = (1 << 22) + 1
 
@@ -28,16 +24,6 @@ NO_PROCESS = (1 << 22) + 1
 def images(kind):
     """How many of this kind."""
     return max(1, IMAGES * SHARES[kind] // sum(SHARES.values()))
-
-
-@contextmanager
-def directory_in_memory(tmp_path_factory):
-    """A directory in memory, where there is room for it: what a disk would do with what is not synced is played there."""
-    shared = Path("/dev/shm")
-    in_memory = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > ROOM
-    directory = Path(tempfile.mkdtemp(prefix="walrider-", dir=shared)) if in_memory else tmp_path_factory.mktemp("power")
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def bury(directory):
