@@ -451,6 +451,18 @@ def test_roll_is_interrupted(archived, work):
     process.wait(60)
     assert not (work / "new").exists()
     assert "--start-over" in walrider(*arguments).stderr
+    # Another one that is asked to start over keeps off one that is at work.
+    shutil.rmtree(work / "new.rolling")
+    process = start(*arguments)
+    wait_for((work / "new.rolling/data/base").exists, lambda: process.poll())
+    process.send_signal(signal.SIGSTOP)
+    result = walrider(*arguments, "--start-over")
+    assert result.code == FAILED and "another walrider backup roll is at work" in result.stderr, result
+    process.kill()
+    process.wait(60)
+    # As a shell completes the name of a directory.
+    (work / "new").mkdir()
+    arguments = [f"{word}/" if word == work / "new" else word for word in arguments]
     walrider(*arguments, "--start-over").expect()
     assert not (work / "new.rolling").exists()
     with open(work / "base.tar", "wb") as out:
@@ -460,6 +472,37 @@ def test_roll_is_interrupted(archived, work):
     assert walrider(*arguments).code == FAILED
     plain = [word for word in arguments if word not in ("--format", "tar")]
     assert walrider(*plain).code == USAGE
+    assert walrider(*arguments, "--tablespace-mapping", "/s=/t").code == USAGE
+
+
+def test_roll_has_put_a_tablespace(archived, work):
+    """A tablespace that is unpacked does not say any more whose it is: it is emptied by hand, which is said before anything is removed."""
+    command = ["backup", "roll", "--backup", archived.backup("plain"), "--wal", archived.wal, "--out", work / "new"]
+    # Refused before anything is done: that leaves nothing in the way.
+    assert "is not empty" in walrider(*command).stderr
+    command += ["--tablespace-mapping", f"{archived.directory}/plain.space={work}/s"]
+    result = walrider(*command, "--target-name", "never")
+    assert result.code == FAILED and "before the configured recovery target" in result.stderr, result
+    result = walrider(*command, "--start-over")
+    assert result.code == FAILED and f'"{work}/s" is where' in result.stderr and (work / "new.rolling/data/base").exists(), result
+    shutil.rmtree(work / "s")
+    walrider(*command, "--start-over").expect()
+    verify(work / "new")
+
+
+@pytest.mark.every_major
+def test_summarizer_goes_on(archived, work):
+    """The WAL that a backup brings ends before what replay puts into pg_wal. The summarizer waited for ever for what is between them, and
+    all later WAL was kept for it."""
+    archived.restore("tar", work / "ours", "--promote").expect()
+    segments = sorted({int(path.name[8:], 16) for path in (work / "ours/pg_wal").iterdir() if len(path.name) == 24})
+    assert segments == list(range(segments[0], segments[-1] + 1)), segments
+    server = PgCluster(work / "ours")
+    server.configure("archive_mode = off\nsummarize_wal = on\nwal_keep_size = 0", "postgresql.auto.conf")
+    with server:
+        server.start()
+        server.psql("CREATE TABLE more AS SELECT 1 AS x; CHECKPOINT")
+        wait_for(lambda: server.value("SELECT count(*) > 0 FROM pg_available_wal_summaries() WHERE tli = 2") == "t", "a summary")
 
 
 def test_roll_over_timelines(plain, work):

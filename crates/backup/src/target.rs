@@ -218,12 +218,21 @@ fn take(place: &Path, state: State, mode: u32) -> Result<File> {
         fsync_parent(place)?;
     }
     fs::set_permissions(place, Permissions::from_mode(mode)).context("set permissions of directory", place)?;
+    let is_left_over = state == State::LeftOver;
     let path = place.join(MARKER);
     let text = "walrider restore was interrupted, or is still at work: this directory is not complete.\n";
-    let marker = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let marker = OpenOptions::new().write(true).create(!is_left_over).truncate(false).mode(0o600).open(&path);
     let marker = marker.context("create file", &path)?;
-    flock(&marker, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| BackupError::Refused(format!("another walrider restore is at work on {}", quoted(place))))?;
+    let another = || BackupError::Refused(format!("another walrider restore is at work on {}", quoted(place)));
+    flock(&marker, FlockOperation::NonBlockingLockExclusive).map_err(|_| another())?;
+    // Whoever had the lock may have come to its end since we looked.
+    let is_as_it_was = match is_left_over {
+        true => is_half_restored(place)?,
+        false => list_dir(place)?.iter().all(|entry| entry.file_name() == MARKER),
+    };
+    if !is_as_it_was {
+        return Err(another());
+    }
     // First: without it no server starts, and all know what the directory is, whatever else is gone when this is interrupted.
     unlink(&place.join(CONTROL_FILE))?;
     for entry in list_dir(place)?.into_iter().filter(|entry| entry.file_name() != MARKER) {

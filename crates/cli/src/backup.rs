@@ -1,22 +1,26 @@
 //! `walrider backup roll`: a new base backup of an old one and WAL.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand, ValueEnum};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use walrider_backup::BackupError;
 use walrider_backup::checksum::Checksums;
 use walrider_backup::packing::Packing;
 use walrider_backup::roll::{Made, Rolled, Settings};
-use walrider_datadir::durable::{fsync_parent, list_dir, write_file};
+use walrider_datadir::config::is_half_restored;
+use walrider_datadir::durable::{fsync_dir, fsync_parent, list_dir};
 use walrider_replay::startup::{Options, Promotion, Summary};
 use walrider_store::directory::Directory;
 use walrider_store::driver::Driver;
 
-use crate::failure::{Exit, Failure, SCHEMA_VERSION};
+use crate::failure::{Exit, Failure, SCHEMA_VERSION, note};
 use crate::replay::{ResourceArgs, TargetArgs, plain_options, run_to_end, why_incomplete};
 use crate::restore::{Restored, UnpackArgs, check_wal};
 use crate::wal::named_archive;
@@ -161,10 +165,18 @@ impl RollArgs {
         if self.format == Format::Plain && self.compress != Compress::None {
             return Err(Failure::new(Exit::Usage, "--compress is of archives: say --format tar, too"));
         }
-        let work = self.begin()?;
+        if self.format == Format::Tar && self.unpack.maps_tablespaces() {
+            let why = "--tablespace-mapping is for --format plain: archives say where tablespaces were, and who restores them maps them";
+            return Err(Failure::new(Exit::Usage, why));
+        }
+        let out = checked(&self.out)?;
+        let mut work = out.clone().into_os_string();
+        work.push(ROLLING);
+        let work = PathBuf::from(work);
         let data_dir = work.join("data");
         self.resources.start()?;
         check_wal(&self.wal, &data_dir)?;
+        let _lock = self.begin(&work)?;
         let is_tar = self.format == Format::Tar;
         let unpacking = self.unpack.begin(&data_dir, is_tar.then(|| work.join("tablespaces")), &self.resources)?;
         let settings = Settings::read(&data_dir).map_err(failed)?;
@@ -200,48 +212,110 @@ impl RollArgs {
             }
         };
         let made = made.map_err(failed)?;
-        self.end(&work, &complete)?;
+        end(&work, &complete, &out)?;
         Ok((restored, summary, made))
     }
 
-    /// The directory that all is made in.
-    fn begin(&self) -> Result<PathBuf, Failure> {
-        let out = std::path::absolute(&self.out).map_err(|error| io("find directory", &self.out, &error))?;
-        if out.try_exists().map_err(|error| io("stat", &out, &error))?
-            && !list_dir(&out).map_err(|error| refused(error.to_string()))?.is_empty()
-        {
+    /// Makes the directory that all is made in, or empties what an interrupted run has left of it. It is ours as long as the file is open.
+    fn begin(&self, work: &Path) -> Result<File, Failure> {
+        fs::create_dir_all(work).map_err(|error| io("create directory", work, &error))?;
+        // An empty one was about to be marked when it was interrupted.
+        let entries = entries(work)?;
+        let path = work.join(MARKER);
+        if !entries.is_empty() && !entries.contains(&path) {
+            return Err(refused(format!("\"{}\" is in the way: move it away", work.display())));
+        }
+        let opened = File::options().write(true).create(true).truncate(false).open(&path);
+        let marker = opened.map_err(|error| io("create file", &path, &error))?;
+        let is_ours = flock(&marker, FlockOperation::NonBlockingLockExclusive).is_ok()
+            // Whoever had it may have removed it meanwhile.
+            && fs::metadata(&path).is_ok_and(|now| marker.metadata().is_ok_and(|ours| now.ino() == ours.ino()));
+        if !is_ours {
+            return Err(refused(format!("another walrider backup roll is at work in \"{}\"", work.display())));
+        }
+        let left: Vec<PathBuf> = self::entries(work)?.into_iter().filter(|entry| *entry != path).collect();
+        if !left.is_empty() && !self.unpack.starts_over() {
             return Err(refused(format!(
-                "\"{}\" is not empty: name a directory that is, or is not there yet",
-                out.display()
+                "\"{}\" is what an interrupted run has left: with --start-over, it is removed, and all begins again",
+                work.display()
             )));
         }
-        let mut work = out.into_os_string();
-        work.push(ROLLING);
-        let work = PathBuf::from(work);
-        if work.try_exists().map_err(|error| io("stat", &work, &error))? {
-            if !work.join(MARKER).exists() {
-                return Err(refused(format!("\"{}\" is in the way: move it away", work.display())));
-            }
-            if !self.unpack.starts_over() {
-                return Err(refused(format!(
-                    "\"{}\" is what an interrupted run has left: with --start-over, it is removed, and all begins again",
-                    work.display()
-                )));
-            }
-            fs::remove_dir_all(&work).map_err(|error| io("remove directory", &work, &error))?;
+        check_tablespaces(work)?;
+        for entry in left {
+            let removed = if entry.is_dir() { fs::remove_dir_all(&entry) } else { fs::remove_file(&entry) };
+            removed.map_err(|error| io("remove", &entry, &error))?;
         }
-        fs::create_dir_all(&work).map_err(|error| io("create directory", &work, &error))?;
-        write_file(&work.join(MARKER), b"walrider backup roll was interrupted, or is still at work.\n")
-            .map_err(|error| refused(error.to_string()))?;
-        Ok(work)
+        let text = b"walrider backup roll was interrupted, or is still at work.\n";
+        (&marker).write_all(text).and_then(|()| marker.sync_all()).map_err(|error| io("write file", &path, &error))?;
+        fsync_dir(work).and_then(|()| fsync_parent(work)).map_err(|error| refused(error.to_string()))?;
+        Ok(marker)
     }
+}
 
-    /// What is complete gets its name.
-    fn end(&self, work: &Path, complete: &Path) -> Result<(), Failure> {
-        fs::rename(complete, &self.out).map_err(|error| io("rename to", &self.out, &error))?;
-        fsync_parent(&self.out).map_err(|error| refused(error.to_string()))?;
-        fs::remove_dir_all(work).map_err(|error| io("remove directory", work, &error))
+/// Where the new backup goes: a directory that is empty, or not there yet, and may have another one renamed over it.
+fn checked(out: &Path) -> Result<PathBuf, Failure> {
+    let path = std::path::absolute(out).map_err(|error| io("find directory", out, &error))?;
+    // Without a slash at its end, or what is made beside it would be in it.
+    let path: PathBuf = path.components().collect();
+    let not = |what: &str| refused(format!("\"{}\" {what}", path.display()));
+    let (Some(parent), Some(_)) = (path.parent(), path.file_name()) else {
+        return Err(not("has no name: name a directory that is empty, or is not there yet"));
+    };
+    let found = match fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(path),
+        other => other.map_err(|error| io("stat", &path, &error))?,
+    };
+    if found.is_symlink() {
+        return Err(not("is a symbolic link: name what it points to"));
     }
+    if !found.is_dir() {
+        return Err(not("is no directory"));
+    }
+    if !entries(&path)?.is_empty() {
+        return Err(not("is not empty: name a directory that is, or is not there yet"));
+    }
+    let above = fs::metadata(parent).map_err(|error| io("stat", parent, &error))?;
+    if above.dev() != found.dev() {
+        return Err(not("is where a file system is mounted: name a directory in it"));
+    }
+    Ok(path)
+}
+
+/// Tablespaces beside the directory that were unpacked as a whole do not say any more whose they are.
+fn check_tablespaces(work: &Path) -> Result<(), Failure> {
+    let links = work.join("data/pg_tblspc");
+    if !links.exists() {
+        return Ok(());
+    }
+    for link in entries(&links)? {
+        let Ok(location) = fs::read_link(&link) else { continue };
+        if location.starts_with(work) || !location.is_dir() || entries(&location)?.is_empty() {
+            continue;
+        }
+        if !is_half_restored(&location).map_err(|error| refused(error.to_string()))? {
+            return Err(refused(format!(
+                "\"{}\" is where the interrupted run has put a tablespace: if what is in it is what that run has left, remove it by hand",
+                location.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What is complete gets its name.
+fn end(work: &Path, complete: &Path, out: &Path) -> Result<(), Failure> {
+    fs::rename(complete, out).map_err(|error| io("rename to", out, &error))?;
+    fsync_parent(out).map_err(|error| refused(error.to_string()))?;
+    if let Err(error) = fs::remove_dir_all(work) {
+        note(format!("could not remove \"{}\", which nobody needs any more: {error}", work.display()));
+    }
+    Ok(())
+}
+
+/// What is in a directory.
+fn entries(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let listed = list_dir(directory).map_err(|error| refused(error.to_string()))?;
+    Ok(listed.into_iter().map(|entry| entry.path()).collect())
 }
 
 fn io(operation: &str, path: &Path, error: &std::io::Error) -> Failure {
@@ -250,4 +324,31 @@ fn io(operation: &str, path: &Path, error: &std::io::Error) -> Failure {
 
 fn failed(error: BackupError) -> Failure {
     Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn the_new_backup_can_be_renamed_to_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let new = dir.path().join("new");
+        let told = |path: &Path| checked(path).map_err(|failure| failure.to_json()["message"].to_string());
+        assert_eq!(told(&new).unwrap(), new);
+        fs::create_dir(&new).unwrap();
+        // As a shell completes it.
+        assert_eq!(told(&dir.path().join("new/")).unwrap(), new);
+        symlink(&new, dir.path().join("link")).unwrap();
+        fs::write(dir.path().join("file"), "").unwrap();
+        for (bad, why) in
+            [("link", "symbolic link"), ("file", "no directory"), (".", "not empty"), ("new/..", "no name")]
+        {
+            assert!(told(&dir.path().join(bad)).unwrap_err().contains(why), "{bad}");
+        }
+        assert!(told(Path::new("/")).unwrap_err().contains("no name"));
+        assert!(told(Path::new("/proc")).unwrap_err().contains("not empty"));
+    }
 }

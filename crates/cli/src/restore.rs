@@ -29,10 +29,10 @@ use crate::wal::named_archive;
 /// The backup is one of pg_basebackup: a directory in plain format, or with base.tar and the archives of its tablespaces, each as it is
 /// or as .gz, .lz4 or .zst, and backup_manifest beside them; or these archives below a prefix of an object store, read with --fetch-jobs
 /// requests at once. Every file is verified by the manifest on its way. DIR must be empty or
-/// absent; until the backup is there, whole and durable, it has no pg_control, and no server starts on it.
+/// absent; until the backup is there, whole and durable, no server starts on it, and --start-over removes what an interrupted run has left.
 ///
-/// Replay follows, and hands the directory over, as walrider replay does, with the same options. Should it fail, or be interrupted, go on
-/// with walrider replay.
+/// Replay follows, and hands the directory over, as walrider replay does, with the same options. Should it fail, or be interrupted, when
+/// the backup is there, go on with walrider replay. A message says which it is.
 #[derive(Args)]
 pub struct RestoreArgs {
     /// The new data directory
@@ -210,6 +210,11 @@ impl UnpackArgs {
         self.start_over
     }
 
+    /// Whether tablespaces are to go elsewhere.
+    pub fn maps_tablespaces(&self) -> bool {
+        !self.tablespace_mapping.is_empty()
+    }
+
     /// Unpacks it into a directory, but for the relations, which replay is to have come there ([`Unpacking::base`]). Tablespaces that
     /// are not mapped go below `others`, or where they were.
     pub fn begin(
@@ -293,7 +298,10 @@ pub fn run(args: RestoreArgs) -> ExitCode {
         let unpacking = unpack.begin(&data_dir, None, recovery.resources())?;
         let summary = recovery.replay(data_dir.clone(), false, unpacking.base()).inspect_err(|_| {
             if !note_half_restored(&data_dir) {
-                note(format!("the backup is unpacked in \"{}\": go on with walrider replay there", data_dir.display()));
+                note(format!(
+                    "the backup is unpacked in \"{}\": go on with walrider replay there, not with walrider restore",
+                    data_dir.display()
+                ));
             }
         })?;
         Ok((unpacking.restored(), summary))

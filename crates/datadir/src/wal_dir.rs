@@ -3,6 +3,7 @@
 //! `CleanupAfterArchiveRecovery` in `access/transam/xlog.c`, `writeTimeLineHistory` in `access/transam/timeline.c`,
 //! `access/transam/xlogarchive.c`; PostgreSQL 18).
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write, copy, repeat};
 use std::path::{Path, PathBuf};
@@ -161,6 +162,23 @@ impl WalDir {
         Ok(())
     }
 
+    /// Removes segments before that of `redo` which lead nowhere, as one behind them is missing; unless they wait to be archived. A base
+    /// backup brings them. PostgreSQL's checkpoints would keep them, and all that comes later, for the WAL summarizer, which would wait for ever
+    /// for what is missing (`GetOldestUnsummarizedLSN`, `postmaster/walsummarizer.c`; `KeepLogSeg`, `access/transam/xlog.c`).
+    pub fn remove_before_gap(&self, redo: Lsn) -> Result<()> {
+        let segments = self.segments()?;
+        let numbers: HashSet<u64> = segments.iter().map(|(_, segment)| *segment).collect();
+        let needed = self.size.segment_of(redo);
+        let gap = (0..=needed).rev().find(|segment| !numbers.contains(segment));
+        for (of, segment) in segments.into_iter().filter(|(_, segment)| Some(*segment) < gap) {
+            let ready = self.status(&self.size.file_name(of, segment), "ready");
+            if !ready.try_exists().context("stat file", &ready)? {
+                self.remove(of, segment)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The segment within which a timeline was left will not be completed here: gives it the ending `.partial`, to be
     /// archived under that name; not if it is complete, which an archive status says (`CleanupAfterArchiveRecovery`).
     pub fn archive_partial(&self, switch_point: Lsn, timeline: TimelineId) -> Result<()> {
@@ -276,6 +294,23 @@ mod tests {
             let status = names(&dir, "archive_status");
             assert_eq!(status, ["000000010000000000000005.partial.ready", "000000010000000000000007.ready"]);
         }
+    }
+
+    #[test]
+    fn what_leads_nowhere_goes() {
+        let (dir, wal_dir) = wal_dir();
+        let segment = |number: u64| format!("00000001000000000000000{number}");
+        let left = |redo: u64| {
+            for number in [1, 2, 3, 5, 6] {
+                fs::write(dir.path().join("pg_wal").join(segment(number)), "").unwrap();
+            }
+            wal_dir.note(&segment(2), "ready").unwrap();
+            wal_dir.remove_before_gap(Lsn(redo * MEGABYTE + 8)).unwrap();
+            names(&dir, ".")
+        };
+        assert_eq!(left(2), [1, 2, 3, 5, 6].map(segment), "the gap is behind it");
+        assert_eq!(left(4), [2, 5, 6].map(segment), "it is what is missing");
+        assert_eq!(left(6), [2, 5, 6].map(segment));
     }
 
     #[test]

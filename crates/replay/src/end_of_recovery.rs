@@ -196,6 +196,7 @@ fn finish(
             .map(|why| format!("recovery_end_command \"{command}\": {why}"));
     }
     wal_dir.remove_non_parent(promoted.switch_point, promoted.timeline)?;
+    wal_dir.remove_before_gap(promoted.checkpoint)?;
     if settings.archiving {
         wal_dir.archive_partial(promoted.switch_point, old_timeline)?;
     }

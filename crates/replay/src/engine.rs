@@ -322,17 +322,29 @@ impl<'a> Engine<'a> {
         }
         self.feed.queue.extend(loaded);
         self.finish(batch)?;
-        if batch.upto.len() == stretches {
+        let is_all = self.feed.queue.len() == batch.upto.len();
+        // Where memory was short, and far less comes now, its share of memory goes back to pages.
+        if self.pages.is_short() && is_all && batch.upto.len() <= stretches / 8 {
+            self.feed.limit_batches(2 * batch.upto.len() as u64 * self.feed.window_bytes());
+            self.share_with_batch(batch.upto.len())?;
+        } else if batch.upto.len() == stretches {
             let visited_bytes = (self.pages.visited() * BLCKSZ) as u64;
-            self.feed.size_batches(visited_bytes, self.pages.batch_limits());
-            if self.pages.is_short() {
-                let growth = self.feed.stretches as f64 / stretches as f64;
-                let loaded = self.feed.queue.iter().map(Planned::held_bytes).sum();
-                self.stats.pages_evicted += self.pages.share_with_batch(loaded, growth)?;
-            }
+            self.feed.size_batches(visited_bytes, self.pages.most_batch_bytes());
+            self.share_with_batch(stretches)?;
         }
         self.retire(&batch.upto);
         self.batch_done()
+    }
+
+    /// Where memory is short, shares it between pages and the next batch; the last one was of so many stretches.
+    fn share_with_batch(&mut self, stretches: usize) -> Result<(), ReplayError> {
+        if self.pages.is_short() {
+            let growth = self.feed.stretches as f64 / stretches as f64;
+            let loaded = self.feed.queue.iter().map(Planned::held_bytes).sum();
+            self.stats.pages_evicted += self.pages.share_with_batch(loaded, growth)?;
+            self.feed.room = Some(self.pages.short());
+        }
+        Ok(())
     }
 
     /// The directory stands at the end of a batch.

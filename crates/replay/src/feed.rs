@@ -12,7 +12,7 @@ use crate::load::{Ending, Loader};
 use crate::memory;
 use crate::plan::Planned;
 use crate::rels::RelTable;
-use crate::shares::{BatchLimits, Short};
+use crate::shares::Short;
 use crate::stages::Stage;
 use crate::stats::Stats;
 
@@ -34,7 +34,7 @@ pub struct Feed<'a> {
     pub stretches: usize,
     window_bytes: u64,
     /// Where memory is short, what there is for a batch.
-    room: Option<Short>,
+    pub room: Option<Short>,
     /// Where the WAL was found to end: nothing of it from there on.
     pub needed: Lsn,
     /// Whether to look, at the end of valid WAL, if it goes on past that, and is damaged there.
@@ -44,6 +44,7 @@ pub struct Feed<'a> {
 impl<'a> Feed<'a> {
     /// Nothing is loaded yet. `window_bytes` of WAL are a stretch, at most `batch_bytes` a batch.
     pub fn new(source: &'a dyn ReadWal, loader: Loader, window_bytes: u64, batch_bytes: u64) -> Feed<'a> {
+        let window_bytes = window_bytes.min(loader.format().segment_size.bytes());
         let stretches = (batch_bytes.min(FIRST_BATCH_BYTES) / window_bytes).max(1) as usize;
         let needed = loader.position();
         Feed { source, loader, queue: VecDeque::new(), stretches, window_bytes, room: None, needed, looks_past: true }
@@ -113,12 +114,11 @@ impl<'a> Feed<'a> {
     /// Larger batches visit each page less often, but need memory of their own: they grow as long as one visits more bytes of
     /// pages than it has of WAL.
     /// `visited_bytes`: of pages, by the last one.
-    pub fn size_batches(&mut self, visited_bytes: u64, limits: BatchLimits) {
-        self.room = limits.memory;
+    pub fn size_batches(&mut self, visited_bytes: u64, most_bytes: u64) {
         if visited_bytes > self.stretches as u64 * self.window_bytes {
             self.stretches *= 2;
         }
-        self.limit_batches(limits.wal_bytes);
+        self.limit_batches(most_bytes);
     }
 
     /// From now on batches are of at most so many bytes of WAL, until [`Feed::size_batches`] lets them grow. Whether they were larger.

@@ -74,9 +74,11 @@ impl Loader {
         self.next
     }
 
-    /// Gives a stretch back for reuse.
+    /// Gives a stretch back for reuse; but for one that has grown with a record of many times its size, which would keep that much for ever.
     pub fn recycle(&mut self, planned: Planned) {
-        self.spare.push(planned);
+        if planned.held_bytes() as u64 <= 16 * self.window.max(1 << 20) {
+            self.spare.push(planned);
+        }
     }
 
     /// Gives the memory back of those that wait for reuse.

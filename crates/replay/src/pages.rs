@@ -23,7 +23,7 @@ use crate::partition::{FsmChange, FsmOp, PageSettings, Part, Partition, Report, 
 use crate::plan::{PARTITIONS, partition_of};
 use crate::rels::{PageKey, RelTable};
 use crate::restartpoint::{Recovery, sync_relations};
-use crate::shares::{BatchLimits, MAX_SHORT_BATCH_BYTES, MemoryShares, Short, Taken};
+use crate::shares::{MAX_SHORT_BATCH_BYTES, MemoryShares, Short, Taken};
 use crate::spill::Spill;
 use crate::stages::Stage;
 use crate::stats::Stats;
@@ -136,12 +136,14 @@ impl<'a> Pages<'a> {
         &self.shares
     }
 
-    /// How large the next batch may be: most bytes of WAL in it, and of memory that it takes.
-    pub fn batch_limits(&self) -> BatchLimits {
-        if !self.is_short {
-            return BatchLimits { wal_bytes: self.shares.batch_bytes, memory: None };
-        }
-        BatchLimits { wal_bytes: MAX_SHORT_BATCH_BYTES, memory: Some(self.short) }
+    /// Most bytes of WAL in a batch.
+    pub fn most_batch_bytes(&self) -> u64 {
+        if self.is_short { MAX_SHORT_BATCH_BYTES } else { self.shares.batch_bytes }
+    }
+
+    /// What there is for batches and pages where memory is short.
+    pub fn short(&self) -> Short {
+        self.short
     }
 
     /// How many pages the last batch visited.
@@ -185,10 +187,7 @@ impl<'a> Pages<'a> {
         let frames = sum(Partition::frame_bytes);
         self.short.note(Taken { loaded, made, operations, frames }, memory::resident());
         let room = self.short.for_pages(growth);
-        if self.page_bytes <= room {
-            return Ok(0);
-        }
-        self.page_bytes = room / 8 * 7;
+        self.page_bytes = (room / 8 * 7).min(self.shares.page_bytes);
         // A frame that is free is not the system's.
         if frames as u64 > room { self.empty() } else { Ok(0) }
     }

@@ -20,15 +20,6 @@ pub struct MemoryShares {
     pub batch_bytes: u64,
 }
 
-/// How large a batch may be.
-#[derive(Clone, Copy, Debug)]
-pub struct BatchLimits {
-    /// Most bytes of WAL in it.
-    pub wal_bytes: u64,
-    /// Where memory is short, what there is for it.
-    pub memory: Option<Short>,
-}
-
 /// What a batch took.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Taken {
@@ -51,6 +42,7 @@ pub struct Taken {
 pub struct Short {
     all: u64,
     other: u64,
+    guess: u64,
     batch: u64,
     operation: usize,
 }
@@ -58,7 +50,8 @@ pub struct Short {
 impl Short {
     /// Nothing is known of batches yet, nor of what an allocator loses: an eighth is the guess.
     pub fn new(all_bytes: u64) -> Short {
-        Short { all: all_bytes, other: OTHER_BYTES + all_bytes / 8, batch: 0, operation: *OPERATION_BYTES.end() }
+        let guess = OTHER_BYTES + all_bytes / 8;
+        Short { all: all_bytes, other: guess, guess, batch: 0, operation: *OPERATION_BYTES.end() }
     }
 
     /// Notes what a batch took when the whole process had `resident` bytes.
@@ -66,7 +59,8 @@ impl Short {
         self.batch = (taken.loaded + taken.made) as u64;
         self.operation = (taken.made / taken.operations.max(1)).clamp(*OPERATION_BYTES.start(), *OPERATION_BYTES.end());
         let other = resident.unwrap_or(0).saturating_sub(self.batch + taken.frames as u64);
-        self.other = self.other.max(other);
+        // More counts at once. Less does little by little, as what was measured between two batches is not the most that there is within one.
+        self.other = other.max(self.other - self.other.saturating_sub(other) / 8).max(self.guess);
     }
 
     /// Bytes for a batch and its pages.
@@ -115,8 +109,10 @@ mod tests {
         let taken = Taken { loaded: 60 * MB, made: 20 * MB, operations: MB, frames: 20 * MB };
         short.note(taken, Some(140 << 20));
         assert_eq!(short.for_batch(), 77 << 20);
-        short.note(taken, None);
-        assert_eq!(short.for_batch(), 77 << 20);
+        short.note(taken, Some(132 << 20));
+        assert_eq!(short.for_batch(), 77 << 20 | 7 << 17);
+        (0..20).for_each(|_| short.note(taken, None));
+        assert_eq!(short.for_batch(), 84 << 20);
     }
 
     #[test]

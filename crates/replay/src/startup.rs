@@ -17,6 +17,7 @@ use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::{RecoverySettings, TargetAction, TargetTimeline};
 use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::wal_dir::EARLY_PREFIX;
+use walrider_datadir::wal_dir::WalDir;
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::DbState;
 use walrider_layout::history::TimelineHistory;
@@ -253,6 +254,12 @@ impl Entered<'_> {
             source.refusal(engine.needed()).filter(|_| matches!(stop, Stop::EndOfWal { .. } | Stop::Outage { .. }));
         keep_partial_segments(&source, &engine)?;
         hand_over(&mut engine, &stop, settings.target.is_some())?;
+        // Before it is consistent, the backup's label may ask for older WAL than the control file.
+        if !options.follow && engine.may_end_here() {
+            let control = engine.recovery().control();
+            let wal_dir = WalDir::new(engine.recovery().data_dir().path(), control.segment_size);
+            wal_dir.remove_before_gap(control.checkpoint_copy.redo)?;
+        }
         let promoted = match stop {
             Stop::Target | Stop::EndOfWal { .. } if promotes || told => {
                 Some(end_of_recovery(&mut engine, &source, &settings)?)
