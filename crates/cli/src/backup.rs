@@ -220,9 +220,8 @@ impl RollArgs {
     fn begin(&self, work: &Path) -> Result<File, Failure> {
         fs::create_dir_all(work).map_err(|error| io("create directory", work, &error))?;
         // An empty one was about to be marked when it was interrupted.
-        let entries = entries(work)?;
-        let path = work.join(MARKER);
-        if !entries.is_empty() && !entries.contains(&path) {
+        let (path, found) = (work.join(MARKER), entries(work)?);
+        if !found.is_empty() && !found.contains(&path) {
             return Err(refused(format!("\"{}\" is in the way: move it away", work.display())));
         }
         let opened = File::options().write(true).create(true).truncate(false).open(&path);
@@ -233,7 +232,7 @@ impl RollArgs {
         if !is_ours {
             return Err(refused(format!("another walrider backup roll is at work in \"{}\"", work.display())));
         }
-        let left: Vec<PathBuf> = self::entries(work)?.into_iter().filter(|entry| *entry != path).collect();
+        let left: Vec<PathBuf> = entries(work)?.into_iter().filter(|entry| *entry != path).collect();
         if !left.is_empty() && !self.unpack.starts_over() {
             return Err(refused(format!(
                 "\"{}\" is what an interrupted run has left: with --start-over, it is removed, and all begins again",

@@ -291,13 +291,15 @@ impl ReadWal for Source {
     fn describe(&self, lsn: Lsn) -> String {
         let offset = self.size().offset_of(lsn);
         let known = self.fetcher.known(self.size().segment_of(lsn));
+        let is_missing = known.as_ref().is_some_and(|found| found.segment.is_none());
         let (segment, refusal) = known.map_or((None, None), |found| (found.segment, found.refusal));
         let path = match segment {
             Some(segment) => shown(&segment.path).display().to_string(),
             None => self.size().file_name(self.history().timeline_at(lsn), self.size().segment_of(lsn)),
         };
-        let refusal = refusal.map_or(String::new(), |refusal| format!(" ({refusal})"));
-        format!("WAL file \"{path}\", LSN {lsn}, offset {offset}{refusal}")
+        let why = refusal.map(|refusal| refusal.to_string()).or(is_missing.then(|| "there is no such file".to_owned()));
+        let why = why.map_or(String::new(), |why| format!(" ({why})"));
+        format!("WAL file \"{path}\", LSN {lsn}, offset {offset}{why}")
     }
 
     fn has_segment(&self, lsn: Lsn) -> Result<bool, StoreError> {
