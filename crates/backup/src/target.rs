@@ -223,7 +223,9 @@ fn take(place: &Path, state: State, mode: u32) -> Result<File> {
     let text = "walrider restore was interrupted, or is still at work: this directory is not complete.\n";
     let marker = OpenOptions::new().write(true).create(!is_left_over).truncate(false).mode(0o600).open(&path);
     let marker = marker.context("create file", &path)?;
-    let another = || BackupError::Refused(format!("another walrider restore is at work on {}", quoted(place)));
+    let another = || {
+        BackupError::Refused(format!("another walrider restore is at work on {}, or was a moment ago", quoted(place)))
+    };
     flock(&marker, FlockOperation::NonBlockingLockExclusive).map_err(|_| another())?;
     // Whoever had the lock may have come to its end since we looked.
     let is_as_it_was = match is_left_over {
@@ -277,6 +279,12 @@ mod tests {
         let lock = take(&place, State::LeftOver, 0o700).unwrap();
         assert!(take(&place, State::LeftOver, 0o700).unwrap_err().to_string().contains("at work"));
         drop(lock);
+        // Another one has come to its end, and put something there, since we looked.
+        fs::write(place.join("PG_VERSION"), "18\n").unwrap();
+        assert!(take(&place, State::Empty, 0o700).is_err());
+        fs::remove_file(place.join(MARKER)).unwrap();
+        assert!(take(&place, State::LeftOver, 0o700).is_err());
+        assert!(place.join("PG_VERSION").exists());
     }
 
     #[test]

@@ -42,16 +42,19 @@ pub struct Taken {
 pub struct Short {
     all: u64,
     other: u64,
-    guess: u64,
     batch: u64,
     operation: usize,
 }
 
 impl Short {
-    /// Nothing is known of batches yet, nor of what an allocator loses: an eighth is the guess.
+    /// What is neither batches nor pages, at least: of what an allocator loses, an eighth is the guess.
+    fn least_other(all_bytes: u64) -> u64 {
+        OTHER_BYTES + all_bytes / 8
+    }
+
+    /// Nothing is known of batches yet, nor of what an allocator loses.
     pub fn new(all_bytes: u64) -> Short {
-        let guess = OTHER_BYTES + all_bytes / 8;
-        Short { all: all_bytes, other: guess, guess, batch: 0, operation: *OPERATION_BYTES.end() }
+        Short { all: all_bytes, other: Short::least_other(all_bytes), batch: 0, operation: *OPERATION_BYTES.end() }
     }
 
     /// Notes what a batch took when the whole process had `resident` bytes.
@@ -60,7 +63,7 @@ impl Short {
         self.operation = (taken.made / taken.operations.max(1)).clamp(*OPERATION_BYTES.start(), *OPERATION_BYTES.end());
         let other = resident.unwrap_or(0).saturating_sub(self.batch + taken.frames as u64);
         // More counts at once. Less does little by little, as what was measured between two batches is not the most that there is within one.
-        self.other = other.max(self.other - self.other.saturating_sub(other) / 8).max(self.guess);
+        self.other = other.max(self.other - self.other.saturating_sub(other) / 8).max(Short::least_other(self.all));
     }
 
     /// Bytes for a batch and its pages.
