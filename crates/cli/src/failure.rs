@@ -35,6 +35,7 @@ impl From<Exit> for ExitCode {
 #[derive(Clone, Debug)]
 pub struct Failure {
     message: String,
+    hint: Option<String>,
     code: u8,
     lsn: Option<Lsn>,
 }
@@ -42,7 +43,7 @@ pub struct Failure {
 impl Failure {
     /// The message says what to do.
     pub fn new(exit: Exit, message: impl Display) -> Failure {
-        Failure { message: message.to_string(), code: exit as u8, lsn: None }
+        Failure { message: message.to_string(), hint: None, code: exit as u8, lsn: None }
     }
 
     /// With an exit code of another table.
@@ -55,10 +56,16 @@ impl Failure {
         Failure { lsn: lsn.into(), ..self }
     }
 
+    /// Says what else there is to know about what comes next.
+    pub fn hint(self, hint: impl Display) -> Failure {
+        Failure { hint: Some(hint.to_string()), ..self }
+    }
+
     /// What stands under `error` in an object.
     pub fn to_json(&self) -> Value {
         json!({
             "message": self.message,
+            "hint": self.hint,
             "code": self.code,
             "lsn": self.lsn.map(|lsn| lsn.to_string()),
         })
@@ -67,6 +74,9 @@ impl Failure {
     /// Says so on stderr.
     pub fn complain(&self) -> ExitCode {
         error(&self.message);
+        if let Some(hint) = &self.hint {
+            say("hint", hint);
+        }
         ExitCode::from(self.code)
     }
 
@@ -106,7 +116,10 @@ mod tests {
     #[test]
     fn as_json() {
         let failure = Failure::new(Exit::Damaged, "a \"b\"").at(Lsn(0x28));
-        assert_eq!(failure.to_json(), json!({ "message": "a \"b\"", "code": 4, "lsn": "0/28" }));
-        assert_eq!(Failure::new(Exit::Refused, 1).to_json(), json!({ "message": "1", "code": 1, "lsn": null }));
+        assert_eq!(failure.to_json(), json!({ "message": "a \"b\"", "hint": null, "code": 4, "lsn": "0/28" }));
+        assert_eq!(
+            Failure::new(Exit::Refused, 1).hint(2).to_json(),
+            json!({ "message": "1", "hint": "2", "code": 1, "lsn": null })
+        );
     }
 }

@@ -118,7 +118,7 @@ pub struct ResourceArgs {
     /// restore_command's, or requests to an object store, at once: WAL is fetched ahead of replay; 1 for a command that must run alone
     #[arg(long, value_name = "N", default_value_t = DEFAULT_FETCH_JOBS, value_parser = clap::value_parser!(u16).range(1..=MAX_FETCH_JOBS))]
     fetch_jobs: u16,
-    /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM]
+    /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM, or of what its control group allows]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
     /// Most disk space for a batch that is larger than memory, so that each page is read and written once; 0: visit pages
@@ -527,16 +527,12 @@ pub fn why_incomplete(summary: &Summary) -> Option<Failure> {
             Some(Failure::new(Exit::Unsupported, message).at(*lsn))
         }
         Stop::Outage { why } => {
-            let message = format!(
-                "{why}. Replay stopped cleanly at {}; mend the archive, and run the same command again",
-                summary.end
-            );
+            let message = format!("{why}. Replay stopped cleanly at {}; mend the archive, and try again", summary.end);
             Some(Failure::new(Exit::Refused, message).at(summary.end))
         }
         Stop::Corrupt { lsn, why } => {
             let message = format!(
-                "WAL is corrupt at {lsn}: {why}. Replay stopped cleanly before; get an intact copy of that file and run the \
-                 same command again"
+                "WAL is corrupt at {lsn}: {why}. Replay stopped cleanly before; get an intact copy of that file and try again"
             );
             Some(Failure::new(Exit::Damaged, message).at(*lsn))
         }

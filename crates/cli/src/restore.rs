@@ -223,14 +223,16 @@ impl UnpackArgs {
         others: Option<PathBuf>,
         resources: &ResourceArgs,
     ) -> Result<Arc<Unpacking>, Failure> {
+        let was_half = is_half_restored(data_dir).unwrap_or(false);
         let begun = self.open(resources.fetch_jobs()).and_then(|backup| {
             let mapping = Mapping { pairs: self.tablespace_mapping.clone(), others };
             let (data_dir, memory_bytes) = (data_dir.to_owned(), resources.memory_bytes());
             begun(backup, &Destination { data_dir, mapping, start_over: self.start_over, memory_bytes })
         });
         let unpacking = begun.map_err(|error| {
-            note_half_restored(data_dir);
-            Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error)
+            let failure = Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error);
+            // What it refuses to begin with, it has said itself.
+            if was_half && !self.start_over { failure } else { what_is_left(failure, data_dir, None) }
         })?;
         Ok(Arc::new(unpacking))
     }
@@ -270,13 +272,14 @@ fn begun(backup: Backup, destination: &Destination) -> Result<Unpacking, BackupE
     Ok(Unpacking { backup, maps, begun: Mutex::new(begun), bar, done })
 }
 
-/// Says so if what an interrupted run has left is not complete.
-fn note_half_restored(data_dir: &Path) -> bool {
-    let is_half = is_half_restored(data_dir).unwrap_or(true);
-    if is_half {
-        note(format!("\"{}\" is not complete: --start-over empties it, and begins again", data_dir.display()));
+/// Adds how to go on with what a run that failed has left in the directory: if it is not complete, or if it is.
+fn what_is_left(failure: Failure, data_dir: &Path, complete: Option<&str>) -> Failure {
+    let shown = data_dir.display();
+    match (is_half_restored(data_dir).unwrap_or(true), complete) {
+        (true, _) => failure.hint(format!("\"{shown}\" is not complete: --start-over empties it, and begins again")),
+        (false, Some(how)) => failure.hint(format!("the backup is unpacked in \"{shown}\": {how}")),
+        (false, None) => failure,
     }
-    is_half
 }
 
 /// What is wrong with where WAL is to come from had better be known before a backup is unpacked.
@@ -289,6 +292,9 @@ pub fn check_wal(wal: &Path, data_dir: &Path) -> Result<(), Failure> {
     }
 }
 
+/// When relations are there, the same command is another one.
+const GO_ON: &str = "go on with walrider replay there, with the same options, not with walrider restore";
+
 /// Runs the command.
 pub fn run(args: RestoreArgs) -> ExitCode {
     let RestoreArgs { data_dir, unpack, recovery } = args;
@@ -296,14 +302,8 @@ pub fn run(args: RestoreArgs) -> ExitCode {
     let done = recovery.resources().start().and_then(|_| {
         recovery.wal().map_or(Ok(()), |wal| check_wal(wal, &data_dir))?;
         let unpacking = unpack.begin(&data_dir, None, recovery.resources())?;
-        let summary = recovery.replay(data_dir.clone(), false, unpacking.base()).inspect_err(|_| {
-            if !note_half_restored(&data_dir) {
-                note(format!(
-                    "the backup is unpacked in \"{}\": go on with walrider replay there, not with walrider restore",
-                    data_dir.display()
-                ));
-            }
-        })?;
+        let summary = recovery.replay(data_dir.clone(), false, unpacking.base());
+        let summary = summary.map_err(|failure| what_is_left(failure, &data_dir, Some(GO_ON)))?;
         Ok((unpacking.restored(), summary))
     });
     match done {

@@ -7,6 +7,7 @@ use walrider_datadir::config::{Unit, parse_number};
 use walrider_datadir::descriptors::most_threads;
 use walrider_datadir::recovery_settings::TargetTimeline;
 use walrider_layout::TimelineId;
+use walrider_replay::memory;
 use walrider_standby::EarlyMode;
 
 /// How many `restore_command`s run at once where nobody says.
@@ -88,12 +89,9 @@ pub fn default_jobs() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(most_threads())
 }
 
-/// Memory in bytes where the user names none: a quarter of RAM; of a gigabyte where the system does not tell.
+/// Memory in bytes where the user names none: a quarter of what the process may have; of a gigabyte where the system does not tell.
 pub fn default_memory() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kilobytes = total.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kilobytes.map_or(1 << 30, |kilobytes| kilobytes << 10) / 4
+    memory::limit().unwrap_or(1 << 30) / 4
 }
 
 /// A value of the file: text as on the command line, or a number.

@@ -168,8 +168,7 @@ impl Directories {
             if self.root.metadata().context("stat", &self.root)?.mode() & 0o050 == 0o050 { 0o750 } else { 0o700 };
         match fs::set_permissions(location, fs::Permissions::from_mode(mode)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(DataDirError::Refused(format!(
-                "directory \"{}\" of a tablespace does not exist: create it, owned by this user, and run the same \
-                 command again",
+                "directory \"{}\" of a tablespace does not exist: create it, owned by this user, and try again",
                 location.display()
             ))),
             other => other.context("set permissions of tablespace directory", location),

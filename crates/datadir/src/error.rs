@@ -73,7 +73,7 @@ impl DataDirError {
 /// What to do about the errors that users meet most.
 fn hint(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; free some space and run the same command again",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; free some space and try again",
         io::ErrorKind::PermissionDenied => "; run as the user that owns the data directory",
         io::ErrorKind::ReadOnlyFilesystem => "; the data directory must be writable",
         _ => "",

@@ -134,7 +134,7 @@ impl DataDirLock {
         };
         Err(DataDirError::Refused(format!(
             "lock file \"{}\" {whose}: this process does not have the directory any more, and has stopped writing. If nobody \
-             else has, run the same command again",
+             else has, try again",
             shown(&self.path).display()
         )))
     }

@@ -107,7 +107,7 @@ impl<'a> Pages<'a> {
             page_bytes: shares.page_bytes,
             short: Short::new(shares.all_bytes),
             gaps: Gaps::default(),
-            visits: Visits::default(),
+            visits: Visits::new(memory::limit().unwrap_or(0).saturating_sub(shares.all_bytes)),
         }
     }
 
@@ -294,11 +294,11 @@ impl<'a> Pages<'a> {
         });
         applying.end(reports.iter().map(|report| report.took).sum());
         if quota.is_some() {
-            if !self.visits.is_known() {
-                // What the system has taken and not written says nothing about the device.
+            let visited = self.visited();
+            if self.visits.must_be_durable(visited) {
                 sync_relations(self.files)?;
             }
-            self.visits.note(self.visited(), began.elapsed());
+            self.visits.note(visited, began.elapsed());
         }
         stats.apply_longest += reports.iter().map(|report| report.took).max().unwrap_or_default();
         let passed_over = reports.iter_mut().map(|report| std::mem::take(&mut report.passed_over)).collect::<Vec<_>>();

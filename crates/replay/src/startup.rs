@@ -472,8 +472,7 @@ fn hand_over(engine: &mut Engine<'_>, stop: &Stop, has_goal: bool) -> Result<(),
         && has_goal
     {
         return Err(ReplayError::Refused(format!(
-            "WAL ended at {replayed} before the configured recovery target was reached ({why}); add WAL and run the same \
-             command again"
+            "WAL ended at {replayed} before the configured recovery target was reached ({why}); add WAL and try again"
         )));
     }
     Ok(())

@@ -130,7 +130,7 @@ pub struct StandbyOptions {
     /// Threads [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub jobs: Option<u16>,
-    /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM]
+    /// Memory for pages and WAL, as in 512MB [default: a quarter of RAM, or of what its control group allows]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     #[serde(deserialize_with = "memory")]
     pub memory: Option<u64>,

@@ -203,12 +203,15 @@ impl Spill {
         // Stable: those of a partition stay in their order.
         pieces.sort_by_key(|piece| piece.0);
         let (store, chunk_bytes) = (&self.store, self.chunk_bytes);
-        self.partitions.par_iter_mut().enumerate().with_min_len(16).try_for_each(|(number, partition)| {
-            let first = pieces.partition_point(|piece| piece.0 < number);
-            for (_, piece, bytes) in pieces[first..].iter().take_while(|piece| piece.0 == number) {
-                partition.add(bytes, piece.operations, chunk_bytes, store)?;
-            }
-            Ok::<(), ReplayError>(())
+        // Only those that get something: runs of a growing table are neighbours, and would be one thread's work.
+        let mut partitions = self.partitions.iter_mut().enumerate();
+        let mut work = Vec::new();
+        for of_one in pieces.chunk_by(|a, b| a.0 == b.0) {
+            let partition = partitions.find(|(number, _)| *number == of_one[0].0).expect("one of these").1;
+            work.push((partition, of_one));
+        }
+        work.into_par_iter().try_for_each(|(partition, pieces)| {
+            pieces.iter().try_for_each(|(_, piece, bytes)| partition.add(bytes, piece.operations, chunk_bytes, store))
         })?;
         drop(pieces);
         // No more than it took: the first batch may be larger than those that follow.
@@ -396,8 +399,7 @@ impl Store {
         let mut read = Vec::new();
         let damaged = || {
             ReplayError::Refused(format!(
-                "a temporary file in \"{}\" does not hold what was written to it: look at that disk, and run the same \
-                 command again",
+                "a temporary file in \"{}\" does not hold what was written to it: look at that disk, and try again",
                 self.settings.directory.display()
             ))
         };
