@@ -19,7 +19,7 @@ pub enum Stage {
     Apply,
     /// Of applying, the share in which its threads read pages.
     Read,
-    /// Putting a batch apart that is larger than memory.
+    /// Putting a batch apart that is larger than memory; the next WAL is decoded meanwhile.
     Spill,
     /// Free space maps.
     Fsm,
