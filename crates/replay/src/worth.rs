@@ -14,8 +14,13 @@ const PROCESSOR: f64 = 2e-9;
 /// (`vm.dirty_background_ratio`, 10 % by default), as other things are written as well.
 const TAKEN: u64 = 40;
 
-/// Seconds of visits that say what they cost: in less time, a moment in which something else has the processor counts too much.
+/// Bytes of pages that are made durable at most to see what visits cost: the system cannot take much more without writing, which is seen as well.
+const MOST_DURABLE: u64 = 256 << 20;
+
+/// Seconds of visits that say what they cost, and that are remembered: in less time, a moment in which something else has the processor or the
+/// device counts too much.
 const KNOWN_SECONDS: f64 = 0.1;
+const REMEMBERED_SECONDS: f64 = 0.5;
 
 /// Of the time that the device takes for a byte of a page, what it takes to write and read one of WAL that is put apart: it goes there in order and
 /// compressed, which is at least four times as quick each way.
@@ -78,12 +83,13 @@ impl Visits {
     /// Whether those of so many pages must become durable before their time counts: until it is known what visits cost, what the system has
     /// taken and not written says nothing of the device, unless it would take as much again and again.
     pub fn must_be_durable(&self, pages: usize) -> bool {
-        !self.is_known && (self.pages as usize + pages) as u64 * BLCKSZ as u64 > self.taken_bytes
+        let bytes = |pages: usize| (pages * BLCKSZ) as u64;
+        !self.is_known && bytes(self.pages as usize + pages) > self.taken_bytes && bytes(pages) <= MOST_DURABLE
     }
 
     /// A batch visited so many pages in this time. The last ones count most.
     pub fn note(&mut self, pages: usize, took: Duration) {
-        let before = if self.is_known { 0.5 } else { 1.0 };
+        let before = if self.seconds > REMEMBERED_SECONDS { 0.5 } else { 1.0 };
         self.pages = self.pages * before + pages as f64;
         self.seconds = self.seconds * before + took.as_secs_f64();
         self.is_known |= self.seconds >= KNOWN_SECONDS;
@@ -134,7 +140,7 @@ mod tests {
         let mut visits = Visits::new(400 << 20);
         assert!(!visits.must_be_durable(1280) && visits.must_be_durable(1281));
         visits.note(1000, Duration::from_millis(1));
-        assert!(visits.must_be_durable(281));
+        assert!(visits.must_be_durable(281) && !visits.must_be_durable(1_000_000));
         visits.note(4000, Duration::from_millis(100));
         assert!(!visits.must_be_durable(100_000));
     }
