@@ -254,6 +254,21 @@ def test_memory_is_kept_with_images(work):
     assert result["peak_memory_bytes"] < memory + room, result["peak_memory_bytes"] / 2 ** 20
 
 
+def test_memory_is_kept_with_many_maps(work):
+    """VACUUM of a small table leaves three pages of its free space map: those of thousands of tables were in memory at once."""
+    def vacuum(server):
+        for command in ("CREATE TABLE v%s AS SELECT g FROM generate_series(1, 9) g", "DELETE FROM v%s WHERE g > 3"):
+            server.psql(f"DO $$ BEGIN FOR n IN 1..4000 LOOP EXECUTE format('{command}', n); END LOOP; END $$")
+        server.psql("VACUUM")
+
+    maps = rolled_forward(work, vacuum, SETTINGS + "max_locks_per_transaction = 1000\n", setup="SELECT 1")
+    ours = maps.copy(work / "ours")
+    memory, room = 16 << 20, 12 << 20
+    result = replay(ours, maps.archive, "--memory", str(memory), "--jobs", "2", "--spill-size", "0").expect().json
+    compare(ours, maps.stock)
+    assert result["peak_memory_bytes"] < memory + room, result["peak_memory_bytes"] / 2 ** 20
+
+
 @pytest.mark.parametrize("load", ["updated", "cut_with_images"])
 def test_killed(load, request, work, rng):
     """At any moment, while WAL is put apart, files are cut and pages are written; then it is done again, with or without little memory,

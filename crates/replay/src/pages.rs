@@ -307,12 +307,23 @@ impl<'a> Pages<'a> {
         registered_fsm_ops(parts, &mut fsm_ops);
         self.take_reports(reports, &mut fsm_ops, stats)?;
         let is_dropped = |key: PageKey| dropped.get(key.fork() as usize).copied().unwrap_or(false);
-        let (partitions, shared, _) = self.split();
-        let reports = each(partitions.iter_mut().zip(&mut fsm_ops).collect(), small, |(partition, ops)| {
-            let mut report = Report::default();
+        let maps: usize = each(fsm_ops.iter_mut().collect(), small, |ops| {
             ops.retain(|op| !is_dropped(op.key));
             ops.sort_unstable_by_key(|op| (op.key, op.lsn));
-            partition.apply_fsm(batch, ops, parts, &shared, &mut report);
+            ops.chunk_by(|a, b| a.key == b.key).count()
+        })
+        .into_iter()
+        .sum();
+        let resident: usize = self.partitions.iter().map(Partition::resident).sum();
+        // VACUUM of many small tables comes to three pages of maps for each.
+        let quota = (resident + maps > budget).then_some((budget / PARTITIONS).max(1));
+        if quota.is_some() {
+            recovery.ensure_min_recovery_point(end)?;
+        }
+        let (partitions, shared, _) = self.split();
+        let reports = each(partitions.iter_mut().zip(&fsm_ops).collect(), small, |(partition, ops)| {
+            let mut report = Report::default();
+            partition.apply_fsm(batch, ops, parts, &shared, quota, &mut report);
             report
         });
         self.take_reports(reports, &mut fsm_ops, stats)?;

@@ -452,7 +452,10 @@ impl Partition {
             let next = chunk_at(chunk.end, count);
             self.read_ahead(next.clone(), shared);
             if let Some(quota) = quota {
-                match self.make_room(chunk.clone(), quota, shared) {
+                let pages = &self.touched[chunk.clone()];
+                let keys = pages[0].0..=pages[pages.len() - 1].0;
+                let missing = pages.iter().filter(|&&(_, slot)| self.slots[slot as usize].frame.is_none()).count();
+                match self.make_room(keys, missing, quota, shared) {
                     Ok(evicted) => report.pages_evicted += evicted as u64,
                     Err(error) => return report.fail(Lsn::INVALID, error),
                 }
@@ -544,20 +547,26 @@ impl Partition {
         }
     }
 
-    /// Applies changes of free space map pages, which are sorted by page and LSN.
+    /// Applies changes of free space map pages, which are sorted by page and LSN. At most `quota` pages are in memory at a time, if there is one.
     pub fn apply_fsm(
         &mut self,
         batch: u64,
         ops: &[FsmOp],
         parts: &[Part<'_>],
         shared: &Shared<'_>,
+        quota: Option<usize>,
         report: &mut Report,
     ) {
         self.batch = batch;
         self.touched.clear();
         for ops in ops.chunk_by(|a, b| a.key == b.key) {
-            let number = self.touch(ops[0].key);
+            let key = ops[0].key;
+            let number = self.touch(key);
             if self.slots[number as usize].frame.is_none() {
+                match quota.map_or(Ok(0), |quota| self.make_room(key..=key, 1, quota, shared)) {
+                    Ok(evicted) => report.pages_evicted += evicted as u64,
+                    Err(error) => return report.fail(Lsn::INVALID, error),
+                }
                 self.bring_in(&[number], &[true], &[ops[0].lsn], shared, report);
             }
             let slot = &mut self.slots[number as usize];

@@ -1,7 +1,7 @@
 //! Pages of a partition between their files and memory: read, written back, and taken out where memory is short.
 
 use std::io::IoSlice;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::time::Instant;
 
 use walrider_datadir::relation::{MAX_RUN, RelationFiles};
@@ -256,21 +256,19 @@ impl Partition {
         Ok(())
     }
 
-    /// Takes pages out of memory, least recently used first, until those of `chunk`, places in `touched`, fit into `quota`.
-    /// What was changed is written. Returns how many went.
+    /// Takes pages out of memory, least recently used first, until `missing` more fit into `quota`; but none of `keys`, which the batch
+    /// is at. What was changed is written. Returns how many went.
     pub(super) fn make_room(
         &mut self,
-        chunk: Range<usize>,
+        keys: RangeInclusive<PageKey>,
+        missing: usize,
         quota: usize,
         shared: &Shared<'_>,
     ) -> Result<usize, ReplayError> {
-        let missing =
-            self.touched[chunk.clone()].iter().filter(|&&(_, slot)| self.slots[slot as usize].frame.is_none());
-        let over = (self.resident + missing.count()).saturating_sub(quota);
+        let over = (self.resident + missing).saturating_sub(quota);
         if over == 0 {
             return Ok(0);
         }
-        let keys = self.touched[chunk.start].0..=self.touched[chunk.end - 1].0;
         let batch = self.batch;
         // Those of the batch that are done are older than those that are to come.
         let age = |slot: &Slot| if slot.batch == batch && slot.key > *keys.end() { batch + 1 } else { slot.batch };
