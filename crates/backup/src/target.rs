@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf, absolute};
 use rustix::fs::{FlockOperation, flock};
 use walrider_datadir::backup_label::MappedTablespace;
 use walrider_datadir::config::{RESTORING, is_half_restored};
-use walrider_datadir::durable::{fsync_dir, fsync_parent, list_dir, unlink};
+use walrider_datadir::durable::{create_dirs, fsync_dir, list_dir, unlink};
 use walrider_datadir::lock::{check_ownership, refuse_root};
 
 use crate::error::{BackupError, IoContext, Result, quoted};
@@ -214,8 +214,7 @@ fn state(place: &Path, start_over: bool, is_of_left_over: bool) -> Result<State>
 /// Makes a directory, or empties it, with the marker in it; locked.
 fn take(place: &Path, state: State, mode: u32) -> Result<File> {
     if state == State::Absent {
-        DirBuilder::new().recursive(true).mode(0o700).create(place).context("create directory", place)?;
-        fsync_parent(place)?;
+        create_dirs(place, 0o700)?;
     }
     fs::set_permissions(place, Permissions::from_mode(mode)).context("set permissions of directory", place)?;
     let is_left_over = state == State::LeftOver;

@@ -15,7 +15,7 @@ use walrider_backup::checksum::Checksums;
 use walrider_backup::packing::Packing;
 use walrider_backup::roll::{Made, Rolled, Settings};
 use walrider_datadir::config::is_half_restored;
-use walrider_datadir::durable::{fsync_dir, fsync_parent, list_dir};
+use walrider_datadir::durable::{create_dirs, fsync_dir, fsync_parent, list_dir};
 use walrider_replay::startup::{Options, Promotion, Summary};
 use walrider_store::directory::Directory;
 use walrider_store::driver::Driver;
@@ -218,7 +218,7 @@ impl RollArgs {
 
     /// Makes the directory that all is made in, or empties what an interrupted run has left of it. It is ours as long as the file is open.
     fn begin(&self, work: &Path) -> Result<File, Failure> {
-        fs::create_dir_all(work).map_err(|error| io("create directory", work, &error))?;
+        create_dirs(work, 0o777).map_err(|error| refused(error.to_string()))?;
         // An empty one was about to be marked when it was interrupted.
         let (path, found) = (work.join(MARKER), entries(work)?);
         if !found.is_empty() && !found.contains(&path) {

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use walrider_layout::{DEFAULT_TABLESPACE_OID, GLOBAL_TABLESPACE_OID, Major, Oid, RelFileLocator};
 
 use crate::backup_label::remove_tablespace_link;
-use crate::durable::{fsync_dir, fsync_parent, list_dir, unlink_if_there};
+use crate::durable::{create_dirs, fsync_dir, fsync_parent, list_dir, unlink_if_there};
 use crate::error::{DataDirError, IoContext, Result};
 use crate::relation::{RelationFiles, SegmentFile, database_dir, parse_file_name};
 use crate::sync::{copy_side_by_side, unlink_side_by_side};
@@ -100,7 +100,7 @@ impl Directories {
         self.ensure_parent(to.0, &target, missing)?;
         if !exists(&source)? {
             self.refuse_missing(from.0, &source, missing)?;
-            make_dirs(&source)?;
+            create_dirs(&source, 0o777)?;
         }
         make_dir(&target)?;
         let mut copies = Vec::new();
@@ -240,7 +240,7 @@ impl Directories {
             return Ok(());
         }
         self.refuse_missing(tablespace, parent, missing)?;
-        make_dirs(parent)
+        create_dirs(parent, 0o777)
     }
 
     fn refuse_missing(&self, tablespace: Oid, path: &Path, missing: Missing) -> Result<()> {
@@ -271,11 +271,6 @@ fn make_dir(path: &Path) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         other => other.context("create directory", path),
     }
-}
-
-fn make_dirs(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).context("create directory", path)?;
-    fsync_parent(path)
 }
 
 /// Removes a directory with all that is in it, if it is there; links are removed, not followed.

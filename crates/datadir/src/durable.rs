@@ -1,8 +1,9 @@
 //! Files written so that a crash leaves the old contents or the new, never a mixture (`durable_rename`,
 //! `durable_unlink`, `fsync_fname`, `SyncDataDirectory`; `storage/file/fd.c`).
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{DataDirError, IoContext, Result};
@@ -29,6 +30,16 @@ pub fn fsync_parent(path: &Path) -> Result<()> {
         Some(parent) if !parent.as_os_str().is_empty() => fsync_dir(parent),
         _ => fsync_dir(Path::new(".")),
     }
+}
+
+/// Makes a directory, if it is not there, and those above it that are not, each with `mode` less the umask. Their entries are durable then.
+pub fn create_dirs(path: &Path, mode: u32) -> Result<()> {
+    let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+    DirBuilder::new().recursive(true).mode(mode).create(path).context("create directory", path)?;
+    // One that was there may have been made by a run that was interrupted before this.
+    fsync_parent(path)?;
+    missing.into_iter().skip(1).try_for_each(fsync_parent)
 }
 
 /// The name under which [`write_file`] prepares the new contents of `path`.
