@@ -406,18 +406,20 @@ impl<'a> Engine<'a> {
             }
         };
         spilling.batch = batch;
-        let (spill_stage, started) = (self.stats.stages.enter(Stage::Spill), Instant::now());
+        let spill_stage = self.stats.stages.enter(Stage::Spill);
         let Feed { source, loader, queue, stretches, .. } = &mut self.feed;
         let parts = spilling.batch.parts(queue);
         let changed_bytes = self.base.is_some().then(|| self.pages.changed_bytes(&parts));
         // Reading waits for one disk, and putting apart for another.
-        let (rels, missing) = (self.pages.rels().clone(), *stretches - (queue.len() - parts.len()).min(*stretches));
-        let (taken, loaded) =
-            rayon::join(|| spilling.spill.take(&parts, &rels), || loader.load_ready(missing, *source, &rels));
-        taken?;
+        let (rels, missing) = (self.pages.rels().clone(), stretches.saturating_sub(queue.len() - parts.len()));
+        let take = || {
+            let started = Instant::now();
+            spilling.spill.take(&parts, &rels).map(|()| started.elapsed())
+        };
+        let (took, loaded) = rayon::join(take, || loader.load_ready(missing, *source, &rels));
+        spilling.took += took?;
         drop((parts, spill_stage));
         self.feed.queue.extend(loaded);
-        spilling.took += started.elapsed();
         let from = spilling.last.map_or(self.replayed, |(_, end, _)| end);
         self.feed.retire(&spilling.batch.upto, |stretch, last, records| {
             let Span { lsn, end } = stretch.span(last);
