@@ -302,10 +302,16 @@ impl<'a> Pages<'a> {
         }
         stats.apply_longest += reports.iter().map(|report| report.took).max().unwrap_or_default();
         let passed_over = reports.iter_mut().map(|report| std::mem::take(&mut report.passed_over)).collect::<Vec<_>>();
-        let fsm = stats.stages.enter(Stage::Fsm);
         let mut fsm_ops: Vec<Vec<FsmOp>> = vec![Vec::new(); PARTITIONS];
         registered_fsm_ops(parts, &mut fsm_ops);
         self.take_reports(reports, &mut fsm_ops, stats)?;
+        // Before maps need room: what is taken out for them must not be among these slots.
+        if passed_over.iter().map(Vec::len).sum::<usize>() >= WORTH_WRITING {
+            let _write = stats.stages.enter(Stage::Write);
+            recovery.ensure_min_recovery_point(end)?;
+            stats.pages_written += self.write_passed_over(&passed_over)?;
+        }
+        let fsm = stats.stages.enter(Stage::Fsm);
         let is_dropped = |key: PageKey| dropped.get(key.fork() as usize).copied().unwrap_or(false);
         let maps: usize = each(fsm_ops.iter_mut().collect(), small, |ops| {
             ops.retain(|op| !is_dropped(op.key));
@@ -328,11 +334,6 @@ impl<'a> Pages<'a> {
         });
         self.take_reports(reports, &mut fsm_ops, stats)?;
         drop(fsm);
-        if passed_over.iter().map(Vec::len).sum::<usize>() >= WORTH_WRITING {
-            let _write = stats.stages.enter(Stage::Write);
-            recovery.ensure_min_recovery_point(end)?;
-            stats.pages_written += self.write_passed_over(&passed_over)?;
-        }
         Ok(())
     }
 

@@ -70,7 +70,6 @@ impl Changed {
 pub struct Visits {
     pages: f64,
     seconds: f64,
-    is_known: bool,
     taken_bytes: u64,
 }
 
@@ -80,11 +79,16 @@ impl Visits {
         Visits { taken_bytes: cache_bytes / TAKEN, ..Visits::default() }
     }
 
+    /// Whether enough was noted; what is remembered never becomes less than that again.
+    fn is_known(&self) -> bool {
+        self.seconds >= KNOWN_SECONDS
+    }
+
     /// Whether those of so many pages must become durable before their time counts: until it is known what visits cost, what the system has
     /// taken and not written says nothing of the device, unless it would take as much again and again.
     pub fn must_be_durable(&self, pages: usize) -> bool {
         let bytes = |pages: usize| (pages * BLCKSZ) as u64;
-        !self.is_known && bytes(self.pages as usize + pages) > self.taken_bytes && bytes(pages) <= MOST_DURABLE
+        !self.is_known() && bytes(self.pages as usize + pages) > self.taken_bytes && bytes(pages) <= MOST_DURABLE
     }
 
     /// A batch visited so many pages in this time. The last ones count most.
@@ -92,12 +96,11 @@ impl Visits {
         let before = if self.seconds > REMEMBERED_SECONDS { 0.5 } else { 1.0 };
         self.pages = self.pages * before + pages as f64;
         self.seconds = self.seconds * before + took.as_secs_f64();
-        self.is_known |= self.seconds >= KNOWN_SECONDS;
     }
 
     /// Bytes of pages visited for a byte of WAL, from which on to put WAL apart is worth it.
     pub fn least(&self, threads: usize) -> f64 {
-        if !self.is_known {
+        if !self.is_known() {
             return ENOUGH;
         }
         least(self.pages * BLCKSZ as f64 / self.seconds, threads)
