@@ -146,13 +146,15 @@ impl SegmentSize {
     /// let segment = size.segment_of(Lsn(0x1_0200_0028));
     /// assert_eq!(size.file_name(TimelineId(3), segment), "000000030000000100000002");
     /// assert_eq!(size.parse_file_name("000000030000000100000002"), Some((TimelineId(3), segment)));
+    /// assert_eq!(size.parse_file_name("00000003FFFFFFFF00000002"), None);
     /// ```
     pub fn file_name(self, timeline: TimelineId, segment: u64) -> String {
         let per_id = (1 << 32) / self.bytes();
         format!("{:08X}{:08X}{:08X}", timeline.0, segment / per_id, segment % per_id)
     }
 
-    /// The timeline and segment that a file name states; `None` if it is not the name of a segment of this size.
+    /// The timeline and segment that a file name states; `None` if it is not the name of a segment of this size, or lies past
+    /// [`END_OF_POSITIONS`].
     pub fn parse_file_name(self, name: &str) -> Option<(TimelineId, u64)> {
         if !is_segment_name(name) {
             return None;
@@ -160,9 +162,14 @@ impl SegmentSize {
         let part = |at: usize| u32::from_str_radix(&name[at..at + 8], 16).ok();
         let per_id = (1 << 32) / self.bytes();
         let low = u64::from(part(16)?);
-        (low < per_id).then(|| Some((TimelineId(part(0)?), u64::from(part(8)?) * per_id + low)))?
+        let segment = u64::from(part(8)?) * per_id + low;
+        (low < per_id && self.start_of(segment) < END_OF_POSITIONS).then(|| Some((TimelineId(part(0)?), segment)))?
     }
 }
+
+/// No WAL is from here on, in the last 4 GB that 64 bits can name: so a record's length can be added to every position before. PostgreSQL
+/// would need centuries to come here.
+pub const END_OF_POSITIONS: Lsn = Lsn(u64::MAX - u32::MAX as u64);
 
 /// Whether a file is named like a segment of any size (`IsXLogFileName`).
 pub fn is_segment_name(name: &str) -> bool {

@@ -1,7 +1,7 @@
 //! From the source to planned stretches: reads, decodes and plans WAL, several stretches side by side.
 
 use rayon::prelude::*;
-use walrider_layout::wal::{page_header_size, page_of};
+use walrider_layout::wal::{END_OF_POSITIONS, page_header_size, page_of};
 use walrider_layout::{Lsn, XLOG_BLCKSZ};
 use walrider_store::read::{self, ReadWal};
 use walrider_wal::decode::{Found, Invalid, PIECE, Status, Stretch, WalFormat};
@@ -111,6 +111,10 @@ impl Loader {
         if self.ended.is_some() {
             return Vec::new();
         }
+        if let Err(ending) = may_be(self.next) {
+            self.end(ending);
+            return Vec::new();
+        }
         source.release_before(self.next);
         let count = count.min(self.width);
         let first_piece = if self.width == 1 { XLOG_BLCKSZ as u64 } else { PIECE };
@@ -205,11 +209,22 @@ impl Loader {
     }
 }
 
+/// Refuses a position, which a damaged file may state, where no record can be.
+fn may_be(at: Lsn) -> Result<(), Ending> {
+    match at < END_OF_POSITIONS {
+        true => Ok(()),
+        false => Err(Ending::Failed(ReplayError::CorruptWal(format!(
+            "a record is expected at {at}, where there can be none"
+        )))),
+    }
+}
+
 /// Reads the record at `at` alone.
 ///
 /// # Errors
 /// How the WAL ends there.
 pub fn read_record(source: &dyn ReadWal, format: &WalFormat, at: Lsn) -> Result<Stretch, Ending> {
+    may_be(at)?;
     let mut stretch = Stretch::new();
     stretch.reset(at, true, Lsn(at.0 + 1), format.segment_size);
     match fill(&mut stretch, source, format, PIECE, |_| {}) {

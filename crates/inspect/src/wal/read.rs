@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use walrider_layout::wal::{RECORD_HEADER_SIZE, page_header_size, page_of};
+use walrider_layout::wal::{END_OF_POSITIONS, RECORD_HEADER_SIZE, page_header_size, page_of};
 use walrider_layout::{Lsn, XLOG_BLCKSZ, maxalign};
 use walrider_store::read::{ReadWal, fill, goes_on_past};
 use walrider_wal::decode::{Invalid, PIECE, Span, Status, Stretch, is_switch};
@@ -67,7 +67,7 @@ fn read_files<E: From<WalError>>(
     range: Range,
     mut take: impl FnMut(&Record<'_>) -> Result<ControlFlow<()>, E>,
 ) -> Result<Ended, E> {
-    let start = range.start.unwrap_or(files.start());
+    let start = range.start.unwrap_or(files.start()).min(END_OF_POSITIONS);
     let mut stretch = Stretch::new();
     let (mut next, mut exact, mut last) = (page_of(start), false, Lsn::INVALID);
     loop {

@@ -10,7 +10,7 @@ use walrider_wal::rmgr::RmgrId;
 use walrider_wal::testing::RecordBuilder;
 use walrider_wal::testing::pages::WalBuilder;
 
-use super::{Ending, Loader, ReadWal};
+use super::{Ending, Loader, ReadWal, read_record};
 use crate::rels::RelTable;
 
 const START: Lsn = Lsn(5 << 20);
@@ -68,6 +68,22 @@ fn load_all(loader: &mut Loader, wal: &Memory, count: usize) -> Vec<Lsn> {
             assert!(matches!(ending, Ending::Ends { .. }), "{ending:?}");
             return lsns;
         }
+    }
+}
+
+/// A control file, or a backup label, can state any position. In a build that checks arithmetic, the end of the stretch overflowed.
+#[test]
+fn a_position_where_no_wal_can_be_is_refused() {
+    let (wal, at) = (Memory { bytes: Vec::new(), have: 0 }, Lsn(u64::MAX - 100));
+    let mut loader = Loader { next: at, ..loader(1 << 16) };
+    assert!(loader.load_ready(4, &wal, &RelTable::default()).is_empty());
+    assert!(loader.load(4, &wal, &RelTable::default()).is_empty());
+    let endings = [loader.take_ending().unwrap(), read_record(&wal, loader.format(), at).unwrap_err()];
+    for ending in endings {
+        assert!(
+            matches!(&ending, Ending::Failed(error) if error.to_string().contains("FFFFFFFF/FFFFFF9B")),
+            "{ending:?}"
+        );
     }
 }
 
