@@ -270,6 +270,23 @@ def test_memory_is_kept_with_many_maps(work):
     assert result["peak_memory_bytes"] < memory + room, result["peak_memory_bytes"] / 2 ** 20
 
 
+@pytest.mark.parametrize("options", [(), ("--spill-always",)])
+def test_a_record_larger_than_memory(work, options):
+    """It is in memory whole, but only once. Not tried: what memory is given back after it, as only the most is told."""
+    record, memory = 100_000_000, 32 << 20
+
+    def message(server):
+        server.psql("CREATE TABLE m AS SELECT g FROM generate_series(1, 9999) g")
+        server.psql(f"SELECT pg_logical_emit_message(true, 'test', repeat('x', {record}))")
+        server.psql("UPDATE m SET g = g + 1")
+
+    rolled = rolled_forward(work, message, SETTINGS, setup="SELECT 1")
+    ours = rolled.copy(work / "ours")
+    result = replay(ours, rolled.archive, "--memory", str(memory), *options).expect().json
+    compare(ours, rolled.stock)
+    assert result["peak_memory_bytes"] < record + memory, result["peak_memory_bytes"] / 2 ** 20
+
+
 @pytest.mark.parametrize("load", ["updated", "cut_with_images"])
 def test_killed(load, request, work, rng):
     """At any moment, while WAL is put apart, files are cut and pages are written; then it is done again, with or without little memory,
