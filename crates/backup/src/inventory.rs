@@ -162,7 +162,8 @@ impl Inventory {
 
     /// How long all files of relations are.
     pub fn relation_bytes(&self) -> u64 {
-        self.files.iter().filter(|(name, _)| name.segment().is_some()).map(|(_, expected)| expected.size).sum()
+        let relations = self.files.iter().filter(|(name, _)| name.segment().is_some());
+        relations.fold(0, |sum, (_, expected)| sum.saturating_add(expected.size))
     }
 
     /// All files were seen.

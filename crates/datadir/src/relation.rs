@@ -60,6 +60,9 @@ pub fn file_name(relation: Oid, fork: ForkNumber, segment: u32) -> String {
     }
 }
 
+/// The last segment of the longest fork.
+const MAX_SEGMENT: u32 = BlockNumber::MAX / RELSEG_SIZE;
+
 /// Relation, fork and segment that a file's name tells of, if it is the name of a relation's file and not that of a temporary
 /// one: numbers have no leading zeros (`parse_filename_for_nontemp_relation`, `storage/file/reinit.c`).
 ///
@@ -72,7 +75,7 @@ pub fn file_name(relation: Oid, fork: ForkNumber, segment: u32) -> String {
 pub fn parse_file_name(name: &str) -> Option<(Oid, ForkNumber, u32)> {
     let number = |text: &str| text.parse::<u32>().ok().filter(|number| number.to_string() == text && *number > 0);
     let (stem, segment) = match name.split_once('.') {
-        Some((stem, segment)) => (stem, number(segment)?),
+        Some((stem, segment)) => (stem, number(segment).filter(|segment| *segment <= MAX_SEGMENT)?),
         None => (name, 0),
     };
     let (relation, suffix) = stem.split_at(stem.find('_').unwrap_or(stem.len()));
@@ -200,6 +203,18 @@ impl RelationFiles {
         }
     }
 
+    /// Opens a segment file that is there, for once: it may be removed at the same time, and must not be kept then.
+    fn open_aside(&self, file: SegmentFile) -> Result<Option<Arc<File>>, DataDirError> {
+        if let Some(open) = self.open.lock().expect("no panic while locked").get((file, Access::Cached)) {
+            return Ok(Some(open));
+        }
+        match OpenOptions::new().read(true).write(true).open(self.path(file)) {
+            Ok(open) => Ok(Some(Arc::new(open))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.error("open", file, error)),
+        }
+    }
+
     /// Makes the directory of a database, and what is missing above it, but neither `base` nor `pg_tblspc`: without these
     /// it is no data directory.
     fn make_directory(&self, tablespace: Oid, directory: &Path) -> io::Result<()> {
@@ -242,7 +257,7 @@ impl RelationFiles {
             };
             let len = open.metadata().map_err(|error| self.error("stat", file, error))?.len();
             let blocks = (len / BLCKSZ as u64).min(u64::from(RELSEG_SIZE)) as u32;
-            if blocks < RELSEG_SIZE || segment == u32::MAX / RELSEG_SIZE {
+            if blocks < RELSEG_SIZE || segment == MAX_SEGMENT {
                 return Ok(Some((segment * RELSEG_SIZE).saturating_add(blocks)));
             }
             segment += 1;
@@ -310,11 +325,23 @@ impl RelationFiles {
         );
         let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
         let open = self.open(file, true)?.expect("created");
+        let written = self.write_to(file, &open, block, buffers);
+        // Not before: whoever syncs files meanwhile takes the mark, and may be done before all is written (register_dirty_segment).
         self.mark_unsynced(file);
+        written
+    }
+
+    fn write_to(
+        &self,
+        file: SegmentFile,
+        open: &File,
+        block: BlockNumber,
+        buffers: &mut [IoSlice<'_>],
+    ) -> Result<(), DataDirError> {
         let mut offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
         let mut rest = buffers;
         while !rest.is_empty() {
-            match rustix::io::pwritev(&open, rest, offset) {
+            match rustix::io::pwritev(open, rest, offset) {
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(self.error("write", file, error.into())),
                 Ok(0) => {
@@ -343,27 +370,41 @@ impl RelationFiles {
         pages: &[u8],
     ) -> Result<(), DataDirError> {
         let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
+        let written = match self.open_direct(file)? {
+            Some(open) => self.write_direct(file, &open, block, pages),
+            None => Ok(false),
+        };
+        // Not before, as in RelationFiles::write.
+        self.mark_unsynced(file);
+        if written? { Ok(()) } else { self.write(rel, fork, block, &mut [IoSlice::new(pages)]) }
+    }
+
+    /// Whether the file system did it.
+    fn write_direct(
+        &self,
+        file: SegmentFile,
+        open: &File,
+        block: BlockNumber,
+        pages: &[u8],
+    ) -> Result<bool, DataDirError> {
+        let offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
         let mut put = 0;
-        if let Some(open) = self.open_direct(file)? {
-            self.mark_unsynced(file);
-            let offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
-            while put < pages.len() {
-                match rustix::io::pwrite(&open, &pages[put..], offset + put as u64) {
-                    Err(Errno::INTR) => {}
-                    // It took the flag, and not what is to be written.
-                    Err(Errno::INVAL) if put == 0 => {
-                        self.no_direct(file);
-                        break;
-                    }
-                    Err(error) => return Err(self.error("write", file, error.into())),
-                    Ok(0) => {
-                        return Err(self.error("write", file, io::Error::new(ErrorKind::StorageFull, "no space left")));
-                    }
-                    Ok(done) => put += done,
+        while put < pages.len() {
+            match rustix::io::pwrite(open, &pages[put..], offset + put as u64) {
+                Err(Errno::INTR) => {}
+                // It took the flag, and not what is to be written.
+                Err(Errno::INVAL) if put == 0 => {
+                    self.no_direct(file);
+                    return Ok(false);
                 }
+                Err(error) => return Err(self.error("write", file, error.into())),
+                Ok(0) => {
+                    return Err(self.error("write", file, io::Error::new(ErrorKind::StorageFull, "no space left")));
+                }
+                Ok(done) => put += done,
             }
         }
-        if put == pages.len() { Ok(()) } else { self.write(rel, fork, block, &mut [IoSlice::new(pages)]) }
+        Ok(true)
     }
 
     /// Opens a segment file so that writes go around the system's cache; `None` where that cannot be done.
@@ -415,10 +456,20 @@ impl RelationFiles {
 
     /// Cuts a fork to `blocks`. Segment files behind stay, empty, as in PostgreSQL (`mdtruncate`: other processes
     /// might have them open).
+    ///
+    /// Those behind one that is not full are cut, too, although they do not count: an online backup may have copied them before the primary
+    /// cut them, and what is in front of them after that. They would count again as soon as the fork has grown up to them. And the last one
+    /// is cut first: a crash in between leaves a fork that is too long, which the next replay cuts.
     pub fn truncate(&self, rel: RelFileLocator, fork: ForkNumber, blocks: BlockNumber) -> Result<(), DataDirError> {
-        for segment in 0.. {
-            let file = SegmentFile { rel, fork, segment };
-            let Some(open) = self.open(file, false)? else { break };
+        let of = |segment| SegmentFile { rel, fork, segment };
+        let is_there = |file| self.path(file).try_exists().map_err(|error| self.error("stat", file, error));
+        let mut segments = 0;
+        while segments <= MAX_SEGMENT && is_there(of(segments))? {
+            segments += 1;
+        }
+        for segment in (0..segments).rev() {
+            let file = of(segment);
+            let Some(open) = self.open(file, false)? else { continue };
             let keep = blocks.saturating_sub(segment * RELSEG_SIZE).min(RELSEG_SIZE);
             let len = open.metadata().map_err(|error| self.error("stat", file, error))?.len();
             let keep = u64::from(keep) * BLCKSZ as u64;
@@ -466,21 +517,21 @@ impl RelationFiles {
 
     /// Lets the system begin to write a file that [`RelationFiles::sync`] is to wait for.
     pub fn start_writeback(&self, file: SegmentFile) {
-        if let Ok(Some(open)) = self.open(file, false) {
+        if let Ok(Some(open)) = self.open_aside(file) {
             start_writeback(&open);
         }
     }
 
     /// The same beside all else: where the device has enough to do, the system waits for it.
     pub fn start_writeback_aside(&self, file: SegmentFile) {
-        if let Ok(Some(open)) = self.open(file, false) {
+        if let Ok(Some(open)) = self.open_aside(file) {
             self.writeback.get_or_init(Writeback::start).begin(open);
         }
     }
 
     /// Makes a file durable, and its directory's entry for it; one that is gone by now needs nothing.
     pub fn sync(&self, file: SegmentFile) -> Result<(), DataDirError> {
-        match self.open(file, false)? {
+        match self.open_aside(file)? {
             Some(open) => open.sync_all().map_err(|error| self.error("fsync", file, error)),
             None => Ok(()),
         }
@@ -517,9 +568,21 @@ mod tests {
     fn names_of_relation_files() {
         assert_eq!(parse_file_name("16384"), Some((16384, ForkNumber::Main, 0)));
         assert_eq!(parse_file_name("16384_init"), Some((16384, ForkNumber::Init, 0)));
-        for name in
-            ["", "0", "017", "4294967296", "t3_16384", "1_main", "1_x", "1.", "1.0", "1.01", "1.2.3", "1_init_vm"]
-        {
+        for name in [
+            "",
+            "0",
+            "017",
+            "4294967296",
+            "t3_16384",
+            "1_main",
+            "1_x",
+            "1.",
+            "1.0",
+            "1.01",
+            "1.2.3",
+            "1.32768",
+            "1_init_vm",
+        ] {
             assert_eq!(parse_file_name(name), None, "{name}");
         }
     }

@@ -157,8 +157,8 @@ impl Context<'_> {
             partition.discard(behind);
         }
         self.invalid.retain(|&key| !behind(key));
+        self.shared.files.truncate(rel, fork, keep)?;
         if keep < blocks {
-            self.shared.files.truncate(rel, fork, keep)?;
             self.shared.rels.fork(number).set_blocks(keep);
         }
         Ok(())

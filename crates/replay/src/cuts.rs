@@ -351,8 +351,9 @@ impl Needless {
             if fork.fork != ForkNumber::Main && shared.files.blocks(fork.rel, fork.fork)?.is_none() {
                 continue;
             }
-            if cuts.least() < known_blocks(&fork, shared.files)? {
-                shared.files.truncate(fork.rel, fork.fork, cuts.least())?;
+            let blocks = known_blocks(&fork, shared.files)?;
+            shared.files.truncate(fork.rel, fork.fork, cuts.least())?;
+            if cuts.least() < blocks {
                 fork.set_blocks(cuts.least());
             }
         }

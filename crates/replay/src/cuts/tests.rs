@@ -1,5 +1,5 @@
-use walrider_datadir::relation::RelationFiles;
-use walrider_layout::Major;
+use walrider_datadir::relation::{RelationFiles, SegmentFile};
+use walrider_layout::{BLCKSZ, Major, RELSEG_SIZE};
 use walrider_redo::vm::HEAP_BLOCKS_PER_PAGE;
 
 use super::*;
@@ -57,6 +57,24 @@ impl World {
     fn needless(&self, drops: &[u32]) -> Needless {
         Needless::new(&self.cuts, &drops.iter().map(|&relation| rel(relation)).collect(), Vec::new(), &self.rels)
     }
+}
+
+/// An online backup has the second segment of a table from before the primary cut it, and the first from after that. What is put apart of the
+/// second is left out; then nothing was cut, as the first was not longer than it should be, and old rows came back once the table had grown.
+#[test]
+fn a_segment_behind_one_that_was_cut_is_cut_too() {
+    let mut world = World::new().with(1, RELSEG_SIZE + 5, 1, 40);
+    let segment = |nth| SegmentFile { rel: rel(1), fork: ForkNumber::Main, segment: nth };
+    let path = |world: &World, nth| world.dir.path().join(world.files.relative_path(segment(nth)));
+    let first = std::fs::OpenOptions::new().write(true).open(path(&world, 0)).unwrap();
+    first.set_len(100 * BLCKSZ as u64).unwrap();
+    assert!(world.take(1, 100));
+    let settings = PageSettings { env: ENV, checksums: false, verify_images: false };
+    let needless = world.needless(&[]);
+    needless.cut_files(&Shared { rels: &world.rels, files: &world.files, settings }).unwrap();
+    assert_eq!(std::fs::metadata(path(&world, 1)).unwrap().len(), 0);
+    world.files.extend(rel(1), ForkNumber::Main, RELSEG_SIZE).unwrap();
+    assert_eq!(world.files.blocks(rel(1), ForkNumber::Main).unwrap(), Some(RELSEG_SIZE));
 }
 
 #[test]

@@ -166,7 +166,8 @@ impl<'a> Passing<'a> {
     fn redo(&self, part: &ReadPart, fork: &RelFork, first: BlockNumber, mut pages: &mut [PageBytes]) -> Vec<Report> {
         let ReadPart { visits, ops, bytes } = part;
         let from = visits.partition_point(|visit| visit.key.block() < first);
-        let behind = visits.partition_point(|visit| visit.key.block() < first + pages.len() as BlockNumber);
+        let behind =
+            visits.partition_point(|visit| visit.key.block() < first.saturating_add(pages.len() as BlockNumber));
         let (mut work, mut next) = (Vec::new(), first);
         for visit in visits[from..behind].iter().filter(|visit| visit.used) {
             let (page, behind) = pages[(visit.key.block() - next) as usize..].split_first_mut().expect("one of these");
@@ -300,23 +301,25 @@ impl<'a> Passing<'a> {
     /// Does all that is done to free space maps.
     fn finish_maps(&self, report: &mut Report) -> Result<(), ReplayError> {
         let (records, in_order, told) = std::mem::take(&mut *self.told.lock().expect(NO_PANIC)).into_parts();
-        let mut sweep = self.sweep(Vec::new());
-        // Of many images of a page, only the last is kept in memory.
+        let (mut sweep, tails) = (self.sweep(Vec::new()), self.map_tails());
+        let is_cut: FxHashSet<PageKey> = tails.iter().map(|op| op.key).collect();
         let mut kept = Vec::new();
         self.each_of_maps(|mut found, bytes| {
             sweep.note(&mut found, report)?;
-            for &Op { key, order, ref what } in &found.maps {
-                if let &What::Redo(place, change) = what
-                    && !records.is_needless(key, Lsn(order))
-                {
-                    entry::copy(&mut kept, bytes, place, Operation { key, change });
-                }
+            found.maps.retain(|op| !records.is_needless(op.key, Lsn(op.order)));
+            // Of many images of a page, only the last is left, which most of them have. Together they may be more than memory.
+            let keeps_order = |op: &Op| records.is_ordered(op.key) || is_cut.contains(&op.key);
+            let (in_order, mut last): (Vec<Op>, Vec<Op>) = found.maps.into_iter().partition(keeps_order);
+            for Op { key, what, .. } in in_order {
+                let What::Redo(place, change) = what else { unreachable!("these are from records") };
+                entry::copy(&mut kept, bytes, place, Operation { key, change });
             }
+            sweep.sweep(&mut last, bytes, report);
             Ok(())
         })?;
         let mut maps = sweep.operations(&kept).maps;
         sweep.told(in_order, &mut maps);
-        maps.extend(self.map_tails());
+        maps.extend(tails);
         maps.extend(told.filter(|op| !self.needless.is_dropped(op.key)));
         sweep.sweep(&mut maps, &kept, report);
         Ok(())
@@ -355,7 +358,7 @@ impl PassPages for Passing<'_> {
         let (pages, _) = pages.as_chunks_mut::<BLCKSZ>();
         let cuts = self.needless.cuts_of(number);
         let least = cuts.map_or(BlockNumber::MAX, ForkCuts::least);
-        let end = (first + pages.len() as BlockNumber).min(least);
+        let end = first.saturating_add(pages.len() as BlockNumber).min(least);
         let mut report = Report::default();
         let mut before = self.at_work.lock().expect(NO_PANIC).remove(&file);
         let mut block = first;

@@ -1,11 +1,11 @@
-//! What redo of passing heap pages tells free space maps, until their own pages have their turn: a byte for each heap page.
+//! What redo of passing heap pages tells free space maps, until their own pages have their turn: a byte for each heap page, at most.
 //!
 //! A map's pages come after all that tell them something, so that this is kept for the whole of a batch. Of a slot the last value counts.
 //! In which order slots get theirs does not matter, but where something else happens to the map's page in between.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use walrider_layout::Lsn;
-use walrider_redo::fsm::{self, SLOTS_PER_PAGE};
+use walrider_redo::fsm;
 use walrider_redo::{Change, Target};
 
 use super::sweep::{Op, What};
@@ -33,9 +33,14 @@ impl MapRecords {
         }
     }
 
+    /// Whether anything happens to a page but that records give every byte of it.
+    pub fn is_ordered(&self, key: PageKey) -> bool {
+        self.ordered.contains(&key)
+    }
+
     /// Whether a page is overwritten after the record that ends here, and nobody asks what it held in between.
     pub fn is_needless(&self, key: PageKey, end: Lsn) -> bool {
-        !self.ordered.contains(&key) && self.overwritten.get(&key).is_some_and(|&last| end < last)
+        !self.is_ordered(key) && self.overwritten.get(&key).is_some_and(|&last| end < last)
     }
 }
 
@@ -49,10 +54,12 @@ pub struct Told {
 }
 
 /// What a page was told.
+#[derive(Default)]
 pub struct ToldPage {
-    last: [u8; SLOTS_PER_PAGE],
+    /// Of each slot, up to the last that was told anything: most maps are of small tables.
+    last: Vec<u8>,
     /// The slots that were told anything, a bit each.
-    is_told: [u64; SLOTS_PER_PAGE.div_ceil(64)],
+    is_told: Vec<u64>,
     /// Whether any slot had a value at any time: with its first one a page is initialised.
     had_value: bool,
 }
@@ -70,17 +77,11 @@ impl Told {
             if self.records.is_needless(op.key, op.lsn) {
                 continue;
             }
-            if self.records.ordered.contains(&op.key) {
+            if self.records.is_ordered(op.key) {
                 self.in_order.push(op);
                 continue;
             }
-            let page = self.pages.entry(op.key).or_insert_with(|| {
-                let is_told = [0; SLOTS_PER_PAGE.div_ceil(64)];
-                Box::new(ToldPage { last: [0; SLOTS_PER_PAGE], is_told, had_value: false })
-            });
-            page.last[usize::from(slot)] = category;
-            page.is_told[usize::from(slot) / 64] |= 1 << (slot % 64);
-            page.had_value |= category != 0;
+            self.pages.entry(op.key).or_default().take(slot.into(), category);
         }
     }
 
@@ -92,6 +93,16 @@ impl Told {
 }
 
 impl ToldPage {
+    fn take(&mut self, slot: usize, category: u8) {
+        if self.last.len() <= slot {
+            self.last.resize(slot + 1, 0);
+            self.is_told.resize(slot / 64 + 1, 0);
+        }
+        self.last[slot] = category;
+        self.is_told[slot / 64] |= 1 << (slot % 64);
+        self.had_value |= category != 0;
+    }
+
     /// Stores what slots were told last.
     pub fn record(&self, target: &mut Target<'_>) {
         if let Some((slot, _)) = self.values().next().filter(|_| self.had_value) {

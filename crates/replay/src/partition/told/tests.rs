@@ -7,6 +7,8 @@ use walrider_wal::records::xlog;
 use walrider_wal::rmgr::RmgrId;
 use walrider_wal::testing::{RecordBuilder, TEST_REL};
 
+use walrider_redo::fsm::SLOTS_PER_PAGE;
+
 use super::*;
 use crate::spill::entry::{self, Operation};
 
