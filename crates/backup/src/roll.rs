@@ -5,15 +5,17 @@
 //! `minRecoveryPoint`, where replay ended. The WAL that comes along ends there, too.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, IoSliceMut, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rayon::prelude::*;
 use walrider_datadir::backup_label::MappedTablespace;
 use walrider_datadir::config::{SignalFiles, letting_servers_in};
-use walrider_datadir::directories::version_dir;
+use walrider_datadir::directories::{named_location, version_dir};
 use walrider_datadir::durable::{fsync_dir, list_dir, read_file, unlink, write_file};
 use walrider_datadir::open::read_control;
 use walrider_datadir::sync::Tree as Synced;
@@ -178,7 +180,9 @@ impl Rolled<'_> {
         if !links.is_empty() {
             let location = |one: &Tablespace| {
                 let known = locations.iter().find(|known| known.oid == one.oid);
-                known.map_or(one.location.clone(), |known| known.path.as_os_str().as_encoded_bytes().to_vec())
+                let made = || named_location(Path::new(OsStr::from_bytes(&one.location)));
+                let path = known.map(|known| known.path.clone()).or_else(made);
+                path.map_or(one.location.clone(), |path| path.into_os_string().into_vec())
             };
             let links: Vec<_> = links.into_iter().map(|one| (one.oid, location(one))).collect();
             let map = tablespace_map(links.iter().map(|(oid, location)| (*oid, location.as_slice())));

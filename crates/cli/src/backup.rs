@@ -27,6 +27,8 @@ use crate::wal::named_archive;
 
 /// What is appended to the name of a backup while it is made.
 const ROLLING: &str = ".rolling";
+/// In that directory, where tablespaces are of which archives are made.
+const TABLESPACES: &str = "tablespaces";
 /// In that directory, the file that says what it is.
 const MARKER: &str = "walrider.rolling";
 
@@ -170,19 +172,31 @@ impl RollArgs {
             return Err(Failure::new(Exit::Usage, why));
         }
         let out = checked(&self.out)?;
+        self.unpack.refuse_in_backup(&out)?;
         let mut work = out.clone().into_os_string();
         work.push(ROLLING);
         let work = PathBuf::from(work);
-        let data_dir = work.join("data");
         self.resources.start()?;
-        check_wal(&self.wal, &data_dir)?;
+        check_wal(&self.wal, &work.join("data"))?;
         let _lock = self.begin(&work)?;
+        self.make(&work, &out).map_err(|failure| remove_work(&work, failure))
+    }
+
+    /// Makes it in `work`, and gives it its name.
+    fn make(&self, work: &Path, out: &Path) -> Result<(Restored, Summary, Made), Failure> {
+        let data_dir = work.join("data");
         let is_tar = self.format == Format::Tar;
-        let unpacking = self.unpack.begin(&data_dir, is_tar.then(|| work.join("tablespaces")), &self.resources)?;
+        let unpacking = self.unpack.begin(&data_dir, is_tar.then(|| work.join(TABLESPACES)), &self.resources)?;
         let settings = Settings::read(&data_dir).map_err(failed)?;
         let options = plain_options(data_dir.clone(), Some(&self.wal), &self.target, &self.resources)
             .map_err(|error| refused(error.to_string()))?;
-        let options = Options { promotion: Promotion::Never, base: unpacking.base(), ..options };
+        let options = Options {
+            promotion: Promotion::Never,
+            base: unpacking.base(),
+            configured_target: false,
+            new_tablespaces: is_tar.then(|| work.join(TABLESPACES)),
+            ..options
+        };
         let summary = run_to_end(&options, Some(&self.wal), None)?;
         let restored = unpacking.restored();
         if let Some(failure) = why_incomplete(&summary) {
@@ -212,7 +226,7 @@ impl RollArgs {
             }
         };
         let made = made.map_err(failed)?;
-        end(&work, &complete, &out)?;
+        end(work, &complete, out)?;
         Ok((restored, summary, made))
     }
 
@@ -241,8 +255,7 @@ impl RollArgs {
         }
         check_tablespaces(work)?;
         for entry in left {
-            let removed = if entry.is_dir() { fs::remove_dir_all(&entry) } else { fs::remove_file(&entry) };
-            removed.map_err(|error| io("remove", &entry, &error))?;
+            remove(&entry)?;
         }
         let text = b"walrider backup roll was interrupted, or is still at work.\n";
         (&marker).write_all(text).and_then(|()| marker.sync_all()).map_err(|error| io("write file", &path, &error))?;
@@ -253,6 +266,9 @@ impl RollArgs {
 
 /// Where the new backup goes: a directory that is empty, or not there yet, and may have another one renamed over it.
 fn checked(out: &Path) -> Result<PathBuf, Failure> {
+    if out.to_str().is_some_and(|text| text.contains("://")) {
+        return Err(Failure::new(Exit::Usage, "--out is a directory here: object stores are read, and not written"));
+    }
     let path = std::path::absolute(out).map_err(|error| io("find directory", out, &error))?;
     // Without a slash at its end, or what is made beside it would be in it.
     let path: PathBuf = path.components().collect();
@@ -299,6 +315,30 @@ fn check_tablespaces(work: &Path) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Removes what a run that failed has left: nothing of it is of use to the next one. But what it has put into tablespaces elsewhere stays, and
+/// then all does, as only that says whose they are.
+fn remove_work(work: &Path, failure: Failure) -> Failure {
+    let links = entries(&work.join("data/pg_tblspc")).unwrap_or_default();
+    let elsewhere = links.iter().filter_map(|link| fs::read_link(link).ok()).find(|place| !place.starts_with(work));
+    match elsewhere {
+        Some(place) => failure.hint(format!(
+            "what is made is left in \"{}\", and in tablespaces as \"{}\": empty these, and begin again with --start-over",
+            work.display(),
+            place.display()
+        )),
+        None => match remove(work) {
+            Ok(()) => failure,
+            Err(_) => failure.hint(format!("\"{}\" could not be removed: begin again with --start-over", work.display())),
+        },
+    }
+}
+
+/// Removes a file, or a directory with all that is in it.
+fn remove(path: &Path) -> Result<(), Failure> {
+    let removed = if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    removed.map_err(|error| io("remove", path, &error))
 }
 
 /// What is complete gets its name.

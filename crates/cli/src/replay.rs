@@ -142,7 +142,7 @@ fn parse_time(text: &str) -> Result<TimestampTz, String> {
 /// Runs the command.
 pub fn run(args: ReplayArgs) -> ExitCode {
     let json = args.recovery.json;
-    match args.recovery.resources.start().and_then(|_| args.recovery.replay(args.data_dir, args.follow, None)) {
+    match args.recovery.resources.start().and_then(|_| args.recovery.replay(args.data_dir, args.follow, None, true)) {
         Ok(summary) => tell(&summary, args.recovery.verify_images, json.then(|| to_json(&summary))),
         Err(failure) => failure.tell(json),
     }
@@ -206,6 +206,7 @@ pub fn plain_options(
         config_file: None,
         wal: wal.filter(|_| archive.is_none()).map(Path::to_owned),
         archive,
+        configured_target: true,
         inclusive: target.target_exclusive.then_some(false),
         target: target.target(),
         timeline: target.target_timeline,
@@ -216,6 +217,7 @@ pub fn plain_options(
             always: resources.spill_always,
         },
         base: None,
+        new_tablespaces: None,
         verify_images: false,
         follow: false,
         promotion: Promotion::AsConfigured,
@@ -256,12 +258,19 @@ impl RecoveryArgs {
         self.verify_images
     }
 
-    /// Replays onto a directory.
-    pub fn replay(&self, data_dir: PathBuf, follow: bool, base: Option<Arc<dyn Base>>) -> Result<Summary, Failure> {
+    /// Replays onto a directory. `configured`: recovery targets in its own configuration files count.
+    pub fn replay(
+        &self,
+        data_dir: PathBuf,
+        follow: bool,
+        base: Option<Arc<dyn Base>>,
+        configured: bool,
+    ) -> Result<Summary, Failure> {
         let options = plain_options(data_dir, self.wal(), &self.target, &self.resources)
             .map_err(|error| Failure::new(Exit::Refused, error))?;
         let options = Options {
             config_file: self.config_file.clone(),
+            configured_target: configured || self.config_file.is_some(),
             base,
             verify_images: self.verify_images,
             follow,
@@ -479,7 +488,7 @@ fn print_replay(summary: &Summary, stop: &Stop, verify: bool) {
         println!("Compared {} images with redo: {} differ.", stats.images_verified, stats.image_difference_count);
     }
     for (name, value) in &summary.settings_written {
-        println!("Set in postgresql.auto.conf: {name} = '{value}'");
+        println!("Set in postgresql.auto.conf: {name} = '{}'", value.replace('\'', "''"));
     }
     if let Stop::EndOfWal { why } = stop {
         println!("The WAL ends there: {why}.");

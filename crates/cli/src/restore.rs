@@ -1,10 +1,10 @@
 //! `walrider restore`: a base backup unpacked, and rolled forward.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -237,6 +237,19 @@ impl UnpackArgs {
         Ok(Arc::new(unpacking))
     }
 
+    /// A directory in the backup would become part of it, while that is read.
+    pub fn refuse_in_backup(&self, new: &Path) -> Result<(), Failure> {
+        let (Ok(backup), Ok(new)) = (fs::canonicalize(&self.backup), std::path::absolute(new)) else { return Ok(()) };
+        let above = new.ancestors().find_map(|above| fs::canonicalize(above).ok());
+        match above.is_some_and(|above| above.starts_with(&backup)) {
+            true => {
+                let (new, backup) = (new.display(), backup.display());
+                Err(Failure::new(Exit::Refused, format!("\"{new}\" is in the backup \"{backup}\": name another place")))
+            }
+            false => Ok(()),
+        }
+    }
+
     fn open(&self, fetch_jobs: usize) -> Result<Backup, BackupError> {
         let url = self.backup.to_str().filter(|text| text.contains("://"));
         match url.map(Place::parse).transpose().map_err(|error| BackupError::Refused(error.to_string()))? {
@@ -301,8 +314,9 @@ pub fn run(args: RestoreArgs) -> ExitCode {
     let json = recovery.json;
     let done = recovery.resources().start().and_then(|_| {
         recovery.wal().map_or(Ok(()), |wal| check_wal(wal, &data_dir))?;
+        unpack.refuse_in_backup(&data_dir)?;
         let unpacking = unpack.begin(&data_dir, None, recovery.resources())?;
-        let summary = recovery.replay(data_dir.clone(), false, unpacking.base());
+        let summary = recovery.replay(data_dir.clone(), false, unpacking.base(), false);
         let summary = summary.map_err(|failure| what_is_left(failure, &data_dir, Some(GO_ON)))?;
         Ok((unpacking.restored(), summary))
     });

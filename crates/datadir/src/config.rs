@@ -442,6 +442,14 @@ pub fn set_auto_conf(data_dir: &Path, settings: &[(&str, &str)]) -> Result<()> {
     write_file(&path, &new)
 }
 
+/// Removes parameters that are meant from `postgresql.auto.conf`, as ALTER SYSTEM RESET does. Durable on return.
+pub fn unset_auto_conf(data_dir: &Path, is_meant: impl Fn(&str) -> bool) -> Result<()> {
+    let path = data_dir.join(AUTO_CONF);
+    let Some(old) = read_file(&path, MAX_BYTES)? else { return Ok(()) };
+    let new = without(&old, is_meant);
+    if new == old { Ok(()) } else { write_file(&path, &new) }
+}
+
 /// Lines without those that set a parameter whose name is meant.
 fn without(lines: &[u8], is_meant: impl Fn(&str) -> bool) -> Vec<u8> {
     let mut kept = Vec::with_capacity(lines.len());

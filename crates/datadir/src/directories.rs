@@ -36,6 +36,8 @@ pub struct Directories {
     root: PathBuf,
     major: Major,
     version_dir: String,
+    /// Where new tablespaces go instead of their locations.
+    new_tablespaces: Option<PathBuf>,
 }
 
 /// Name of the directory in each tablespace that keeps major versions apart (`TABLESPACE_VERSION_DIRECTORY`).
@@ -52,7 +54,13 @@ pub fn version_dir(major: Major, catalog_version: u32) -> String {
 impl Directories {
     /// Those of the data directory `root`, made by this version.
     pub fn new(root: &Path, major: Major, catalog_version: u32) -> Directories {
-        Directories { root: root.to_owned(), major, version_dir: version_dir(major, catalog_version) }
+        let version_dir = version_dir(major, catalog_version);
+        Directories { root: root.to_owned(), major, version_dir, new_tablespaces: None }
+    }
+
+    /// Puts tablespaces that are made below this directory, by number, and not where they say: [`named_location`] knows that.
+    pub fn with_new_tablespaces(self, directory: Option<PathBuf>) -> Directories {
+        Directories { new_tablespaces: directory, ..self }
     }
 
     /// The directory of a database within a tablespace.
@@ -150,16 +158,46 @@ impl Directories {
             if !location.is_absolute() || location.as_os_str().as_bytes().contains(&0) {
                 return Err(DataDirError::corrupt(&link, "a record links it to what is not an absolute path"));
             }
-            self.adopt_location(location)?;
-            location.to_owned()
+            match (fs::read_link(&link), &self.new_tablespaces) {
+                // It was made before, or a backup that has it was put elsewhere (--tablespace-mapping): there are its files.
+                (Ok(known), _) => {
+                    self.adopt_location(&known)?;
+                    known
+                }
+                (Err(_), Some(directory)) => put_elsewhere(directory, tablespace, location)?,
+                (Err(_), None) => {
+                    self.refuse_files_of_others(location)?;
+                    self.adopt_location(location)?;
+                    location.to_owned()
+                }
+            }
         };
         make_dir(&location.join(&self.version_dir))?;
         fsync_dir(&location)?;
-        if location != link {
+        // Never without one, once it has files: by that we know them as ours.
+        if location != link && fs::read_link(&link).is_err() {
             remove_tablespace_link(&link)?;
             std::os::unix::fs::symlink(&location, &link).context("create symbolic link", &link)?;
         }
         fsync_parent(&link)
+    }
+
+    /// Where a tablespace is made there may be files of another server: of the primary, on its own host. PostgreSQL would go on, and
+    /// overwrite them. Ours are those of a location that we link to: the link is made before any file.
+    fn refuse_files_of_others(&self, location: &Path) -> Result<()> {
+        let version_dir = location.join(&self.version_dir);
+        if list_dir(&version_dir)?.is_empty() {
+            return Ok(());
+        }
+        let links = list_dir(&self.root.join("pg_tblspc"))?;
+        if links.iter().any(|link| fs::read_link(link.path()).is_ok_and(|known| known == location)) {
+            return Ok(());
+        }
+        Err(DataDirError::Refused(format!(
+            "\"{}\" is not empty, and the WAL makes a tablespace there: another server, as the primary on this host, may have its files there, and \
+             they would be overwritten; if nobody does, move them away, and try again",
+            version_dir.display()
+        )))
     }
 
     /// Gives the location of a tablespace the mode of the data directory, which fails if it is not ours.
@@ -255,6 +293,24 @@ impl Directories {
             Missing::Refuse => Err(DataDirError::corrupt(path, "the directory is missing")),
         }
     }
+}
+
+/// Makes a directory for a tablespace that is not to be at its location, and a link beside it that leads there.
+fn put_elsewhere(directory: &Path, tablespace: Oid, location: &Path) -> Result<PathBuf> {
+    let place = directory.join(tablespace.to_string());
+    create_dirs(&place, 0o700)?;
+    let link = place.with_extension(LOCATION);
+    unlink_if_there(&link)?;
+    std::os::unix::fs::symlink(location, &link).context("create symbolic link", &link)?;
+    Ok(place)
+}
+
+/// What the name of that link ends in.
+const LOCATION: &str = "location";
+
+/// Where a tablespace would be that was put at `place` by [`Directories::with_new_tablespaces`]; `None` if it was not.
+pub fn named_location(place: &Path) -> Option<PathBuf> {
+    fs::read_link(place.with_extension(LOCATION)).ok()
 }
 
 fn is_number(name: &OsStr) -> bool {

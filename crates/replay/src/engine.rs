@@ -4,6 +4,7 @@
 //! operations are done first, then its changes of free space maps, then its file actions. Then its end is where the
 //! directory stands, and [`crate::restartpoint`] may write it down.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,8 @@ pub struct Settings {
     pub base: Option<Arc<dyn Base>>,
     /// `allow_in_place_tablespaces`: tablespaces may be directories in `pg_tblspc`.
     pub allow_in_place_tablespaces: bool,
+    /// Where tablespaces go that are made, instead of their locations.
+    pub new_tablespaces: Option<PathBuf>,
 }
 
 /// A batch that is larger than memory, while its records are put apart.
@@ -162,7 +165,7 @@ impl<'a> Engine<'a> {
         let (replayed, major) = (loader.position(), loader.format().major);
         Engine {
             feed: Feed::new(source, loader, settings.window_bytes, settings.shares.batch_bytes),
-            directories: recovery.data_dir().directories(),
+            directories: recovery.data_dir().directories().with_new_tablespaces(settings.new_tablespaces),
             sequencer: Sequencer::new(source, major, settings.stop, globals, recovery),
             pages: Pages::new(settings.pages, files, settings.shares),
             in_place_tablespaces: settings.allow_in_place_tablespaces,

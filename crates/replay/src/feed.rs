@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use walrider_layout::Lsn;
 use walrider_store::read::{ReadWal, goes_on_past};
-use walrider_wal::decode::{Place, Stretch};
+use walrider_wal::decode::{Invalid, Place, Stretch};
 
 use crate::engine::Stop;
 use crate::error::ReplayError;
@@ -97,7 +97,9 @@ impl<'a> Feed<'a> {
                 let file = self.source.describe(self.needed);
                 // After a crash, pages past the end may have got to the disk although ones before them did not.
                 let looks = self.looks_past && archive_recovery;
-                if looks && goes_on_past(self.source, self.loader.format(), page)? {
+                // WAL of another cluster is no end of this one's.
+                let is_foreign = archive_recovery && matches!(why, Invalid::SystemIdentifier { .. });
+                if is_foreign || looks && goes_on_past(self.source, self.loader.format(), page)? {
                     return Ok(Stop::Corrupt { lsn: at, why: format!("{file}: {why}") });
                 }
                 Ok(Stop::EndOfWal { why: format!("{file}: {why}") })

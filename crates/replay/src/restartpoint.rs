@@ -173,7 +173,8 @@ impl Recovery {
 
     /// Where the directory becomes consistent; `None` while the end of the backup is not known.
     pub fn consistency_point(&self, backup: &BackupState) -> Option<Lsn> {
-        if !self.archive_recovery || backup.end_required {
+        // That of a standby's backup is a position, and no record need say so.
+        if !self.archive_recovery || backup.end_required && !backup.end.is_valid() {
             return None;
         }
         Some(self.consistent_from.max(backup.end))

@@ -32,7 +32,7 @@ use walrider_wal::decode::WalFormat;
 
 use self::beginning::Beginning;
 pub use self::options::{NamedArchive, Options, Promotion, SpillOptions, Summary};
-use self::overrides::{override_settings, places, write_settings};
+use self::overrides::{override_settings, places, remove_targets, write_settings};
 use crate::end_of_recovery::{Promoted, end_again, end_of_recovery};
 use crate::engine::{Engine, Flow, Settings, Stop};
 use crate::error::ReplayError;
@@ -69,6 +69,7 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     }
     let planned = opened.plan()?;
     if let Some(promoted) = planned.end_again()? {
+        remove_targets(planned.opened.data_dir.path(), &planned.wanted)?;
         return Ok(Summary { promoted: Some(promoted), ..Summary::nothing_to_do(&planned.opened.data_dir, started) });
     }
     planned.enter()?.run(started, progress)
@@ -123,7 +124,7 @@ impl<'o> Opened<'o> {
             settings.target = None;
         }
         options.wal.as_deref().map_or(Ok(()), foreign_archive::refuse)?;
-        let wanted = override_settings(options, data_dir, settings)?;
+        let wanted = override_settings(options, settings)?;
         let control = data_dir.control();
         let format = WalFormat {
             major: control.major,
@@ -178,7 +179,7 @@ impl<'o> Planned<'o> {
         let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
         begin.check_history(&data_dir, &history)?;
         source.note_restartpoint(begin.checkpoint.redo);
-        let settings_written = if archive_recovery { write_settings(&data_dir, options, wanted)? } else { Vec::new() };
+        let settings_written = if archive_recovery { write_settings(&data_dir, options, &wanted)? } else { Vec::new() };
         begin.enter_recovery(&mut data_dir, in_archive_recovery)?;
         let mut globals = Globals::open(data_dir.path(), data_dir.control(), archive_recovery)
             .map_err(|error| ReplayError::Refused(format!("could not begin at {}: {error}", begin.start)))?;
@@ -199,6 +200,7 @@ impl<'o> Planned<'o> {
             source,
             format,
             start,
+            wanted,
             settings_written,
             globals,
             recovery,
@@ -217,6 +219,8 @@ struct Entered<'o> {
     format: WalFormat,
     /// The first record to replay.
     start: Lsn,
+    /// What the command line says, as settings; and of these, what was written.
+    wanted: Vec<(String, String)>,
     settings_written: Vec<(String, String)>,
     globals: Globals,
     recovery: Recovery,
@@ -227,7 +231,7 @@ impl Entered<'_> {
     /// Replays, and hands the directory over.
     fn run(self, started: Instant, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) -> Result<Summary, ReplayError> {
         let engine_settings = self.engine_settings()?;
-        let Entered { options, settings, archive_recovery, promotes, source, .. } = self;
+        let Entered { options, settings, mut settings_written, archive_recovery, promotes, source, .. } = self;
         let loader = Loader::new(self.format, engine_settings.window_bytes, self.start);
         let mut engine = Engine::new(engine_settings, &source, &self.files, self.globals, self.recovery, loader);
         let (stages, mut waiting) = (engine.stats.stages.clone(), None);
@@ -262,7 +266,10 @@ impl Entered<'_> {
         }
         let promoted = match stop {
             Stop::Target | Stop::EndOfWal { .. } if promotes || told => {
-                Some(end_of_recovery(&mut engine, &source, &settings)?)
+                let promoted = end_of_recovery(&mut engine, &source, &settings)?;
+                let removed = remove_targets(engine.recovery().data_dir().path(), &self.wanted)?;
+                settings_written.retain(|(name, _)| !removed.contains(name));
+                Some(promoted)
             }
             _ => None,
         };
@@ -278,7 +285,7 @@ impl Entered<'_> {
             redo,
             total: started.elapsed(),
             promoted,
-            settings_written: self.settings_written,
+            settings_written,
             stats: std::mem::take(&mut engine.stats),
             // So many may run, also if there is no command.
             fetch: FetchStats { jobs: options.fetch_jobs, ..source.fetch_stats() },
@@ -327,6 +334,7 @@ impl Entered<'_> {
             base: self.options.base.clone(),
             stop: RecoveryStop { target: self.settings.target.clone(), inclusive: self.settings.target_inclusive },
             allow_in_place_tablespaces: self.settings.allow_in_place_tablespaces,
+            new_tablespaces: self.options.new_tablespaces.clone(),
         })
     }
 }

@@ -29,6 +29,14 @@ pub trait ReadWal: Sync {
     /// When the source fails.
     fn has_segment(&self, lsn: Lsn) -> Result<bool, StoreError>;
 
+    /// Where segments begin that come after the one that holds `lsn`, in order, as far as somebody can tell which there are.
+    ///
+    /// # Errors
+    /// When the source fails.
+    fn later_segments(&self, _lsn: Lsn) -> Result<Vec<Lsn>, StoreError> {
+        Ok(Vec::new())
+    }
+
     /// Reading before this position, from `from` on, does not mean to wait for a command.
     fn ready_up_to(&self, _from: Lsn) -> Lsn {
         Lsn(u64::MAX)
@@ -96,8 +104,8 @@ pub fn has_page(source: &dyn ReadWal, format: &WalFormat, page: Lsn) -> Result<b
     Ok(header.is_some_and(|header| check_page_header(&header, page, format, timeline).is_ok()))
 }
 
-/// Whether WAL goes on past a page that is not valid, in its segment or at the beginning of the next: then it is damaged there,
-/// and does not end.
+/// Whether WAL goes on past a page that is not valid, in its segment or at the beginning of a later one: then it is damaged there, or some is
+/// missing, and it does not end.
 ///
 /// # Errors
 /// When the source fails.
@@ -111,5 +119,14 @@ pub fn goes_on_past(source: &dyn ReadWal, format: &WalFormat, page: Lsn) -> Resu
         }
         at = Lsn(at.0 + XLOG_BLCKSZ as u64);
     }
-    has_page(source, format, segment_end)
+    if has_page(source, format, segment_end)? {
+        return Ok(true);
+    }
+    // There are files in pg_wal that are used again: only the name of those is of what is to come.
+    for begin in source.later_segments(page)? {
+        if has_page(source, format, begin)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

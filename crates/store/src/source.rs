@@ -1,6 +1,7 @@
 //! WAL by position, from several places: which file a position is in, on which timeline, and whether there is more
 //! (`WaitForWALToBecomeAvailable` in `access/transam/xlogrecovery.c`, PostgreSQL 18).
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::IoSliceMut;
 use std::num::NonZeroU64;
@@ -304,6 +305,24 @@ impl ReadWal for Source {
 
     fn has_segment(&self, lsn: Lsn) -> Result<bool, StoreError> {
         Ok(self.segment(lsn)?.is_some())
+    }
+
+    fn later_segments(&self, lsn: Lsn) -> Result<Vec<Lsn>, StoreError> {
+        let mut later = BTreeSet::new();
+        for place in &self.finder().places {
+            let listing = place.list()?.unwrap_or_default();
+            let names = listing.segments.iter().map(|name| name.trim_end_matches(".partial"));
+            let read = names.filter_map(|name| self.size().parse_file_name(name));
+            later.extend(
+                read.filter(|(timeline, number)| *timeline == self.finder().timeline_of(*number))
+                    .map(|(_, number)| number),
+            );
+        }
+        Ok(later
+            .split_off(&(self.size().segment_of(lsn) + 1))
+            .into_iter()
+            .map(|number| self.size().start_of(number))
+            .collect())
     }
 
     fn ready_up_to(&self, from: Lsn) -> Lsn {

@@ -29,6 +29,8 @@ pub struct Options {
     pub wal: Option<PathBuf>,
     /// An archive to read from instead.
     pub archive: Option<NamedArchive>,
+    /// Recovery targets of the configuration count. In a base backup they are those of an earlier recovery.
+    pub configured_target: bool,
     /// Where to stop; without, what the configuration says.
     pub target: Option<RecoveryTarget>,
     /// `recovery_target_inclusive`; without, what the configuration says.
@@ -42,6 +44,8 @@ pub struct Options {
     /// The relation files of a base backup, where they are not in the directory yet; whoever put the rest of it there keeps servers
     /// out until they are ([`walrider_datadir::config::keep_servers_out`]).
     pub base: Option<Arc<dyn Base>>,
+    /// Where tablespaces go that are made on the way; without, where the WAL says.
+    pub new_tablespaces: Option<PathBuf>,
     /// Compare pages with `wal_consistency_checking` images.
     pub verify_images: bool,
     /// Wait for more WAL at its end.

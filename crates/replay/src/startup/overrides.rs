@@ -1,10 +1,10 @@
 //! What the command line changes of the configuration, and where WAL is looked for.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use walrider_datadir::config::{self, Config};
-use walrider_datadir::held::shown;
 use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget, TargetTimeline};
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_store::directory::Directory;
@@ -17,18 +17,13 @@ use crate::error::ReplayError;
 /// Lets the command line override the configuration. Returns what PostgreSQL must be told to finish at the same place.
 pub(super) fn override_settings(
     options: &Options,
-    data_dir: &DataDir,
     settings: &mut RecoverySettings,
 ) -> Result<Vec<(String, String)>, ReplayError> {
-    let mut wanted = Vec::new();
+    // First what is emptied: where another target comes before, PostgreSQL takes that for two (assign_recovery_target).
+    let mut wanted = if options.configured_target { Vec::new() } else { forget_target(options, settings) };
     if let Some(target) = &options.target {
-        if let Some(configured) = settings.target.as_ref().filter(|old| old.parameter() != target.parameter()) {
-            return Err(ReplayError::Refused(format!(
-                "{} is set in the configuration of \"{}\", and PostgreSQL allows one recovery target only: remove it, or \
-                 give the same target",
-                configured.parameter(),
-                shown(data_dir.path()).display()
-            )));
+        if let Some(other) = settings.target.as_ref().filter(|old| old.parameter() != target.parameter()) {
+            wanted.push((other.parameter().to_owned(), String::new()));
         }
         settings.target = Some(target.clone());
         let value = match target {
@@ -64,16 +59,52 @@ pub(super) fn override_settings(
     Ok(wanted)
 }
 
+/// Forgets where recovery is to end by the configuration, which is that of a base backup: it is left of an earlier recovery. Returns what
+/// PostgreSQL must be told to do so, too.
+fn forget_target(options: &Options, settings: &mut RecoverySettings) -> Vec<(String, String)> {
+    let defaults = RecoverySettings::default();
+    let mut emptied = Vec::new();
+    if let Some(target) = settings.target.take() {
+        emptied.push((target.parameter().to_owned(), String::new()));
+    }
+    if std::mem::replace(&mut settings.target_inclusive, defaults.target_inclusive) != defaults.target_inclusive {
+        emptied.push(("recovery_target_inclusive".to_owned(), "on".to_owned()));
+    }
+    if std::mem::replace(&mut settings.target_timeline, defaults.target_timeline) != defaults.target_timeline {
+        emptied.push(("recovery_target_timeline".to_owned(), "latest".to_owned()));
+    }
+    let given = [
+        options.target.as_ref().map(RecoveryTarget::parameter),
+        options.inclusive.map(|_| "recovery_target_inclusive"),
+        options.timeline.map(|_| "recovery_target_timeline"),
+    ];
+    emptied.retain(|(name, _)| !given.contains(&Some(name.as_str())));
+    emptied
+}
+
+/// Removes recovery targets that the command line gave from `postgresql.auto.conf`, once recovery has ended: a base backup of the new
+/// primary would have them, too, and recovery of that would end there. Returns the names of those.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(super) fn remove_targets(data_dir: &Path, wanted: &[(String, String)]) -> Result<Vec<String>, ReplayError> {
+    let names = wanted.iter().map(|(name, _)| name.clone());
+    let names: Vec<String> = names.filter(|name| name.starts_with("recovery_target")).collect();
+    config::unset_auto_conf(data_dir, |name| names.iter().any(|one| one.eq_ignore_ascii_case(name)))?;
+    Ok(names)
+}
+
 /// Writes the signal file and the settings that the command line gave, unless they stand there already.
 pub(super) fn write_settings(
     data_dir: &DataDir,
     options: &Options,
-    wanted: Vec<(String, String)>,
+    wanted: &[(String, String)],
 ) -> Result<Vec<(String, String)>, ReplayError> {
     let configured = Config::read(data_dir.path(), options.config_file.as_deref())?;
     let missing: Vec<(String, String)> = wanted
-        .into_iter()
+        .iter()
         .filter(|(name, value)| configured.get(name).is_none_or(|setting| setting.value != *value))
+        .cloned()
         .collect();
     if !missing.is_empty() {
         let pairs: Vec<(&str, &str)> = missing.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
