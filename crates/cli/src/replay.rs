@@ -89,7 +89,7 @@ pub struct TargetArgs {
     /// Stop at this LSN (recovery_target_lsn)
     #[arg(long, value_name = "LSN", group = "target")]
     target_lsn: Option<Lsn>,
-    /// Stop at this time (recovery_target_time)
+    /// Stop at this time (recovery_target_time); without a zone, it is in that of TZ, or GMT, not in the server's
     #[arg(long, value_name = "TIMESTAMP", group = "target", value_parser = parse_time)]
     target_time: Option<TimestampTz>,
     /// Stop at the end of this transaction (recovery_target_xid)

@@ -223,7 +223,6 @@ impl UnpackArgs {
         others: Option<PathBuf>,
         resources: &ResourceArgs,
     ) -> Result<Arc<Unpacking>, Failure> {
-        let was_half = is_half_restored(data_dir).unwrap_or(false);
         let begun = self.open(resources.fetch_jobs()).and_then(|backup| {
             let mapping = Mapping { pairs: self.tablespace_mapping.clone(), others };
             let (data_dir, memory_bytes) = (data_dir.to_owned(), resources.memory_bytes());
@@ -231,8 +230,8 @@ impl UnpackArgs {
         });
         let unpacking = begun.map_err(|error| {
             let failure = Failure::new(if error.is_corruption() { Exit::Damaged } else { Exit::Refused }, &error);
-            // What it refuses to begin with, it has said itself.
-            if was_half && !self.start_over { failure } else { what_is_left(failure, data_dir, None) }
+            // What it refuses has not to do with what is left, or says it itself.
+            if matches!(error, BackupError::Refused(_)) { failure } else { what_is_left(failure, data_dir, None) }
         })?;
         Ok(Arc::new(unpacking))
     }

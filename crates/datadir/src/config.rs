@@ -197,7 +197,8 @@ impl Config {
             let same = fs::canonicalize(absolute(&named.value, data_dir)).ok() == fs::canonicalize(data_dir).ok();
             if !same {
                 return Err(named.error(format!(
-                    "parameter \"data_directory\" names \"{}\", not \"{}\": name that directory",
+                    "parameter \"data_directory\" names \"{}\", not \"{}\": name that directory, or with --config-file a \
+                     configuration without that parameter",
                     named.value,
                     shown(data_dir).display()
                 )));

@@ -14,7 +14,7 @@ use std::time::Instant;
 use walrider_datadir::config::{self, Config, RESTORING};
 use walrider_datadir::durable::{list_dir, unlink};
 use walrider_datadir::held::shown;
-use walrider_datadir::recovery_settings::{RecoverySettings, TargetAction, TargetTimeline};
+use walrider_datadir::recovery_settings::{RecoverySettings, RecoveryTarget, TargetAction, TargetTimeline};
 use walrider_datadir::relation::RelationFiles;
 use walrider_datadir::wal_dir::EARLY_PREFIX;
 use walrider_datadir::wal_dir::WalDir;
@@ -257,7 +257,7 @@ impl Entered<'_> {
         let refusal =
             source.refusal(engine.needed()).filter(|_| matches!(stop, Stop::EndOfWal { .. } | Stop::Outage { .. }));
         keep_partial_segments(&source, &engine)?;
-        hand_over(&mut engine, &stop, settings.target.is_some())?;
+        hand_over(&mut engine, &stop, settings.target.as_ref())?;
         // Before it is consistent, the backup's label may ask for older WAL than the control file.
         if !options.follow && engine.may_end_here() {
             let control = engine.recovery().control();
@@ -457,7 +457,7 @@ fn choose_history(
 }
 
 /// Makes everything durable, and says what keeps PostgreSQL from finishing, if anything does.
-fn hand_over(engine: &mut Engine<'_>, stop: &Stop, has_goal: bool) -> Result<(), ReplayError> {
+fn hand_over(engine: &mut Engine<'_>, stop: &Stop, goal: Option<&RecoveryTarget>) -> Result<(), ReplayError> {
     let consistent = engine.may_end_here();
     let complete = matches!(stop, Stop::Target | Stop::EndOfWal { .. });
     engine.restartpoint(consistent)?;
@@ -469,18 +469,20 @@ fn hand_over(engine: &mut Engine<'_>, stop: &Stop, has_goal: bool) -> Result<(),
                  it should have, or WAL is missing"
             )));
         }
-        let what = if has_goal { "the recovery target lies" } else { "WAL ends" };
+        let what = if goal.is_some() { "the recovery target lies" } else { "WAL ends" };
+        let least = engine.recovery().control().min_recovery_point;
+        let least = if least > replayed { format!(", and at least to {least}") } else { String::new() };
         return Err(ReplayError::Refused(format!(
             "{what} before the directory is consistent: replay stands at {replayed}, and must get past the end of the \
-             base backup and at least to {}; give it WAL, or a target, behind that",
-            engine.recovery().control().min_recovery_point
+             base backup{least}; give it WAL, or a target, behind that"
         )));
     }
     if let Stop::EndOfWal { why } = stop
-        && has_goal
+        && let Some(goal) = goal
     {
+        let goal = goal.parameter();
         return Err(ReplayError::Refused(format!(
-            "WAL ended at {replayed} before the configured recovery target was reached ({why}); add WAL and try again"
+            "WAL ended at {replayed} before the configured recovery target was reached ({goal}; {why}); add WAL and try again"
         )));
     }
     Ok(())
