@@ -8,8 +8,9 @@ import shutil
 import pytest
 
 from tests.lab.server import recovery
-from tests.lab.server.backups import verify
+from tests.lab.server.backups import extract, verify
 from tests.lab.server.cluster import PgCluster
+from tests.lab.waiting import wait_for
 from tests.lab.walrider import CORRUPT, FAILED, USAGE, walrider
 
 ROWS = "SELECT concat_ws('|', count(*), min(v), max(v)) FROM t"
@@ -182,3 +183,47 @@ def test_a_new_place_in_the_backup(primary, work):
     assert not any((work / "plain" / name).exists() for name in ("base/ours", "new", "new.rolling"))
     result = walrider("backup", "roll", *arguments, "--out", "s3://bucket/new")
     assert result.code == USAGE and "object stores" in result.stderr, result
+
+
+@pytest.mark.every_major
+def test_wal_level_was_minimal_for_a_while(primary, work):
+    """What was filled then is not in the WAL: replay went on, and a table was empty. PostgreSQL refuses to go on from there."""
+    primary.psql("SELECT pg_create_restore_point('before')")
+    primary.restart()
+    for level, senders, archives in [("minimal", 0, "off"), ("replica", 10, "on")]:
+        primary.configure(f"wal_level = {level}\nmax_wal_senders = {senders}\narchive_mode = {archives}\nwal_skip_threshold = 0")
+        primary.restart()
+        primary.psql(f"BEGIN; CREATE TABLE {level} AS SELECT g FROM generate_series(1, 10000) g; COMMIT")
+    primary.stop()
+    primary.complete_archive()
+    arguments = ["restore", "--backup", work / "old", "--wal", work / "wal"]
+    result = walrider(*arguments, "-D", work / "ours", "--promote")
+    assert result.code == FAILED and "wal_level = minimal" in result.stderr, result
+    walrider(*arguments, "-D", work / "before", "--target-name", "before", "--promote").expect()
+    stock = recovery.prepare(primary_backup(work), work / "wal", work / "stock")
+    with stock:
+        # It may let somebody in before it comes to that.
+        stock.launch()
+        wait_for(lambda: stock.log_matches("wal_level=minimal|wal_level=.minimal"), "stock PostgreSQL to refuse")
+
+
+def primary_backup(work):
+    """The backup as PostgreSQL takes it."""
+    return extract(work / "old/base.tar", work / "by_hand")
+
+
+def test_a_link_is_lost(primary, work):
+    """Pages with images came into a directory in its place, and the rest of the tablespace was zeros. PostgreSQL panics once it is consistent."""
+    (work / "s").mkdir()
+    primary.psql(f"CREATE TABLESPACE s LOCATION '{work}/s'")
+    primary.psql("CREATE TABLE far TABLESPACE s AS SELECT g AS id, repeat('x', 900) AS v FROM generate_series(1, 100) g")
+    primary.basebackup(work / "plain", f"--tablespace-mapping={work}/s={work}/t")
+    primary.psql("UPDATE far SET v = 'new' WHERE id = 50")
+    primary.stop()
+    primary.complete_archive()
+    (work / "plain/tablespace_map").unlink(missing_ok=True)
+    for link in (work / "plain/pg_tblspc").iterdir():
+        link.unlink()
+    (work / "plain/recovery.signal").touch()
+    result = walrider("replay", "-D", work / "plain", "--wal", work / "wal", "--promote")
+    assert result.code == FAILED and "has no symbolic link" in result.stderr, result

@@ -219,9 +219,7 @@ impl Directories {
         let link = self.link(tablespace);
         let version_dir = link.join(&self.version_dir);
         for entry in list_dir(&version_dir)? {
-            if !remove_if_empty(&entry.path())? {
-                return Ok(false);
-            }
+            remove_if_empty(&entry.path())?;
         }
         if !remove_if_empty(&version_dir)? {
             return Ok(false);
@@ -242,6 +240,25 @@ impl Directories {
         }
         fsync_parent(&link)?;
         Ok(true)
+    }
+
+    /// Tablespaces are links. A directory in the place of one was made for records of a tablespace that a later one drops; what is left when
+    /// the directory is consistent has no more than those records say: its link was lost (`CheckTablespaceDirectory`,
+    /// `access/transam/xlogrecovery.c`).
+    ///
+    /// # Errors
+    /// There is one.
+    pub fn refuse_tablespaces_without_links(&self) -> Result<()> {
+        for entry in list_dir(&self.root.join("pg_tblspc"))? {
+            if is_number(&entry.file_name()) && !entry.file_type().context("stat", &entry.path())?.is_symlink() {
+                return Err(DataDirError::corrupt(
+                    entry.path(),
+                    "the WAL has changes of a tablespace that has no symbolic link there: the link was lost, or tablespace_map; restore the backup with \
+                     all its tablespaces, or set allow_in_place_tablespaces = on if this is what is meant",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Removes every `pg_internal.init`: the caches of the catalogs, which replay makes wrong

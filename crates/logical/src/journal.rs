@@ -163,8 +163,9 @@ impl Journal {
     /// All that was appended up to so many bytes before the end is complete, with this position.
     pub fn complete(&mut self, before_end: u64, lsn: Lsn) {
         let upto = self.len.checked_sub(before_end).expect("what was appended has a length");
-        assert!(upto >= self.complete.0 && lsn >= self.complete.1, "{upto} {lsn}");
-        self.complete = (upto, lsn);
+        assert!(upto >= self.complete.0, "{upto} of {:?}", self.complete);
+        // What was prepared before the slot was made comes with a position from then.
+        self.complete = (upto, lsn.max(self.complete.1));
     }
 
     /// Makes durable what was appended.

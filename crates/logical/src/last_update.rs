@@ -32,8 +32,9 @@ impl Rule {
         }
         let rows = control.simple_query(&format!(
             "SELECT pg_catalog.array_agg(roident), (SELECT system_identifier FROM pg_catalog.pg_control_system()) \
-             FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, {})",
-            quote_literal(prefix)
+             FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, {prefix}) \
+               AND pg_catalog.substr(roname, pg_catalog.length({prefix}) + 1) ~ '^[0-9]+$'",
+            prefix = quote_literal(prefix)
         ))?;
         let text = |at: usize| rows[0][at].as_deref().map(|text| String::from_utf8_lossy(text).into_owned());
         let target: u64 = text(1).and_then(|text| text.parse().ok()).unwrap_or(0);

@@ -63,12 +63,21 @@ pub fn was_prepared_part(xid: u32) -> String {
     format!("prepared {xid} here")
 }
 
-/// Says how far a part is.
+/// What the session's next commit says of the publisher's: where it ends, and when that was, in microseconds since 2000-01-01.
+/// Both are expressions.
+pub fn xact_setup_sql(lsn: &str, time: &str) -> String {
+    format!(
+        "SELECT pg_catalog.pg_replication_origin_xact_setup({lsn}::pg_catalog.pg_lsn, \
+         pg_catalog.timestamptz '2000-01-01 00:00:00+00' + {time}::pg_catalog.int8 * interval '1 microsecond')"
+    )
+}
+
+/// Says how far a part is. It never goes back: what was prepared before the slot was made comes with positions from then.
 pub fn progress_sql(origin: &str, part: &str, lsn: &str) -> String {
     let (origin, part) = (quote_literal(origin), quote_literal(part));
     format!(
         "INSERT INTO {PROGRESS} AS p (origin, part, lsn) VALUES ({origin}, {part}, {lsn}) \
-         ON CONFLICT (origin, part) DO UPDATE SET lsn = excluded.lsn"
+         ON CONFLICT (origin, part) DO UPDATE SET lsn = greatest(p.lsn, excluded.lsn)"
     )
 }
 

@@ -246,8 +246,10 @@ impl<'s> Reader<'s> {
             if let Ok(error) = self.failed.try_recv() {
                 return Err(error);
             }
-            if self.apply.is_stopping() && self.ending.is_none() {
-                self.ending = Some(Ending::Stop(Instant::now()));
+            if self.apply.is_stopping() && !matches!(self.ending, Some(Ending::Stop(_))) {
+                if let Some(Ending::Failed(error)) = self.ending.replace(Ending::Stop(Instant::now())) {
+                    tracing::error!("{error}");
+                }
             }
             if self.ending.is_none() && self.usual_at.is_some_and(|at| at <= Instant::now()) {
                 self.ending = Some(Ending::Failed(ApplyError::Usual));
@@ -390,16 +392,24 @@ impl<'s> Reader<'s> {
             transaction.changes = transaction.changes.without_rows();
         }
         let part = if std::mem::take(&mut self.in_parts) { Part::Last } else { Part::Whole };
-        self.add(transaction, part, out);
+        if !self.add(transaction, part, out) {
+            // Its end does not come: what was begun of it is not waited for.
+            self.in_parts = part == Part::Last;
+        }
     }
 
-    fn add(&mut self, transaction: Transaction, part: Part, out: &mut Vec<Batch>) {
+    /// Whether it could be put into one; else all ends when what came before is applied.
+    fn add(&mut self, transaction: Transaction, part: Part, out: &mut Vec<Batch>) -> bool {
         let committed = self.turns.committed();
         self.batches.committed(committed);
         let (batches, control) = (&mut self.batches, &mut self.control);
         let added = batches.add(transaction, part, committed, &mut |relation| Table::find(control, relation), out);
-        if let Err(error) = added {
-            self.ending = Some(Ending::Failed(error));
+        match added {
+            Ok(()) => true,
+            Err(error) => {
+                self.ending = Some(Ending::Failed(error));
+                false
+            }
         }
     }
 
@@ -454,8 +464,8 @@ impl<'s> Reader<'s> {
         let committed = self.turns.committed();
         while self.under_way.front().is_some_and(|batch| batch.number <= committed) {
             let batch = self.under_way.pop_front().expect("there is one");
-            assert!(batch.end_lsn >= self.applied, "transactions are applied in order");
-            self.applied = batch.end_lsn;
+            // What was prepared before the slot was made comes with a position from then (ReorderBufferFinishPrepared).
+            self.applied = self.applied.max(batch.end_lsn);
         }
         self.batches.committed(committed);
     }

@@ -12,6 +12,7 @@ use crate::error::ApplyError;
 use crate::last_update::Rule;
 use crate::message::Tuple;
 use crate::message::{Decoder, Message, OldTuple, Value};
+use crate::origins;
 use crate::target::{EQUAL, IS_NULL, Kind, SET, Table, truncate_sql};
 use crate::worker::Mode;
 
@@ -55,9 +56,7 @@ impl Statements {
         pipeline.prepare(0, Statements::BEGIN, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")?;
         pipeline.prepare(0, Statements::COMMIT, "COMMIT")?;
         pipeline.prepare(0, Statements::PROGRESS, progress)?;
-        let origin = "SELECT pg_catalog.pg_replication_origin_xact_setup($1::pg_catalog.pg_lsn, \
-            pg_catalog.timestamptz '2000-01-01 00:00:00+00' + $2::pg_catalog.int8 * interval '1 microsecond')";
-        pipeline.prepare(0, Statements::ORIGIN, origin)?;
+        pipeline.prepare(0, Statements::ORIGIN, &origins::xact_setup_sql("$1", "$2"))?;
         if let Some((_, error)) = pipeline.finish()?.failure {
             return Err(walrider_session::ConnectError::Server(error).into());
         }
@@ -359,7 +358,7 @@ impl<'a> Writer<'a> {
 
     fn insert_one(&mut self, number: u64, new: Tuple<'_>, table: &Table) -> Result<(), ApplyError> {
         let rows = if table.keys.alone { None } else { Some(1) };
-        let kind = Kind::Insert { or_nothing: self.or_nothing };
+        let kind = Kind::Insert { or_nothing: self.or_nothing && !table.has_deferrable_keys() };
         let values = new.values().map(bytes);
         if self.mode == Mode::Fast {
             return self.execute(number, table, kind, &[], values, rows);
@@ -491,7 +490,8 @@ impl<'a> Writer<'a> {
         for (at, (value, key)) in new.values().zip(by.values()).enumerate() {
             let mut wanted = 0;
             // Without an old row the key is what it was; to set it costs, and identity columns refuse it.
-            if value != Value::UnchangedToast && !(old.is_none() && table.is_key(at)) {
+            let is_kept = table.is_key(at) && old.is_none() || table.refuses_values(at) && value == key;
+            if value != Value::UnchangedToast && !is_kept {
                 wanted |= SET;
             }
             if table.is_key(at) {

@@ -33,16 +33,32 @@ pub struct Table {
     identity: Option<usize>,
     /// Why rows cannot be changed or deleted, if so.
     no_key: Option<String>,
+    /// Rows are found by all that they hold, and any of several that are equal is meant.
+    is_any: bool,
+    /// A unique key is deferrable.
+    has_deferrable_keys: bool,
 }
 
 #[derive(Debug)]
 struct TableColumn {
     quoted: String,
     key: bool,
-    /// Has no `=` of its own: compared as text.
-    as_text: bool,
+    /// GENERATED ALWAYS AS IDENTITY.
+    always_identity: bool,
+    /// The operator by which its type is equal, with its schema, as search_path is empty; `None`: it has none, and is compared as text.
+    equal: Option<String>,
     /// The type of arrays of it, where several values can be sent as one.
     array: Option<String>,
+}
+
+impl TableColumn {
+    /// The condition that it is equal to a parameter.
+    fn is_equal_to(&self, number: usize) -> String {
+        match &self.equal {
+            Some(operator) => format!("{} {operator} ${number}", self.quoted),
+            None => format!("{}::pg_catalog.text = ${number}", self.quoted),
+        }
+    }
 }
 
 /// What a statement does to a row; its columns are in the pattern of [`Table::sql`].
@@ -90,24 +106,29 @@ const FIND: &str = "SELECT c.oid, c.relkind, coalesce(pg_catalog.pg_partition_ro
       OR EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_enabled IN ('A', 'R') AND r.ev_type <> '1') \
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
     WHERE n.nspname = ";
-/// Its columns, whether their types have an `=`, and the types of arrays of them. `unnest` makes several columns of a composite type.
+/// Its columns, the operators by which their types are equal, and the types of arrays of them. `unnest` makes several columns of a composite type.
 const COLUMNS: &str = "SELECT a.attname, a.attgenerated, a.attidentity, \
-    EXISTS (SELECT FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod \
+    (SELECT CASE WHEN s.nspname = 'pg_catalog' THEN '=' \
+          ELSE 'OPERATOR(' || pg_catalog.quote_ident(s.nspname) || '.' || e.oprname || ')' END \
+        FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod \
+        JOIN pg_catalog.pg_amop p ON p.amopfamily = o.opcfamily AND p.amoplefttype = o.opcintype AND p.amoprighttype = o.opcintype \
+          AND p.amopstrategy = CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END \
+        JOIN pg_catalog.pg_operator e ON e.oid = p.amopopr JOIN pg_catalog.pg_namespace s ON s.oid = e.oprnamespace \
         WHERE o.opcdefault AND m.amname IN ('btree', 'hash') AND o.opcintype = CASE \
             WHEN t.typtype = 'e' THEN 'pg_catalog.anyenum'::pg_catalog.regtype::pg_catalog.oid \
             WHEN t.typtype = 'r' THEN 'pg_catalog.anyrange'::pg_catalog.regtype::pg_catalog.oid \
             WHEN t.typtype = 'm' THEN 'pg_catalog.anymultirange'::pg_catalog.regtype::pg_catalog.oid \
             WHEN t.typname = 'varchar' THEN 'pg_catalog.text'::pg_catalog.regtype::pg_catalog.oid \
-            ELSE t.oid END), \
+            ELSE t.oid END ORDER BY m.amname LIMIT 1), \
     CASE WHEN t0.typarray <> 0 AND t0.typdelim = ',' AND t0.typcategory <> 'A' AND t.typcategory <> 'A' AND t.typtype <> 'c' THEN ( \
         SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(t0.typname) || '[]' \
         FROM pg_catalog.pg_namespace n WHERE n.oid = t0.typnamespace) END \
     FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t0 ON t0.oid = a.atttypid \
     JOIN pg_catalog.pg_type t ON t.oid = CASE WHEN t0.typtype = 'd' THEN t0.typbasetype ELSE t0.oid END \
     WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid = ";
-/// Columns of its unique indexes, and of its partitions': the index, the column, nulls equal, identity or primary key.
+/// Columns of its unique indexes, and of its partitions': the index, the column, nulls equal, identity or primary key, not deferrable.
 const UNIQUE: &str = "SELECT i.indexrelid, a.attname, i.indnullsnotdistinct, \
-      i.indrelid = w.oid AND (i.indisreplident OR i.indisprimary) \
+      i.indrelid = w.oid AND (i.indisreplident OR i.indisprimary), i.indimmediate \
     FROM (SELECT $::pg_catalog.oid AS oid) w, pg_catalog.pg_index i \
     CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY k (attnum, n) \
     LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum AND a.attnum > 0 \
@@ -125,7 +146,7 @@ struct CatalogColumn {
     name: String,
     generated: bool,
     always_identity: bool,
-    comparable: bool,
+    equal: Option<String>,
     array: Option<String>,
 }
 
@@ -135,6 +156,7 @@ struct UniqueIndex {
     columns: Vec<Option<String>>,
     nulls_equal: bool,
     identity: bool,
+    deferrable: bool,
 }
 
 impl Table {
@@ -163,12 +185,14 @@ impl Table {
                 name: text(row, 0),
                 generated: !text(row, 1).is_empty(),
                 always_identity: text(row, 2) == "a",
-                comparable: text(row, 3) == "t",
+                equal: Some(text(row, 3)).filter(|operator| !operator.is_empty()),
                 array: Some(text(row, 4)).filter(|name| !name.is_empty()),
             })
             .collect();
         let indexes = unique_indexes(&catalog.simple_query(&UNIQUE.replace('$', &oid))?);
-        let columns = match_columns(&relation, &name, &columns)?;
+        let found_by = found_by(&relation, &indexes);
+        let columns = match_columns(&relation, &name, &columns, found_by)?;
+        let is_any = relation.identity == ReplicaIdentity::Full && found_by.is_none();
         let root: Oid = root.parse().map_err(|_| schema(format!("the target's catalog has no OID for \"{name}\"")))?;
         let no_key = no_key(&relation, &name, &indexes);
         let (unique, identity) = unique_columns(&relation, &indexes);
@@ -186,12 +210,24 @@ impl Table {
             unique,
             identity,
             no_key,
+            is_any,
+            has_deferrable_keys: indexes.iter().any(|index| index.deferrable),
         })
     }
 
     /// Why its rows cannot be changed or deleted, if so.
     pub fn no_key(&self) -> Option<&str> {
         self.no_key.as_deref()
+    }
+
+    /// Whether a unique key is deferrable: ON CONFLICT DO NOTHING has it for an error.
+    pub fn has_deferrable_keys(&self) -> bool {
+        self.has_deferrable_keys
+    }
+
+    /// Whether an UPDATE cannot set a column: it is GENERATED ALWAYS AS IDENTITY.
+    pub fn refuses_values(&self, column: usize) -> bool {
+        self.columns[column].always_identity
     }
 
     /// Whether a column is part of what rows are found by.
@@ -202,7 +238,7 @@ impl Table {
     /// Whether rows that are found by a key can be changed many at once: all columns of a pattern can be sent in arrays.
     pub fn takes_arrays(&self, pattern: &[u8]) -> bool {
         let fits = |(column, wanted): (&TableColumn, &u8)| {
-            *wanted == 0 || (wanted & IS_NULL == 0 && column.array.is_some() && !(column.key && column.as_text))
+            *wanted == 0 || (wanted & IS_NULL == 0 && column.array.is_some() && !(column.key && column.equal.is_none()))
         };
         self.relation.identity != ReplicaIdentity::Full && self.columns.iter().zip(pattern).all(fits)
     }
@@ -220,7 +256,8 @@ impl Table {
                 arrays.push(format!("${number}::{}", column.array.as_deref().unwrap_or_default()));
                 let of = if wish == SET { &mut set } else { &mut found };
                 let target = if wish == SET { "" } else { "t." };
-                of.push(format!("{target}{} = d.p{number}", column.quoted));
+                let equal = if wish == SET { "=" } else { column.equal.as_deref().unwrap_or("=") };
+                of.push(format!("{target}{} {equal} d.p{number}", column.quoted));
             }
         }
         let (set, found) = (set.join(", "), found.join(" AND "));
@@ -333,7 +370,7 @@ impl Table {
         let (set, found) = (numbers(SET), numbers(EQUAL));
         let equal = |at: usize, number: usize| {
             let column = &self.columns[at];
-            format!("{}{} = ${number}", column.quoted, if column.as_text { "::pg_catalog.text" } else { "" })
+            column.is_equal_to(number)
         };
         let itself: Vec<String> = found.iter().enumerate().filter_map(|(at, n)| Some(equal(at, (*n)?))).collect();
         let others = if itself.is_empty() { String::new() } else { format!(" AND NOT ({})", itself.join(" AND ")) };
@@ -354,8 +391,7 @@ impl Table {
             if wanted & IS_NULL != 0 {
                 conditions.push(format!("{name} IS NULL"));
             } else if wanted & EQUAL != 0 {
-                let cast = if column.as_text { "::pg_catalog.text" } else { "" };
-                conditions.push(format!("{name}{cast} = ${}", next()));
+                conditions.push(column.is_equal_to(next()));
             }
         }
         if conditions.is_empty() {
@@ -367,7 +403,7 @@ impl Table {
     /// The condition that finds a row; at most one where the columns are not unique.
     fn found(&self, pattern: &[u8], next: &mut impl FnMut() -> usize) -> String {
         let conditions = self.conditions(pattern, next);
-        if self.relation.identity != ReplicaIdentity::Full {
+        if !self.is_any {
             return conditions;
         }
         let id = if self.partitioned { "(tableoid, ctid)" } else { "ctid" };
@@ -389,8 +425,8 @@ fn unique_indexes(rows: &[Row]) -> Vec<UniqueIndex> {
     for row in rows {
         let oid = text(row, 0);
         if indexes.last().is_none_or(|last| last.oid != oid) {
-            let (nulls_equal, identity) = (text(row, 2) == "t", text(row, 3) == "t");
-            indexes.push(UniqueIndex { oid, columns: Vec::new(), nulls_equal, identity });
+            let [nulls_equal, identity, immediate] = [2, 3, 4].map(|at| text(row, at) == "t");
+            indexes.push(UniqueIndex { oid, columns: Vec::new(), nulls_equal, identity, deferrable: !immediate });
         }
         let column = row[1].as_ref().map(|_| text(row, 1));
         indexes.last_mut().expect("just pushed").columns.push(column);
@@ -399,7 +435,12 @@ fn unique_indexes(rows: &[Row]) -> Vec<UniqueIndex> {
 }
 
 /// The publisher's columns as the target has them.
-fn match_columns(relation: &Relation, name: &str, columns: &[CatalogColumn]) -> Result<Vec<TableColumn>, ApplyError> {
+fn match_columns(
+    relation: &Relation,
+    name: &str,
+    columns: &[CatalogColumn],
+    found_by: Option<&UniqueIndex>,
+) -> Result<Vec<TableColumn>, ApplyError> {
     let mut missing = Vec::new();
     let mut matched = Vec::new();
     for column in &relation.columns {
@@ -421,9 +462,17 @@ fn match_columns(relation: &Relation, name: &str, columns: &[CatalogColumn]) -> 
                 column.name
             )));
         }
-        let key = column.key || relation.identity == ReplicaIdentity::Full;
-        let quoted = quote_identifier(&column.name);
-        matched.push(TableColumn { quoted, key, as_text: !found.comparable, array: found.array.clone() });
+        let key = match found_by {
+            Some(index) => index.columns.iter().flatten().any(|name| *name == column.name),
+            None => column.key || relation.identity == ReplicaIdentity::Full,
+        };
+        matched.push(TableColumn {
+            quoted: quote_identifier(&column.name),
+            key,
+            always_identity: found.always_identity,
+            equal: found.equal.clone(),
+            array: found.array.clone(),
+        });
     }
     if !missing.is_empty() {
         return Err(ApplyError::Schema(format!(
@@ -432,6 +481,14 @@ fn match_columns(relation: &Relation, name: &str, columns: &[CatalogColumn]) -> 
         )));
     }
     Ok(matched)
+}
+
+/// Of whole rows that are sent, the target's own key, if it has one and all of it is sent: what else the target has in the row does not
+/// count then (`FindLogicalRepLocalIndex`, relation.c, PostgreSQL 18).
+fn found_by<'i>(relation: &Relation, indexes: &'i [UniqueIndex]) -> Option<&'i UniqueIndex> {
+    let is_sent = |name: &Option<String>| relation.columns.iter().any(|column| Some(&column.name) == name.as_ref());
+    let mut own = indexes.iter().filter(|_| relation.identity == ReplicaIdentity::Full);
+    own.find(|index| index.identity && index.columns.iter().all(is_sent))
 }
 
 /// As `logicalrep_rel_mark_updatable` (relation.c, PostgreSQL 18) has it: the target needs a key, and the publisher has to send it.

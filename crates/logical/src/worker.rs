@@ -26,7 +26,10 @@ use crate::turn::{Phase, Turn, Turns};
 use crate::wake::Wake;
 
 /// Errors that an attempt more may not meet: serialization, deadlock, cancelled, lock not available (`errcodes.txt`).
-const AGAIN: [&str; 4] = ["40001", "40P01", "57014", "55P03"];
+const AGAIN: [&str; 4] = ["40001", "40P01", CANCELED, "55P03"];
+
+/// `query_canceled`.
+const CANCELED: &str = "57014";
 /// How often the oldest batch is executed again after such an error.
 const MAX_ATTEMPTS: u32 = 50;
 
@@ -127,6 +130,8 @@ impl Worker {
     /// Waits until it may begin, and sees to it that it commits in its turn.
     fn batch(&mut self, batch: &Batch) -> Result<(), ApplyError> {
         let turns = self.common.turns.clone();
+        // What was left out of the batch before has these numbers, too.
+        self.statements.skipped.clear();
         turns.enter(self.number, Phase::Waiting, batch.number);
         if !turns.wait_committed(batch.begins_after) {
             return Err(ApplyError::Stopped);
@@ -151,6 +156,7 @@ impl Worker {
     /// is read again, and the transaction is then executed when it is whole.
     fn part(&mut self, batch: &Batch) -> Result<(), ApplyError> {
         let turns = self.common.turns.clone();
+        self.statements.skipped.clear();
         let whole = || ApplyError::Whole(batch.transactions[0].commit_lsn);
         if batch.part == Part::First {
             turns.enter(self.number, Phase::Executing, batch.number);
@@ -230,7 +236,6 @@ impl Worker {
     fn oldest(&mut self, batch: &Batch) -> Result<(), ApplyError> {
         let mut mode = Mode::Fast;
         let mut attempts = 0;
-        self.statements.skipped.clear();
         loop {
             let one_go = *batch.end() == End::Commit && !matches!(batch.work, Work::Finish);
             let outcome = if one_go { self.execute(batch, mode, true)? } else { self.two_phase(batch, mode)? };
@@ -271,7 +276,13 @@ impl Worker {
     }
 
     fn roll_back(&mut self) -> Result<(), ApplyError> {
-        self.connection.simple_query("ROLLBACK")?;
+        match self.connection.simple_query("ROLLBACK") {
+            // Who asked it to give way was late.
+            Err(walrider_session::ConnectError::Server(error)) if error.code == CANCELED => {
+                self.connection.simple_query("ROLLBACK")?;
+            }
+            done => _ = done?,
+        }
         Ok(())
     }
 
@@ -329,7 +340,10 @@ impl Worker {
             End::RollbackPrepared => is_prepared.then(|| format!("ROLLBACK PREPARED {gid}")),
             End::Commit => unreachable!("it commits in one go"),
         };
+        let lsn = quote_literal(&batch.end_lsn().to_string());
         if let Some(command) = command {
+            // The session has that of an earlier transaction (RecordTransactionCommitPrepared, EndPrepare).
+            self.connection.simple_query(&origins::xact_setup_sql(&lsn, &quote_literal(&batch.time().to_string())))?;
             match self.connection.simple_query(&command) {
                 Ok(_) => outcome.transaction = Transaction::None,
                 Err(walrider_session::ConnectError::Server(error)) if error.severity == "ERROR" => {
@@ -339,7 +353,6 @@ impl Worker {
                 Err(error) => return Err(error.into()),
             }
         }
-        let lsn = quote_literal(&batch.end_lsn().to_string());
         let progress = origins::progress_sql(&self.common.origin, &origins::part(self.number), &lsn);
         let rows = match batch.end() {
             End::Prepare => origins::progress_sql(&self.common.origin, &here, &lsn),

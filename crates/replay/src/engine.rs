@@ -142,6 +142,8 @@ pub struct Engine<'a> {
     spilling: Option<Spilling>,
     /// Relation files that are not in the directory yet: before anything is done to them, they come there.
     base: Option<Arc<dyn Base>>,
+    /// The directory was found consistent, and checked then.
+    was_consistent: bool,
     /// End of the last record that was replayed (`lastReplayedEndRecPtr`).
     replayed: Lsn,
     /// The same, but before what an `XLOG_SWITCH` leaves unused.
@@ -173,6 +175,7 @@ impl<'a> Engine<'a> {
             spill: settings.spill,
             spilling: None,
             base: settings.base,
+            was_consistent: false,
             replayed,
             used: replayed,
             last_record: Lsn::INVALID,
@@ -354,6 +357,12 @@ impl<'a> Engine<'a> {
     fn batch_done(&mut self) -> Result<(), ReplayError> {
         self.sequencer.globals.passed(self.replayed);
         self.check_invalid()?;
+        if !self.was_consistent && self.is_consistent() {
+            self.was_consistent = true;
+            if !self.in_place_tablespaces {
+                self.directories.refuse_tablespaces_without_links()?;
+            }
+        }
         self.tell_where();
         Ok(())
     }

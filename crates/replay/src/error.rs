@@ -92,6 +92,7 @@ impl ReplayError {
     pub fn in_global(record: &Record<'_>, error: GlobalError) -> ReplayError {
         match error {
             GlobalError::DataDir(error) => ReplayError::DataDir(error),
+            GlobalError::MinimalWal => ReplayError::Refused(format!("at {}: {error}", record.lsn)),
             other => ReplayError::CorruptWal(format!("at {}: redo of {}: {other}", record.lsn, type_name(record))),
         }
     }

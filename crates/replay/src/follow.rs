@@ -156,7 +156,8 @@ fn follow_upstream(
 /// Has what was held back released; whether there was any.
 fn release(engine: &Engine<'_>, source: &Source, upstream: &dyn Upstream) -> Result<bool, ReplayError> {
     let used = engine.used();
-    let same = &mut |at, bytes: &[u8]| agrees(source, at, bytes);
+    let size = engine.format().segment_size;
+    let same = &mut |at, bytes: &[u8]| agrees(source, size, at, bytes);
     upstream.release(used, source.timeline_at(used), &source.history(), same)
 }
 

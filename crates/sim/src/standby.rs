@@ -589,9 +589,9 @@ impl Standby {
         }
         promises(timeline);
         let refused = |error: SpoolError| ReplayError::Refused(error.to_string());
-        let mut failed = None;
+        let (mut failed, size) = (None, self.loader.format().segment_size);
         let released = spool.release(&history, timeline, self.used, |at, bytes: &[u8]| {
-            agrees(&self.source, at, bytes).or_else(|error| {
+            agrees(&self.source, size, at, bytes).or_else(|error| {
                 failed = Some(error);
                 Ok::<_, SpoolError>(false)
             })

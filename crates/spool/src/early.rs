@@ -62,12 +62,15 @@ pub(crate) struct Early {
     /// How many entries were written, and of these are durable.
     appended: u64,
     synced: u64,
+    /// How often WAL was taken back, or others came in its place: what is being synced meanwhile says nothing of that.
+    taken_back: u64,
 }
 
 impl Early {
     /// Nothing that it has counts as durable any more: other WAL takes its place, or the same once more.
     pub fn restart(&mut self) {
         self.ends = LogEnds::default();
+        self.taken_back += 1;
     }
 
     /// Whether a file is to be made.
@@ -257,6 +260,7 @@ impl Shared {
             last.end = last.end.max(end);
             last.dirty = true;
         }
+        early.taken_back += u64::from(bytes.is_empty() || at != early.ends.written());
         early.ends.appended(at, bytes.len() as u64);
         drop(state);
         self.early_work.notify_one();
@@ -304,6 +308,7 @@ impl Shared {
 pub(crate) struct LogSync {
     appended: u64,
     written: Lsn,
+    taken_back: u64,
     dirty: Vec<LogFile>,
 }
 
@@ -316,7 +321,8 @@ impl LogSync {
         }
         let dirty = early.files.iter().filter(|file| file.dirty).cloned().collect();
         early.files.iter_mut().for_each(|file| file.dirty = false);
-        Some(LogSync { appended: early.appended, written: early.ends.written(), dirty })
+        let Early { appended, taken_back, .. } = *early;
+        Some(LogSync { appended, written: early.ends.written(), taken_back, dirty })
     }
 
     /// Makes it durable.
@@ -328,7 +334,10 @@ impl LogSync {
         }
         let mut state = shared.lock();
         state.early.synced = self.appended;
-        state.early.ends.synced(self.written);
+        // Else positions up to there are of other WAL by now, and the next sync is of that.
+        if state.early.taken_back == self.taken_back {
+            state.early.ends.synced(self.written);
+        }
         let held_durable = state.early.ends.held_durable(state.flushed);
         state.positions();
         drop(state);
@@ -342,12 +351,14 @@ impl LogSync {
 pub(crate) fn make_spare(shared: &Shared) {
     let mut state = shared.lock();
     let flushed = state.flushed;
-    let obsolete = state.early.take_obsolete(flushed);
+    let mut obsolete = state.early.take_obsolete(flushed);
     let number = state.early.next_number;
     state.early.next_number = number.wrapping_add(1);
     drop(state);
-    let made = make_file(shared, number, obsolete);
+    let made = make_file(shared, number, &mut obsolete);
     let mut state = shared.lock();
+    // Nothing may be missing between files that are there: what follows a gap is not read.
+    state.early.files.splice(0..0, obsolete);
     state.early.wants_spare = false;
     match made {
         Ok(file) => state.early.spare = Some(file),
@@ -357,18 +368,20 @@ pub(crate) fn make_spare(shared: &Shared) {
     shared.on_flushed.notify_all();
 }
 
-/// An empty file of this number, its length and name durable: one of the obsolete ones if there are any; the others are removed.
-fn make_file(shared: &Shared, number: u32, obsolete: Vec<LogFile>) -> Result<LogFile> {
+/// An empty file of this number, its length and name durable: one of the obsolete ones if there are any; the others are removed. Those that
+/// are still there after an error are left.
+fn make_file(shared: &Shared, number: u32, obsolete: &mut Vec<LogFile>) -> Result<LogFile> {
     let (directory, name) = (&*shared.directory, name_of(number));
     let mut recycled = None;
-    for old in obsolete {
+    while let Some(old) = obsolete.first() {
         let old_name = name_of(old.number);
         if recycled.is_none() {
             directory.rename(&old_name, &name).map_err(|error| shared.error("rename to", &name, error))?;
-            recycled = Some(old.file);
+            recycled = Some(old.file.clone());
         } else {
             directory.remove(&old_name).map_err(|error| shared.error("remove file", &old_name, error))?;
         }
+        obsolete.remove(0);
     }
     let file = match recycled {
         Some(file) => file,

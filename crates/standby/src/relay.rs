@@ -291,10 +291,11 @@ impl Relay {
 
     /// Holds WAL that slots need.
     fn keep_for_slots(&self, origin: &Origin) -> Result<(), StandbyError> {
+        // Whoever comes later knows of more slots: a hold of one who looked before must not replace it.
+        let mut held = self.hold.lock().expect("no panic while locked");
         let end = origin.end().1;
         // A hold does not go back, and a new slot may need more than those before.
-        let hold = origin.spool().hold(self.needed(origin, end, end)?.unwrap_or(Lsn(u64::MAX)));
-        *self.hold.lock().expect("no panic while locked") = Some(hold);
+        *held = Some(origin.spool().hold(self.needed(origin, end, end)?.unwrap_or(Lsn(u64::MAX))));
         Ok(())
     }
 

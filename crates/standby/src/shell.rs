@@ -220,6 +220,14 @@ impl Shell {
         }
     }
 
+    /// Makes durable what was received: replay has got less far, and who comes next takes what lies there for durable.
+    pub(crate) fn flush_spool(&self) -> Result<(), StandbyError> {
+        match self.spool() {
+            Some(spool) => Ok(spool.wait_flushed(spool.written())?),
+            None => Ok(()),
+        }
+    }
+
     /// The spool; opened when first needed: the directory is ours by then.
     fn open_spool(&self) -> Result<&Arc<Spool>, StandbyError> {
         if let Some(spool) = self.spool() {
@@ -424,6 +432,11 @@ impl Upstream for Shell {
             write_file(&self.settings().data_dir.join(PROMOTING_FILE), format!("{timeline}\n").as_bytes())?;
             let same = |at, bytes: &[u8]| same(at, bytes).map_err(|error| StandbyError::from(ReplayError::from(error)));
             let released = spool.release(history, timeline, used, same)?;
+            if !released {
+                tracing::warn!(
+                    "WAL that the primary had sent early is not what replay has read up to {used}: it does not count"
+                );
+            }
             if released {
                 tracing::info!("WAL up to {} counts, which the primary had sent early", spool.written());
             }

@@ -95,6 +95,10 @@ impl Standby {
         if receiver.is_some_and(|receiver| receiver.join().is_err()) {
             tracing::error!("the receiver panicked");
         }
+        let result = match result {
+            Ok(outcome @ Outcome::Stopped(_)) => shell.flush_spool().map(|()| outcome),
+            other => other,
+        };
         if let Err(error) = &result
             && promotes
         {

@@ -2,7 +2,7 @@
 
 use std::io::IoSliceMut;
 
-use walrider_layout::wal::{WalPageHeader, page_of};
+use walrider_layout::wal::{SegmentSize, WalPageHeader, page_of};
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
 use walrider_wal::decode::{Found, Status, Stretch, WalFormat, check_page_header};
 
@@ -64,25 +64,37 @@ pub fn fill(
     stretch.fill(format, piece, read, |lsn| source.timeline_at(lsn), each)
 }
 
-/// Whether the source has these bytes at a position, as far as it still has anything there.
+/// Whether the source has these bytes at a position, as far as it still has anything there. What `XLOG_SWITCH` leaves unused of a segment, zeros,
+/// does not count: nobody reads it, and a power cut may have left what a file had there before.
 ///
 /// # Errors
 /// When the source fails.
-pub fn agrees(source: &dyn ReadWal, at: Lsn, bytes: &[u8]) -> Result<bool, StoreError> {
+pub fn agrees(source: &dyn ReadWal, size: SegmentSize, at: Lsn, bytes: &[u8]) -> Result<bool, StoreError> {
     let end = Lsn(at.0 + bytes.len() as u64);
     let mut pages = vec![0; 16 * XLOG_BLCKSZ];
     let mut next = at;
     while next < end {
         let page = page_of(next);
-        let upto = match source.read(page, &mut [IoSliceMut::new(&mut pages)])? {
+        // A slice for each page: those past the end of a segment are not read.
+        let mut slices: Vec<_> = pages.chunks_mut(XLOG_BLCKSZ).map(IoSliceMut::new).collect();
+        let upto = match source.read(page, &mut slices)? {
             0 => end.min(Lsn(page.0 + XLOG_BLCKSZ as u64)),
             got => {
                 let upto = end.min(Lsn(page.0 + got as u64));
                 let known = &bytes[(next.0 - at.0) as usize..(upto.0 - at.0) as usize];
-                if known != &pages[(next.0 - page.0) as usize..(upto.0 - page.0) as usize] {
-                    return Ok(false);
+                let read = &pages[(next.0 - page.0) as usize..(upto.0 - page.0) as usize];
+                match known.iter().zip(read).position(|(known, read)| known != read) {
+                    None => upto,
+                    Some(differs) => {
+                        let differs = next.0 + differs as u64;
+                        let segment_end = size.start_of(size.segment_of(Lsn(differs)) + 1);
+                        let unused = bytes.get((differs - at.0) as usize..(segment_end.0 - at.0) as usize);
+                        if unused.is_none_or(|unused| unused.iter().any(|byte| *byte != 0)) {
+                            return Ok(false);
+                        }
+                        segment_end
+                    }
                 }
-                upto
             }
         };
         next = upto;

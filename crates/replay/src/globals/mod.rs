@@ -85,6 +85,12 @@ pub enum GlobalError {
          consistent; take another one"
     )]
     BackupCanceled(Lsn),
+    /// From there on tables may have been filled without WAL (`CheckRequiredParameterValues`, xlog.c).
+    #[error(
+        "WAL was generated with wal_level = minimal, and lacks what went into files only: recovery from an archive cannot go on; \
+         choose a target before, or a backup that was taken after wal_level was raised again"
+    )]
+    MinimalWal,
     /// A file could not be read or written.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
@@ -153,6 +159,7 @@ impl Globals {
             full_page_writes_off: None,
             archive_recovery,
         };
+        globals.refuse_minimal_wal()?;
         globals.restore_files(control.major)?;
         Ok(globals)
     }

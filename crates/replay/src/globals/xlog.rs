@@ -58,6 +58,15 @@ impl Globals {
         &self.backup
     }
 
+    /// A crash is recovered from on such WAL, as what is not in it was made durable with its commit.
+    pub(super) fn refuse_minimal_wal(&self) -> Result<(), GlobalError> {
+        const MINIMAL: u32 = 0;
+        match self.archive_recovery && self.parameters.wal_level == MINIMAL {
+            true => Err(GlobalError::MinimalWal),
+            false => Ok(()),
+        }
+    }
+
     /// Everything up to `end` has been replayed: says whether a backup taken from a standby, whose end is a position and
     /// not a record, has now been passed (`CheckRecoveryConsistency`). As for [`Action::BackupEnded`].
     pub fn passed(&mut self, end: Lsn) -> bool {
@@ -130,6 +139,7 @@ impl Globals {
             }
             xlog::XLOG_PARAMETER_CHANGE => {
                 self.parameters = ParameterChange::parse(data).ok_or(GlobalError::DataLength("settings"))?;
+                self.refuse_minimal_wal()?;
                 self.commit_ts.set_active(self.parameters.track_commit_timestamp, self.next_xid.xid())?;
                 return Ok(vec![Action::ParametersChanged]);
             }

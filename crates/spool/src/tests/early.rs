@@ -2,7 +2,7 @@
 //! of everybody (`docs/spool.md`).
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use walrider_layout::history::TimelineHistory;
@@ -484,5 +484,44 @@ fn entries_that_are_not_whole_are_not_there() {
         let spool = on(&broken, early_options());
         let held = spool.shared.lock().tail.1.clone();
         assert_eq!(held.end().0 - held.start().0, left, "changed at {offset}");
+    }
+}
+
+/// A sync of the log was under way when WAL of another timeline came in the place of what it was about: that counted as durable, and the primary was
+/// told so.
+#[test]
+fn a_sync_that_another_timeline_overtakes_says_nothing_of_it() {
+    let (model, calls, passes) = (Model::default(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (seen, may_pass) = (calls.clone(), passes.clone());
+    model.watch(move |call, name| {
+        if call == Call::SyncData && name.starts_with("walrider.early.") {
+            let number = seen.fetch_add(1, Ordering::SeqCst);
+            while may_pass.load(Ordering::SeqCst) <= number {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    });
+    let until = |number: usize| {
+        while calls.load(Ordering::SeqCst) < number {
+            std::thread::yield_now();
+        }
+    };
+    let spool = on(&model, early_options());
+    let mut writer = spool.start_at(ONE, Lsn(START)).unwrap();
+    writer.write_ahead(Lsn(START), &wal(START, START + 200), Lsn(START + 100)).unwrap();
+    until(1);
+    drop(writer);
+    spool.write_history(TimelineId(2), b"1\t0/300078\tx\n").unwrap();
+    let mut writer = spool.start_at(TimelineId(2), Lsn(START + 100)).unwrap();
+    writer.write_ahead(Lsn(START + 100), &[2; 30], Lsn(START + 130)).unwrap();
+    writer.write_ahead(Lsn(START + 130), &[2; 170], Lsn(START + 130)).unwrap();
+    spool.wait_flushed(Lsn(START + 130)).unwrap();
+    passes.store(1, Ordering::SeqCst);
+    until(2);
+    assert_eq!(spool.held_durable(), Lsn(START + 130));
+    passes.store(usize::MAX, Ordering::SeqCst);
+    while spool.held_durable() < Lsn(START + 300) {
+        std::thread::yield_now();
     }
 }

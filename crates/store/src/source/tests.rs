@@ -541,11 +541,15 @@ fn wal_that_is_gone_is_not_compared() {
     let dirs = Dirs::new();
     dirs.put(1, 2, "", 7);
     let source = dirs.reads_directory(TimelineHistory::alone(TimelineId(1)));
-    let same = |at: u64, bytes: &[u8]| agrees(&source, Lsn(at), bytes).unwrap();
+    let same = |at: u64, bytes: &[u8]| agrees(&source, size(), Lsn(at), bytes).unwrap();
     assert!(same(2 * SEGMENT + 5, &[7; 300_000]));
     assert!(!same(2 * SEGMENT + 5, &[[7; 9].as_slice(), &[8]].concat()));
     // What precedes and follows is not there.
     assert!(same(2 * SEGMENT - 3, &[[1; 3].as_slice(), &[7; 20_000]].concat()));
     assert!(!same(2 * SEGMENT - 3, &[[1; 3].as_slice(), &[8]].concat()));
     assert!(same(3 * SEGMENT - 1, &[7, 1]));
+    // A switch leaves the rest of a segment unused: zeros, where a power cut has left what the file had before.
+    assert!(same(3 * SEGMENT - 20_000, &[[7; 2000].as_slice(), &[0; 18_000], &[1; 5]].concat()));
+    assert!(!same(3 * SEGMENT - 20_000, &[[7; 2000].as_slice(), &[0; 17_999], &[1; 5]].concat()));
+    assert!(!same(3 * SEGMENT - 20_000, &[[7; 2000].as_slice(), &[0; 17_999]].concat()));
 }
