@@ -71,7 +71,8 @@ def test_targets_of_an_earlier_recovery(primary, work):
     assert "recovery_target" not in (work / "next/postgresql.auto.conf").read_text()
     again = PgCluster(work / "next", work / "wal")
     # As others leave it.
-    again.configure("recovery_target_lsn = '0/1800000'\nrecovery_target_inclusive = off\nrecovery_target_timeline = 'current'", "postgresql.auto.conf")
+    again.configure("recovery_target_lsn = '0/1800000'\nrecovery_target_inclusive = off\nrecovery_target_timeline = 'current'\n"
+                    "recovery_target_action = 'shutdown'", "postgresql.auto.conf")
     with again:
         again.start()
         assert again.value(ROWS) == "1000|first|first"
@@ -227,3 +228,21 @@ def test_a_link_is_lost(primary, work):
     (work / "plain/recovery.signal").touch()
     result = walrider("replay", "-D", work / "plain", "--wal", work / "wal", "--promote")
     assert result.code == FAILED and "has no symbolic link" in result.stderr, result
+
+
+def test_promoted_by_a_later_run(primary, work):
+    """The target of the run before is done with, too."""
+    primary.psql("UPDATE t SET v = 'first'")
+    primary.psql("SELECT pg_create_restore_point('first')")
+    primary.psql("UPDATE t SET v = 'second'")
+    primary.stop()
+    primary.complete_archive()
+    walrider("restore", "--backup", work / "old", "--wal", work / "wal", "-D", work / "ours", "--target-name", "first").expect()
+    assert "recovery_target_name" in (work / "ours/postgresql.auto.conf").read_text()
+    walrider("replay", "-D", work / "ours", "--wal", work / "wal", "--promote").expect()
+    assert "recovery_target" not in (work / "ours/postgresql.auto.conf").read_text()
+    ours = PgCluster(work / "ours")
+    ours.configure("archive_mode = off", "postgresql.auto.conf")
+    with ours:
+        ours.start()
+        assert ours.value(ROWS) == "1000|first|first"

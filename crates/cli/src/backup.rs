@@ -320,7 +320,13 @@ fn check_tablespaces(work: &Path) -> Result<(), Failure> {
 /// Removes what a run that failed has left: nothing of it is of use to the next one. But what it has put into tablespaces elsewhere stays, and
 /// then all does, as only that says whose they are.
 fn remove_work(work: &Path, failure: Failure) -> Failure {
-    let links = entries(&work.join("data/pg_tblspc")).unwrap_or_default();
+    let tablespaces = work.join("data/pg_tblspc");
+    let links = match tablespaces.try_exists() {
+        Ok(false) => Ok(Vec::new()),
+        _ => entries(&tablespaces),
+    };
+    // Whoever cannot tell leaves all.
+    let Ok(links) = links else { return failure };
     let elsewhere = links.iter().filter_map(|link| fs::read_link(link).ok()).find(|place| !place.starts_with(work));
     match elsewhere {
         Some(place) => failure.hint(format!(
@@ -329,7 +335,8 @@ fn remove_work(work: &Path, failure: Failure) -> Failure {
             place.display()
         )),
         None => match remove(work) {
-            Ok(()) => failure,
+            // What it said of that is over.
+            Ok(()) => failure.without_hint(),
             Err(_) => failure.hint(format!("\"{}\" could not be removed: begin again with --start-over", work.display())),
         },
     }

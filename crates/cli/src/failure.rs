@@ -61,6 +61,11 @@ impl Failure {
         Failure { hint: Some(hint.to_string()), ..self }
     }
 
+    /// Says no more than what is wrong.
+    pub fn without_hint(self) -> Failure {
+        Failure { hint: None, ..self }
+    }
+
     /// What stands under `error` in an object.
     pub fn to_json(&self) -> Value {
         json!({

@@ -160,9 +160,9 @@ impl Directories {
             }
             match (fs::read_link(&link), &self.new_tablespaces) {
                 // It was made before, or a backup that has it was put elsewhere (--tablespace-mapping): there are its files.
-                (Ok(known), _) => {
-                    self.adopt_location(&known)?;
-                    known
+                (Ok(_), _) => {
+                    self.adopt_location(&link)?;
+                    link.clone()
                 }
                 (Err(_), Some(directory)) => put_elsewhere(directory, tablespace, location)?,
                 (Err(_), None) => {
@@ -172,21 +172,21 @@ impl Directories {
                 }
             }
         };
-        make_dir(&location.join(&self.version_dir))?;
-        fsync_dir(&location)?;
-        // Never without one, once it has files: by that we know them as ours.
-        if location != link && fs::read_link(&link).is_err() {
+        // First the link: by that we know what is there as ours.
+        if location != link {
             remove_tablespace_link(&link)?;
             std::os::unix::fs::symlink(&location, &link).context("create symbolic link", &link)?;
         }
-        fsync_parent(&link)
+        fsync_parent(&link)?;
+        make_dir(&location.join(&self.version_dir))?;
+        fsync_dir(&location)
     }
 
-    /// Where a tablespace is made there may be files of another server: of the primary, on its own host. PostgreSQL would go on, and
-    /// overwrite them. Ours are those of a location that we link to: the link is made before any file.
+    /// Where a tablespace is made there may be one of another server: of the primary, on its own host. PostgreSQL would go on, and
+    /// overwrite it, or remove it with a later record. Ours is a location that we link to: the link is made before the directory.
     fn refuse_files_of_others(&self, location: &Path) -> Result<()> {
         let version_dir = location.join(&self.version_dir);
-        if list_dir(&version_dir)?.is_empty() {
+        if !exists(&version_dir)? {
             return Ok(());
         }
         let links = list_dir(&self.root.join("pg_tblspc"))?;
@@ -194,8 +194,8 @@ impl Directories {
             return Ok(());
         }
         Err(DataDirError::Refused(format!(
-            "\"{}\" is not empty, and the WAL makes a tablespace there: another server, as the primary on this host, may have its files there, and \
-             they would be overwritten; if nobody does, move them away, and try again",
+            "\"{}\" is there, and the WAL makes a tablespace there: another server, as the primary on this host, may have its files in it, and \
+             they would be overwritten; if it is what an earlier run or a server that is gone has left, move it away, and try again",
             version_dir.display()
         )))
     }

@@ -247,8 +247,10 @@ impl<'s> Reader<'s> {
                 return Err(error);
             }
             if self.apply.is_stopping() && !matches!(self.ending, Some(Ending::Stop(_))) {
-                if let Some(Ending::Failed(error)) = self.ending.replace(Ending::Stop(Instant::now())) {
-                    tracing::error!("{error}");
+                // What it would have ended with, had it not been asked to.
+                match self.ending.replace(Ending::Stop(Instant::now())) {
+                    Some(Ending::Failed(error)) if !error.is_internal() => tracing::error!("{error}"),
+                    _ => {}
                 }
             }
             if self.ending.is_none() && self.usual_at.is_some_and(|at| at <= Instant::now()) {
@@ -377,7 +379,9 @@ impl<'s> Reader<'s> {
                 Part::First
             }
         };
-        self.add(transaction, part, out);
+        if !self.add(transaction, part, out) && part == Part::First {
+            self.in_parts = false;
+        }
     }
 
     /// Puts a transaction into a batch. What cannot be applied ends it when all before is.

@@ -35,7 +35,7 @@ pub struct Table {
     no_key: Option<String>,
     /// Rows are found by all that they hold, and any of several that are equal is meant.
     is_any: bool,
-    /// A unique key is deferrable.
+    /// A unique key is deferrable, or an exclusion constraint.
     has_deferrable_keys: bool,
 }
 
@@ -99,11 +99,13 @@ pub const ROW: &str = "walrider_row";
 
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
-/// The relation, its root, kind, and whether triggers run.
+/// The relation, its root, kind, whether triggers run, and whether a constraint with an index is deferrable.
 const FIND: &str = "SELECT c.oid, c.relkind, coalesce(pg_catalog.pg_partition_root(c.oid)::pg_catalog.oid, c.oid), \
     EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgenabled IN ('A', 'R') AND (t.tgrelid = c.oid OR t.tgrelid IN \
         (SELECT p.relid FROM pg_catalog.pg_partition_tree(c.oid) p))) \
-      OR EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_enabled IN ('A', 'R') AND r.ev_type <> '1') \
+      OR EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_enabled IN ('A', 'R') AND r.ev_type <> '1'), \
+    EXISTS (SELECT FROM pg_catalog.pg_index x WHERE NOT x.indimmediate AND (x.indrelid = c.oid OR x.indrelid IN \
+        (SELECT p.relid FROM pg_catalog.pg_partition_tree(c.oid) p))) \
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
     WHERE n.nspname = ";
 /// Its columns, the operators by which their types are equal, and the types of arrays of them. `unnest` makes several columns of a composite type.
@@ -175,6 +177,7 @@ impl Table {
             )));
         };
         let (oid, kind, root, alone) = (text(row, 0), text(row, 1), text(row, 2), text(row, 3) == "t");
+        let has_deferrable_keys = text(row, 4) == "t";
         if !matches!(kind.as_str(), "r" | "p") {
             return Err(schema(format!("\"{name}\" of the target is no table, and rows cannot be replicated into it")));
         }
@@ -211,7 +214,7 @@ impl Table {
             identity,
             no_key,
             is_any,
-            has_deferrable_keys: indexes.iter().any(|index| index.deferrable),
+            has_deferrable_keys,
         })
     }
 
@@ -309,7 +312,7 @@ impl Table {
                 let name = |at: &usize| self.columns[*at].quoted.as_str();
                 let identity = self.identity.map(|at| &self.unique[at]).expect("asked for where there is one");
                 let set: Vec<String> = (0..self.columns.len())
-                    .filter(|at| !identity.contains(at))
+                    .filter(|at| !identity.contains(at) && !self.columns[*at].always_identity)
                     .map(|at| format!("{0} = excluded.{0}", self.columns[at].quoted))
                     .collect();
                 // With nothing else in the row, it is what it is to become.
@@ -488,7 +491,7 @@ fn match_columns(
 fn found_by<'i>(relation: &Relation, indexes: &'i [UniqueIndex]) -> Option<&'i UniqueIndex> {
     let is_sent = |name: &Option<String>| relation.columns.iter().any(|column| Some(&column.name) == name.as_ref());
     let mut own = indexes.iter().filter(|_| relation.identity == ReplicaIdentity::Full);
-    own.find(|index| index.identity && index.columns.iter().all(is_sent))
+    own.find(|index| index.identity && !index.deferrable && index.columns.iter().all(is_sent))
 }
 
 /// As `logicalrep_rel_mark_updatable` (relation.c, PostgreSQL 18) has it: the target needs a key, and the publisher has to send it.

@@ -37,7 +37,7 @@ use crate::end_of_recovery::{Promoted, end_again, end_of_recovery};
 use crate::engine::{Engine, Flow, Settings, Stop};
 use crate::error::ReplayError;
 use crate::follow::{Followed, follow};
-use crate::globals::Globals;
+use crate::globals::{GlobalError, Globals, WAL_LEVEL_MINIMAL};
 use crate::load::Loader;
 use crate::partition::PageSettings;
 use crate::restartpoint::Recovery;
@@ -122,6 +122,9 @@ impl<'o> Opened<'o> {
         if !*archive_recovery {
             // Left over from an earlier recovery; in crash recovery no server looks at it (recoveryStopsBefore).
             settings.target = None;
+        }
+        if *archive_recovery && data_dir.control().wal_level == WAL_LEVEL_MINIMAL {
+            return Err(ReplayError::Refused(GlobalError::MinimalWal.to_string()));
         }
         options.wal.as_deref().map_or(Ok(()), foreign_archive::refuse)?;
         let wanted = override_settings(options, settings)?;

@@ -29,12 +29,12 @@ pub trait ReadWal: Sync {
     /// When the source fails.
     fn has_segment(&self, lsn: Lsn) -> Result<bool, StoreError>;
 
-    /// Where segments begin that come after the one that holds `lsn`, in order, as far as somebody can tell which there are.
+    /// Whether there is WAL in a segment that comes after the one that holds `lsn`, as far as that can be told without asking an archive.
     ///
     /// # Errors
     /// When the source fails.
-    fn later_segments(&self, _lsn: Lsn) -> Result<Vec<Lsn>, StoreError> {
-        Ok(Vec::new())
+    fn goes_on_after(&self, _lsn: Lsn, _format: &WalFormat) -> Result<bool, StoreError> {
+        Ok(false)
     }
 
     /// Reading before this position, from `from` on, does not mean to wait for a command.
@@ -131,14 +131,5 @@ pub fn goes_on_past(source: &dyn ReadWal, format: &WalFormat, page: Lsn) -> Resu
         }
         at = Lsn(at.0 + XLOG_BLCKSZ as u64);
     }
-    if has_page(source, format, segment_end)? {
-        return Ok(true);
-    }
-    // There are files in pg_wal that are used again: only the name of those is of what is to come.
-    for begin in source.later_segments(page)? {
-        if has_page(source, format, begin)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    Ok(has_page(source, format, segment_end)? || source.goes_on_after(segment_end, format)?)
 }

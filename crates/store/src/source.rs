@@ -1,7 +1,6 @@
 //! WAL by position, from several places: which file a position is in, on which timeline, and whether there is more
 //! (`WaitForWALToBecomeAvailable` in `access/transam/xlogrecovery.c`, PostgreSQL 18).
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::IoSliceMut;
 use std::num::NonZeroU64;
@@ -14,8 +13,10 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::held::shown;
 use walrider_datadir::wal_file::read_up_to;
 use walrider_layout::history::TimelineHistory;
-use walrider_layout::wal::{SegmentSize, page_of};
+use walrider_layout::wal::{SegmentSize, WalPageHeader, page_of};
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
+
+use walrider_wal::decode::{WalFormat, check_page_header};
 
 use crate::driver::{Driver, FetchStats, Remote};
 use crate::error::StoreError;
@@ -307,22 +308,25 @@ impl ReadWal for Source {
         Ok(self.segment(lsn)?.is_some())
     }
 
-    fn later_segments(&self, lsn: Lsn) -> Result<Vec<Lsn>, StoreError> {
-        let mut later = BTreeSet::new();
-        for place in &self.finder().places {
-            let listing = place.list()?.unwrap_or_default();
-            let names = listing.segments.iter().map(|name| name.trim_end_matches(".partial"));
-            let read = names.filter_map(|name| self.size().parse_file_name(name));
-            later.extend(
-                read.filter(|(timeline, number)| *timeline == self.finder().timeline_of(*number))
-                    .map(|(_, number)| number),
-            );
+    fn goes_on_after(&self, lsn: Lsn, format: &WalFormat) -> Result<bool, StoreError> {
+        // A command that fails now may deliver later: then it is the archive that has to be asked again (Source::confirm_end).
+        if self.fetches() {
+            return Ok(false);
         }
-        Ok(later
-            .split_off(&(self.size().segment_of(lsn) + 1))
-            .into_iter()
-            .map(|number| self.size().start_of(number))
-            .collect())
+        for place in &self.finder().places {
+            let (Some(directory), Some(listing)) = (place.directory(), place.list()?) else { continue };
+            for name in &listing.segments {
+                let known = self.size().parse_file_name(name.trim_end_matches(".partial"));
+                let is_read = |(timeline, number): &(TimelineId, u64)| {
+                    *number > self.size().segment_of(lsn) && *timeline == self.finder().timeline_of(*number)
+                };
+                let Some((timeline, number)) = known.filter(is_read) else { continue };
+                if begins(&directory.join(name), self.size().start_of(number), format, timeline)? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     fn ready_up_to(&self, from: Lsn) -> Lsn {
@@ -343,6 +347,22 @@ impl ReadWal for Source {
             incoming.restartpoint(redo, self.history().timeline_at(redo));
         }
     }
+}
+
+/// Whether a file has the beginning of this segment. In `pg_wal` there are files that are used again, of which only the name is of what is to come.
+fn begins(path: &Path, begin: Lsn, format: &WalFormat, timeline: TimelineId) -> Result<bool, StoreError> {
+    let failed = |error| DataDirError::io("read", path, error);
+    let mut page = [0; XLOG_BLCKSZ];
+    let got = match File::open(path) {
+        // It was removed, or has another name by now.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        opened => {
+            let file = opened.map_err(failed)?;
+            read_up_to(&file, &mut [IoSliceMut::new(&mut page)], 0, XLOG_BLCKSZ).map_err(failed)?
+        }
+    };
+    let header = WalPageHeader::parse(&page).filter(|_| got == XLOG_BLCKSZ);
+    Ok(header.is_some_and(|header| check_page_header(&header, begin, format, timeline).is_ok()))
 }
 
 /// Has the system read what comes so far behind these bytes of a segment; at its beginning, all up to there.

@@ -88,13 +88,16 @@ pub enum GlobalError {
     /// From there on tables may have been filled without WAL (`CheckRequiredParameterValues`, xlog.c).
     #[error(
         "WAL was generated with wal_level = minimal, and lacks what went into files only: recovery from an archive cannot go on; \
-         choose a target before, or a backup that was taken after wal_level was raised again"
+         restore the backup again with a target before, or one that was taken after wal_level was raised again"
     )]
     MinimalWal,
     /// A file could not be read or written.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
 }
+
+/// `WAL_LEVEL_MINIMAL` (`access/xlog.h`).
+pub const WAL_LEVEL_MINIMAL: u32 = 0;
 
 /// A page number from a record, which must be one that an id leads to.
 fn page_number(page: i64, last: u64) -> Result<u64, GlobalError> {

@@ -9,7 +9,7 @@ use walrider_wal::records::xlog::{self, ParameterChange};
 
 use super::action::{Action, SeenCheckpoint};
 use super::xid::{NextXid, precedes};
-use super::{GlobalError, Globals};
+use super::{GlobalError, Globals, WAL_LEVEL_MINIMAL};
 
 /// The primary's settings in a control file.
 pub(super) fn parameters_of(control: &ControlFile) -> ParameterChange {
@@ -60,8 +60,7 @@ impl Globals {
 
     /// A crash is recovered from on such WAL, as what is not in it was made durable with its commit.
     pub(super) fn refuse_minimal_wal(&self) -> Result<(), GlobalError> {
-        const MINIMAL: u32 = 0;
-        match self.archive_recovery && self.parameters.wal_level == MINIMAL {
+        match self.archive_recovery && self.parameters.wal_level == WAL_LEVEL_MINIMAL {
             true => Err(GlobalError::MinimalWal),
             false => Ok(()),
         }

@@ -70,6 +70,9 @@ fn forget_target(options: &Options, settings: &mut RecoverySettings) -> Vec<(Str
     if std::mem::replace(&mut settings.target_inclusive, defaults.target_inclusive) != defaults.target_inclusive {
         emptied.push(("recovery_target_inclusive".to_owned(), "on".to_owned()));
     }
+    if std::mem::replace(&mut settings.target_action, defaults.target_action) != defaults.target_action {
+        emptied.push(("recovery_target_action".to_owned(), "pause".to_owned()));
+    }
     if std::mem::replace(&mut settings.target_timeline, defaults.target_timeline) != defaults.target_timeline {
         emptied.push(("recovery_target_timeline".to_owned(), "latest".to_owned()));
     }
@@ -82,15 +85,28 @@ fn forget_target(options: &Options, settings: &mut RecoverySettings) -> Vec<(Str
     emptied
 }
 
-/// Removes recovery targets that the command line gave from `postgresql.auto.conf`, once recovery has ended: a base backup of the new
-/// primary would have them, too, and recovery of that would end there. Returns the names of those.
+/// Parameters that say where a recovery ends.
+const TARGETS: [&str; 6] = [
+    "recovery_target",
+    "recovery_target_lsn",
+    "recovery_target_name",
+    "recovery_target_time",
+    "recovery_target_xid",
+    "recovery_target_inclusive",
+];
+
+/// Removes recovery targets from `postgresql.auto.conf`, those that the command line gave and those of earlier runs, once recovery has ended: a
+/// base backup of the new primary would have them, too, and recovery of that would end there. Returns the names of those that it gave.
 ///
 /// # Errors
 /// When the file cannot be written.
 pub(super) fn remove_targets(data_dir: &Path, wanted: &[(String, String)]) -> Result<Vec<String>, ReplayError> {
     let names = wanted.iter().map(|(name, _)| name.clone());
     let names: Vec<String> = names.filter(|name| name.starts_with("recovery_target")).collect();
-    config::unset_auto_conf(data_dir, |name| names.iter().any(|one| one.eq_ignore_ascii_case(name)))?;
+    let is_target = |name: &str| TARGETS.contains(&name.to_ascii_lowercase().as_str());
+    config::unset_auto_conf(data_dir, |name| {
+        is_target(name) || names.iter().any(|one| one.eq_ignore_ascii_case(name))
+    })?;
     Ok(names)
 }
 
