@@ -301,8 +301,11 @@ impl<'a> Session<'a> {
             ReplicationCommand::CreatePhysicalSlot { slot: name, temporary, options } => {
                 let (reserves, size) = (reserves_wal(&options)?, origin.segment_size());
                 let from = || reserves.then(|| size.start_of(size.segment_of(reserved_from(origin))));
+                // What it reserves must not be removed before it is held for it (ReplicationSlotReserveWal).
+                let held = origin.spool().hold(Lsn(0));
                 self.service.slots.create(&name, temporary.then_some(self.number), from)?;
                 self.service.slot_made();
+                drop(held);
                 let columns =
                     ["slot_name", "consistent_point", "snapshot_name", "output_plugin"].map(|name| (name, Type::Text));
                 self.answer(&columns, &[Some(name), Some("0/0".to_owned()), None, None], "CREATE_REPLICATION_SLOT");

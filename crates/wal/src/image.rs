@@ -44,9 +44,8 @@ pub fn restore(image: &Image<'_>, page: &mut PageBytes) -> Result<(), ImageError
     if !image.is_compressed() {
         return fill(image.bytes, hole_offset, hole_len, page);
     }
-    if hole_len == 0 {
-        return decompress(image, page);
-    }
+    // Never into the page itself: decompressors write past where they are, and a page in shared buffers has readers without a lock, of
+    // visibility maps, and of tuples that they have pinned (RestoreBlockImage).
     let mut buffer = [0; BLCKSZ];
     let stored = &mut buffer[..BLCKSZ - hole_len];
     decompress(image, stored)?;
