@@ -278,11 +278,20 @@ def test_the_end_covers_the_backup_that_it_is_of(table, work):
 def test_tablespaces(table, serving, work):
     """Each has an archive; plain with a mapping, tar with tablespace_map."""
     there = work / "there"
-    there.mkdir()
+    for place in ("of_primary", "of_standby"):
+        (work / place).mkdir()
+    # On one host, the standby's must be another place by the same name, or it is refused.
+    serving.process.send_signal(signal.SIGSTOP)
+    there.symlink_to(work / "of_primary")
     table.psql(f"CREATE TABLESPACE s LOCATION '{there}'", options=LOCALLY)
     number = table.value("SELECT oid FROM pg_tablespace WHERE spcname = 's'")
+    link = table.data_dir / "pg_tblspc" / number
+    link.unlink()
+    link.symlink_to(work / "of_primary")
+    there.unlink()
+    there.symlink_to(work / "of_standby")
+    serving.process.send_signal(signal.SIGCONT)
     table.psql("CREATE TABLE x TABLESPACE s AS SELECT i FROM generate_series(1, 100000) i", options=LOCALLY)
-    # The standby's is the same place here; what is in it then is what both write.
     wait_position(table, timeout=60)
     serving.restartpoint(table)
     take(serving, work / "plain", "-T", f"{there}={work / 'mapped'}", wal="none")
