@@ -21,6 +21,18 @@ def on_both(pair, sql):
         server.psql(sql)
 
 
+def apply_beside(pair, work, change, *options):
+    """What was there is applied; then what `change` does. The conflicts that there were, by kind."""
+    publisher, target = pair
+    with Apply(work, publisher, target, *options).start() as apply:
+        apply.wait_caught_up()
+        change()
+        apply.wait_caught_up()
+        status = apply.status()
+        apply.stop()
+    return {kind: times for kind, times in status["conflicts"].items() if times}
+
+
 @pytest.mark.parametrize("jobs", ["1", "4"])
 def test_what_is_left_out_is_of_one_batch(pair, work, jobs):
     """A row that conflicted was left out; and then each row that had its number in a later batch, of the same session, without a word."""
@@ -32,11 +44,8 @@ def test_what_is_left_out_is_of_one_batch(pair, work, jobs):
     # Each a batch of its own, executed beside others, and large ones by parts.
     publisher.psql("".join(f"INSERT INTO t VALUES ({n}, {n + 10}, 'x');\n" for n in range(2, 400)))
     publisher.psql("INSERT INTO t SELECT n, n + 10, 'x' FROM generate_series(1000, 4000) n")
-    with Apply(work, publisher, target, "--on-conflict", "skip", "--jobs", jobs, "--batch", "1", "--streaming", "off").start() as apply:
-        apply.wait_caught_up()
-        status = apply.status()
-        apply.stop()
-    assert status["conflicts"]["update_exists"] == 1, status
+    options = ("--on-conflict", "skip", "--jobs", jobs, "--batch", "1", "--streaming", "off")
+    assert apply_beside(pair, work, lambda: None, *options) == {"update_exists": 1}
     assert target.value("SELECT count(*) FROM t WHERE v = 'x'") == publisher.value("SELECT count(*) FROM t")
 
 
@@ -68,17 +77,15 @@ def test_keys_of_types_of_extensions(pair, work):
     rows = " SELECT {} || n, 0 FROM generate_series(1, 60) n"
     publisher.psql(f"INSERT INTO c {rows.format(chr(39) + 'Key' + chr(39))}; "
                    "INSERT INTO p SELECT ('top.k' || n)::\"its Own\".ltree, 0 FROM generate_series(1, 60) n; INSERT INTO f SELECT * FROM p")
-    with Apply(work, publisher, target).start() as apply:
-        apply.wait_caught_up()
+
+    def change():
         target.psql("UPDATE c SET k = upper(k::text)")
         # Some one by one, many in arrays.
         for table in "pcf":
             publisher.psql(f"UPDATE {table} SET v = 1; UPDATE {table} SET v = 2 WHERE k::text LIKE '%1'; DELETE FROM {table} WHERE k::text LIKE '%2'")
-        apply.wait_caught_up()
-        status = apply.status()
-        apply.stop()
+
+    assert apply_beside(pair, work, change) == {}
     assert_equal(publisher, target, ("p", "f", "c"), "lower(k::text), v")
-    assert not any(status["conflicts"].values()), status
 
 
 def test_whole_rows_are_found_by_the_primary_key(pair, work):
@@ -88,15 +95,13 @@ def test_whole_rows_are_found_by_the_primary_key(pair, work):
     on_both(pair, "CREATE TABLE t (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v int, w text); ALTER TABLE t REPLICA IDENTITY FULL")
     publish(publisher)
     publisher.psql("INSERT INTO t (v, w) SELECT 0, 'w' FROM generate_series(1, 9)")
-    with Apply(work, publisher, target).start() as apply:
-        apply.wait_caught_up()
+
+    def change():
         target.psql("UPDATE t SET v = 5 WHERE id IN (1, 2)")
         publisher.psql("UPDATE t SET v = 6 WHERE id = 1; DELETE FROM t WHERE id = 2; UPDATE t SET w = 'x'")
-        apply.wait_caught_up()
-        status = apply.status()
-        apply.stop()
+
+    assert apply_beside(pair, work, change) == {}
     assert_equal(publisher, target, ("t",))
-    assert not any(status["conflicts"].values()), status
 
 
 def test_whole_rows_and_a_deferrable_key(pair, work):
@@ -105,14 +110,9 @@ def test_whole_rows_and_a_deferrable_key(pair, work):
     on_both(pair, "CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, v int); ALTER TABLE t REPLICA IDENTITY FULL")
     publish(publisher)
     publisher.psql("INSERT INTO t SELECT n, n FROM generate_series(1, 9) n")
-    with Apply(work, publisher, target).start() as apply:
-        apply.wait_caught_up()
-        publisher.psql("BEGIN; SET CONSTRAINTS ALL DEFERRED; UPDATE t SET id = id + 1; COMMIT")
-        apply.wait_caught_up()
-        status = apply.status()
-        apply.stop()
+    move = "BEGIN; SET CONSTRAINTS ALL DEFERRED; UPDATE t SET id = id + 1; COMMIT"
+    assert apply_beside(pair, work, lambda: publisher.psql(move)) == {}
     assert_equal(publisher, target, ("t",))
-    assert not any(status["conflicts"].values()), status
 
 
 def test_skipping_where_a_key_is_deferrable(pair, work):
@@ -122,12 +122,10 @@ def test_skipping_where_a_key_is_deferrable(pair, work):
                   "EXCLUDE USING btree (u WITH =) DEFERRABLE); CREATE TABLE t (id int PRIMARY KEY, v int)")
     publish(publisher)
     publisher.psql("INSERT INTO t SELECT n, 0 FROM generate_series(1, 9) n; INSERT INTO d VALUES (1, 1)")
-    with Apply(work, publisher, target, "--on-conflict", "skip").start() as apply:
-        apply.wait_caught_up()
+
+    def change():
         target.psql("INSERT INTO d VALUES (7, 7)")
         publisher.psql("BEGIN; UPDATE t SET v = 1; INSERT INTO d VALUES (2, 2), (7, 70), (3, 3); COMMIT")
-        apply.wait_caught_up()
-        status = apply.status()
-        apply.stop()
+
+    assert apply_beside(pair, work, change, "--on-conflict", "skip") == {"insert_exists": 1}
     assert target.psql("SELECT * FROM d ORDER BY id") == [["1", "1"], ["2", "2"], ["3", "3"], ["7", "7"]]
-    assert status["conflicts"]["insert_exists"] == 1, status

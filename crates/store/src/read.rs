@@ -111,9 +111,13 @@ pub fn has_page(source: &dyn ReadWal, format: &WalFormat, page: Lsn) -> Result<b
     if !source.has_segment(page)? || source.read(page, &mut [IoSliceMut::new(&mut buffer)])? < XLOG_BLCKSZ {
         return Ok(false);
     }
-    let header = WalPageHeader::parse(&buffer);
-    let timeline = source.timeline_at(page);
-    Ok(header.is_some_and(|header| check_page_header(&header, page, format, timeline).is_ok()))
+    Ok(is_page(&buffer, page, format, source.timeline_at(page)))
+}
+
+/// Whether these bytes, from a file of a timeline, are the page at a position.
+pub(crate) fn is_page(bytes: &[u8; XLOG_BLCKSZ], page: Lsn, format: &WalFormat, timeline: TimelineId) -> bool {
+    let header = WalPageHeader::parse(bytes);
+    header.is_some_and(|header| check_page_header(&header, page, format, timeline).is_ok())
 }
 
 /// Whether WAL goes on past a page that is not valid, in its segment or at the beginning of a later one: then it is damaged there, or some is

@@ -13,16 +13,16 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::held::shown;
 use walrider_datadir::wal_file::read_up_to;
 use walrider_layout::history::TimelineHistory;
-use walrider_layout::wal::{SegmentSize, WalPageHeader, page_of};
+use walrider_layout::wal::{SegmentSize, page_of};
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
 
-use walrider_wal::decode::{WalFormat, check_page_header};
+use walrider_wal::decode::WalFormat;
 
 use crate::driver::{Driver, FetchStats, Remote};
 use crate::error::StoreError;
 use crate::fetch::Fetcher;
 use crate::find::{Finder, Found, Segment};
-use crate::read::ReadWal;
+use crate::read::{ReadWal, is_page};
 use crate::restore::Refusal;
 
 /// How far before a segment is read the system is asked to read it: while WAL that was read is worked on, the disk would have nothing to do.
@@ -361,8 +361,7 @@ fn begins(path: &Path, begin: Lsn, format: &WalFormat, timeline: TimelineId) -> 
             read_up_to(&file, &mut [IoSliceMut::new(&mut page)], 0, XLOG_BLCKSZ).map_err(failed)?
         }
     };
-    let header = WalPageHeader::parse(&page).filter(|_| got == XLOG_BLCKSZ);
-    Ok(header.is_some_and(|header| check_page_header(&header, begin, format, timeline).is_ok()))
+    Ok(got == XLOG_BLCKSZ && is_page(&page, begin, format, timeline))
 }
 
 /// Has the system read what comes so far behind these bytes of a segment; at its beginning, all up to there.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.lab.server.cluster import PgCluster, ServerError, controldata, copy_tree
 from tests.lab.trash import throw_away
+from tests.lab.walrider import walrider
 
 REPLAY_SETTINGS = dict(hot_standby="off", shared_buffers="1GB", fsync="off", archive_mode="off",
                        max_wal_size="64GB", checkpoint_timeout="1h", bgwriter_lru_maxpages="0")
@@ -141,9 +142,13 @@ def finish_stock(server, final_checkpoint, progress=None, timeout=1800, **settin
 
 def take_over(data_dir, archive, final_checkpoint):
     """What a user does who gives up on us: start PostgreSQL on the directory."""
-    if controldata(data_dir)["Latest checkpoint location"] == final_checkpoint:
+    control = controldata(data_dir)
+    if control["Latest checkpoint location"] == final_checkpoint:
+        # Killed in its last moments: nothing is left to replay, so no target to reach; at most to say that it has ended.
+        if control["Database cluster state"] != "shut down in recovery":
+            walrider("replay", "-D", data_dir, "--wal", archive).expect()
         pin_tablespaces(data_dir)
-        return      # killed in its last moments: nothing is left to replay, so no target to reach
+        return
     (data_dir / "recovery.signal").touch()
     server = PgCluster(data_dir)
     server.configure("archive_mode = off\n" + restore_settings(archive, target=("lsn", final_checkpoint), action="shutdown"),

@@ -162,7 +162,6 @@ impl Globals {
             full_page_writes_off: None,
             archive_recovery,
         };
-        globals.refuse_minimal_wal()?;
         globals.restore_files(control.major)?;
         Ok(globals)
     }

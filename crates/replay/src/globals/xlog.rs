@@ -58,14 +58,6 @@ impl Globals {
         &self.backup
     }
 
-    /// A crash is recovered from on such WAL, as what is not in it was made durable with its commit.
-    pub(super) fn refuse_minimal_wal(&self) -> Result<(), GlobalError> {
-        match self.archive_recovery && self.parameters.wal_level == WAL_LEVEL_MINIMAL {
-            true => Err(GlobalError::MinimalWal),
-            false => Ok(()),
-        }
-    }
-
     /// Everything up to `end` has been replayed: says whether a backup taken from a standby, whose end is a position and
     /// not a record, has now been passed (`CheckRecoveryConsistency`). As for [`Action::BackupEnded`].
     pub fn passed(&mut self, end: Lsn) -> bool {
@@ -138,7 +130,10 @@ impl Globals {
             }
             xlog::XLOG_PARAMETER_CHANGE => {
                 self.parameters = ParameterChange::parse(data).ok_or(GlobalError::DataLength("settings"))?;
-                self.refuse_minimal_wal()?;
+                // A crash is recovered from on such WAL: what is not in it was made durable with its commit.
+                if self.archive_recovery && self.parameters.wal_level == WAL_LEVEL_MINIMAL {
+                    return Err(GlobalError::MinimalWal);
+                }
                 self.commit_ts.set_active(self.parameters.track_commit_timestamp, self.next_xid.xid())?;
                 return Ok(vec![Action::ParametersChanged]);
             }

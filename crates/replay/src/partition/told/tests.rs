@@ -1,13 +1,12 @@
 use walrider_layout::page::PageMut;
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, PageBytes};
+use walrider_redo::fsm::SLOTS_PER_PAGE;
 use walrider_seed::Random;
 use walrider_wal::decode::Span;
 use walrider_wal::record::BKPIMAGE_APPLY;
 use walrider_wal::records::xlog;
 use walrider_wal::rmgr::RmgrId;
 use walrider_wal::testing::{RecordBuilder, TEST_REL};
-
-use walrider_redo::fsm::SLOTS_PER_PAGE;
 
 use super::*;
 use crate::spill::entry::{self, Operation};
