@@ -63,6 +63,8 @@ class Restore:
             return False, None
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGSTOP)
+            # Its threads stop a moment later.
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             return True, self.phase(process.pid)
         finally:
             process.kill()

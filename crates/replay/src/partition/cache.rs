@@ -363,8 +363,7 @@ pub fn known_blocks(fork: &RelFork, files: &RelationFiles) -> Result<u32, Replay
             0
         }
     };
-    fork.learn_blocks(blocks);
-    Ok(blocks)
+    Ok(fork.learn_blocks(blocks))
 }
 
 /// Checks a page that was read (`PageIsVerified`, `storage/page/bufpage.c`).
