@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE = 1
         bench-logical-long bench-logical-apply bench-readable bench-readable-live bench-top bench-relay bench-volume \
         test test-quick test-rust test-datadir test-e2e test-17 test-suites \
         test-subscription test-tools test-majors fetch-majors \
-        build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-spill soak-restore soak-stress \
+        build extension fetch fetch-17 fetch-18 fetch-suites fetch-suites-17 fetch-tools lint fuzz-smoke fuzz-long soak-unit soak-crash soak-spill soak-restore soak-jitter soak-stress \
         soak-standby soak-early soak-relay soak-logical soak-logical-boundaries soak-power soak-plugin soak-readable soak-sim planted \
         planted-readable suites-readable readable-asan packages clean
 
@@ -200,6 +200,10 @@ soak-spill: build fetch
 # Kills of restores in their single pass, of backups in each format: half an hour.
 soak-restore: build fetch
 	$(SOAK) WALRIDER_RESTORE_ROUNDS=$${WALRIDER_RESTORE_ROUNDS:-200} $(E2E) tests/test_restore_interrupted.py -s $(PYTEST_ARGS)
+
+# Restores and replays whose threads are held up at random, 300 times.
+soak-jitter: build fetch
+	$(SOAK) WALRIDER_JITTER_ROUNDS=$${WALRIDER_JITTER_ROUNDS:-300} $(E2E) tests/test_jitter.py -s $(PYTEST_ARGS)
 
 # Random work on every kind of index, for an hour unless WALRIDER_STRESS_SECONDS says otherwise.
 soak-stress: build fetch
