@@ -21,6 +21,9 @@ pub struct Identity {
     pub server_version: String,
 }
 
+/// Where a timeline ends that is streamed, and which one follows.
+pub type Left = (Lsn, TimelineId);
+
 /// WAL of a spool, for those downstream.
 pub struct Origin {
     identity: Identity,
@@ -159,26 +162,53 @@ impl Origin {
         }
     }
 
-    /// The file of the segment that has `lsn`, on `timeline` or else on `next`, the one that follows it in this segment
-    /// (`WalSndSegmentOpen`, `walsender.c`, PostgreSQL 18).
+    /// The file of the segment that has `lsn`, on `timeline`; of the segment in which that was `left`, the one of the timeline that follows, which
+    /// has both (`WalSndSegmentOpen`, `walsender.c`, PostgreSQL 18), or else that of `timeline`. Replay that has a segment from an archive
+    /// may have it of a later timeline, which it has not gone over to yet.
     ///
     /// # Errors
     /// [`OriginError::Removed`], or trouble with the file.
-    pub fn open_segment(&self, lsn: Lsn, timeline: TimelineId, next: Option<TimelineId>) -> Result<File, OriginError> {
+    pub fn open_segment(&self, lsn: Lsn, timeline: TimelineId, left: Option<Left>) -> Result<File, OriginError> {
         let segment = self.size.segment_of(lsn);
+        let next = left.filter(|&(at, _)| self.size.segment_of(at) == segment).map(|(_, next)| next);
         let name = |timeline| self.size.file_name(timeline, segment);
-        for timeline in [Some(timeline), next].into_iter().flatten() {
-            let (whole, partial) = (name(timeline), format!("{}.partial", name(timeline)));
-            // Between the first two looks it may get its final name.
-            for name in [&whole, &partial, &whole] {
-                let path = self.directory.join(name);
-                match File::open(&path) {
-                    Ok(file) => return Ok(file),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(source) => return Err(OriginError::Io { operation: "open file", path, source }),
-                }
+        for timeline in next.into_iter().chain([timeline]) {
+            if let Some(file) = self.open(&name(timeline))? {
+                return Ok(file);
             }
         }
+        if let Some(later) = self.follows_in_segment(timeline, lsn)?
+            && let Some(file) = self.open(&name(later))?
+        {
+            return Ok(file);
+        }
         Err(OriginError::Removed(name(timeline)))
+    }
+
+    /// A segment's file of this name, or that name while it is not complete.
+    fn open(&self, whole: &str) -> Result<Option<File>, OriginError> {
+        // Between the first two looks it may get its final name.
+        for name in [whole, &format!("{whole}.partial"), whole] {
+            let path = self.directory.join(name);
+            match File::open(&path) {
+                Ok(file) => return Ok(Some(file)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(OriginError::Io { operation: "open file", path, source }),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The newest timeline with a history that leaves `timeline` in this segment, behind `lsn`.
+    fn follows_in_segment(&self, timeline: TimelineId, lsn: Lsn) -> Result<Option<TimelineId>, OriginError> {
+        let (mut found, mut next) = (None, TimelineId(timeline.0.saturating_add(1)));
+        while self.history_file(next)?.is_some() {
+            let left = self.history(next)?.switch_point(timeline);
+            if left.is_some_and(|at| at > lsn && self.size.segment_of(at) == self.size.segment_of(lsn)) {
+                found = Some(next);
+            }
+            next = TimelineId(next.0 + 1);
+        }
+        Ok(found)
     }
 }

@@ -13,16 +13,13 @@ use walrider_wire::server::{self, FromClient};
 use walrider_wire::stream::{FromStandby, StatusUpdate, Streamed, XLOG_DATA_HEADER};
 
 use crate::link::{Link, LinkError};
-use crate::origin::{Origin, OriginError};
+use crate::origin::{Left, Origin};
 use crate::refusal::{Refusal, Stopped};
 use crate::service::Service;
 
 /// The longest piece of WAL in one message, in bytes. A walsender's is an eighth of it (`MAX_SEND_SIZE`); to send this much at a time takes
 /// less of the processor, and whoever is behind has time.
 const MAX_PIECE: u64 = 1 << 20;
-
-/// Where a timeline ends that is streamed, and which one follows.
-pub(crate) type Left = (Lsn, TimelineId);
 
 /// One stream.
 pub(crate) struct Sender<'a> {
@@ -154,23 +151,19 @@ impl Sender<'_> {
     fn send_piece(&mut self, end: Lsn, open: &mut Option<Open>) -> Result<(), Stopped> {
         let size = self.origin.segment_size();
         let segment = size.segment_of(self.sent);
-        let file = match open {
+        let mut file = match open {
             Some(open) if open.segment == segment => open.file.clone(),
-            _ => {
-                let next = self.left.map(|(_, next)| next);
-                let file = Arc::new(self.origin.open_segment(self.sent, self.timeline, next)?);
-                *open = Some(Open { segment, file: file.clone() });
-                file
-            }
+            _ => Arc::new(self.origin.open_segment(self.sent, self.timeline, self.left)?),
         };
         let offset = size.offset_of(self.sent);
         let len = (end.0 - self.sent.0).min(MAX_PIECE).min(size.bytes() - offset);
         let header = Streamed::XLogData { start: self.sent, wal_end: end, send_time: now(), data: &[] };
         // A file that may be written again is read, and looked at, before any of it is sent (`CheckXLogRemoved`).
         let read = match self.origin.recycles() {
-            true => Some(self.read_piece(&file, offset, len)?),
+            true => Some(self.read_piece(&mut file, offset, len)?),
             false => None,
         };
+        *open = Some(Open { segment, file: file.clone() });
         self.link.queue(|out| {
             out.extend(server::copy_data_header(XLOG_DATA_HEADER + len as usize));
             header.encode(out);
@@ -184,19 +177,18 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Reads a piece of a segment, which was not renamed before that was done.
-    fn read_piece(&self, file: &File, offset: u64, len: u64) -> Result<Vec<u8>, Stopped> {
+    /// Reads a piece of a segment, which was not renamed before that was done. One from an archive may have taken its place: then that
+    /// is read (`WalSndRqstFileReload`).
+    fn read_piece(&self, file: &mut Arc<File>, offset: u64, len: u64) -> Result<Vec<u8>, Stopped> {
         let mut piece = vec![0; len as usize];
-        file.read_exact_at(&mut piece, offset).map_err(LinkError::Io)?;
-        let next = self.left.map(|(_, next)| next);
-        let now = self.origin.open_segment(self.sent, self.timeline, next)?;
-        let inode = |file: &File| file.metadata().map(|found| (found.dev(), found.ino())).map_err(LinkError::Io);
-        match inode(file)? == inode(&now)? {
-            true => Ok(piece),
-            false => {
-                let size = self.origin.segment_size();
-                Err(OriginError::Removed(size.file_name(self.timeline, size.segment_of(self.sent))).into())
+        loop {
+            file.read_exact_at(&mut piece, offset).map_err(LinkError::Io)?;
+            let now = self.origin.open_segment(self.sent, self.timeline, self.left)?;
+            let inode = |file: &File| file.metadata().map(|found| (found.dev(), found.ino())).map_err(LinkError::Io);
+            if inode(file)? == inode(&now)? {
+                return Ok(piece);
             }
+            *file = Arc::new(now);
         }
     }
 

@@ -18,9 +18,9 @@ use crate::backup::options::incremental;
 use crate::backup::{self, Backup};
 use crate::downstream::Downstream;
 use crate::link::{Link, LinkError, wait_readable};
-use crate::origin::Origin;
+use crate::origin::{Left, Origin};
 use crate::refusal::{Refusal, Stopped};
-use crate::sender::{Left, Sender, left_at, not_in_history};
+use crate::sender::{Sender, left_at, not_in_history};
 use crate::server::Unknown;
 use crate::service::{Access, Service};
 use crate::slots::SlotError;
@@ -395,7 +395,11 @@ impl<'a> Session<'a> {
                 server::data_row(out, [Some(next.to_string().as_bytes()), Some(at.to_string().as_bytes())]);
             });
         }
-        self.link.queue(|out| server::command_complete(out, "START_STREAMING"));
+        // Two of them: libpq takes one for the end of the row, and walreceiver and pg_receivewal want another (`exec_replication_command`).
+        self.link.queue(|out| {
+            server::command_complete(out, "START_STREAMING");
+            server::command_complete(out, "START_REPLICATION");
+        });
         Ok(())
     }
 
@@ -433,7 +437,7 @@ impl<'a> Session<'a> {
         }
         // Said before the stream begins, as far as it can be.
         if left.is_some() || start < end {
-            origin.open_segment(start, timeline, left.map(|(_, next)| next))?;
+            origin.open_segment(start, timeline, left)?;
         }
         self.link.queue(server::copy_both_response);
         self.service.downstreams.change(self.number, |downstream| {

@@ -87,6 +87,7 @@ fn follow_upstream(
     upstream: &dyn Upstream,
     progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
 ) -> Result<Followed, ReplayError> {
+    keep_histories(source, upstream)?;
     let mut news = News::Perhaps;
     // When replay last got on.
     let mut since = Instant::now();
@@ -115,7 +116,8 @@ fn follow_upstream(
         let before = engine.replayed();
         // What streams in has no gaps: where it is not valid for long, it is damaged. What lies there from before may have
         // some, and is streamed again.
-        let more = upstream.visible() > Lsn(before.0 + 2 * XLOG_BLCKSZ as u64);
+        let visible = upstream.visible();
+        let more = visible > Lsn(before.0 + 2 * XLOG_BLCKSZ as u64);
         let streamed = upstream.streams_from().is_some_and(|from| from <= before);
         engine.look_past(streamed && more && since.elapsed() >= SETTLE_TIME);
         let stop = engine.run(progress)?;
@@ -126,12 +128,12 @@ fn follow_upstream(
             Stop::EndOfWal { why } => match at_end(wanted, news, engine.replayed() > before) {
                 AtEnd::Wait => {
                     if engine.replayed() == before {
-                        let visible = upstream.visible();
+                        // What has come since `run` looked ends the rest, too.
                         engine.rest(|| upstream.visible() != visible)?;
                     }
                     news = wait_for_more(engine, source, upstream, &why)?;
-                    if news == News::Perhaps && latest {
-                        look_for_timeline(engine, source)?;
+                    if news == News::Perhaps && latest && look_for_timeline(engine, source)? {
+                        keep_histories(source, upstream)?;
                     }
                 }
                 AtEnd::LookAgain => news = News::Perhaps,
@@ -229,11 +231,20 @@ fn follow_directories(
     }
 }
 
-/// Goes over to the newest timeline, if it leads through where replay stands (`rescanLatestTimeLine`).
-fn look_for_timeline(engine: &mut Engine<'_>, source: &Source) -> Result<(), ReplayError> {
-    if let Some(history) = newer_history(source, engine.replayed())? {
-        engine.set_history(history.clone());
-        source.set_history(history);
+/// Goes over to the newest timeline, if it leads through where replay stands (`rescanLatestTimeLine`). Whether there was one.
+fn look_for_timeline(engine: &mut Engine<'_>, source: &Source) -> Result<bool, ReplayError> {
+    let Some(history) = newer_history(source, engine.replayed())? else { return Ok(false) };
+    engine.set_history(history.clone());
+    source.set_history(history);
+    Ok(true)
+}
+
+/// Has the histories of the timelines that are read in `pg_wal`, wherever they were found: who gets WAL from there needs them.
+fn keep_histories(source: &Source, upstream: &dyn Upstream) -> Result<(), ReplayError> {
+    for entry in source.history().newest_first() {
+        if let Some((_, contents)) = source.history_file(entry.timeline)? {
+            upstream.keep_history(entry.timeline, &contents)?;
+        }
     }
     Ok(())
 }

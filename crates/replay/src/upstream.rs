@@ -1,5 +1,6 @@
 //! Who brings WAL while replay follows a primary, as replay sees it.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,6 +104,18 @@ pub trait Upstream: Send + Sync {
     /// When it cannot be made durable.
     fn ensure_durable(&self, upto: Lsn) -> Result<(), ReplayError>;
 
+    /// A timeline that is read has this history file: keeps it in `pg_wal`, if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be kept.
+    fn keep_history(&self, timeline: TimelineId, contents: &[u8]) -> Result<(), ReplayError>;
+
+    /// As [`Incoming::keep_restored`].
+    ///
+    /// # Errors
+    /// The segment cannot be kept.
+    fn keep_restored(&self, name: &str, contents: &File) -> Result<bool, StoreError>;
+
     /// Recovery would now begin at `redo`, on this timeline: older WAL is not needed here any more.
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId);
 }
@@ -123,6 +136,10 @@ impl Incoming for AsIncoming {
 
     fn streams_from(&self) -> Option<Lsn> {
         self.0.streams_from()
+    }
+
+    fn keep_restored(&self, name: &str, contents: &File) -> Result<bool, StoreError> {
+        self.0.keep_restored(name, contents)
     }
 
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId) {

@@ -2,6 +2,7 @@
 //! the one that it names does between two waits.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -87,6 +88,8 @@ pub struct Shared {
     machine: Mutex<Machine>,
     /// Where WAL is stored.
     pub spool: Arc<Spool>,
+    /// Why a segment of the archive was not kept, which ends the standby.
+    not_kept: Mutex<Option<String>>,
 }
 
 impl Shared {
@@ -107,6 +110,17 @@ impl Incoming for Shared {
 
     fn streams_from(&self) -> Option<Lsn> {
         self.machine().streams_from()
+    }
+
+    fn keep_restored(&self, name: &str, contents: &File) -> Result<bool, StoreError> {
+        match self.spool.keep_restored(name, contents) {
+            Ok(kept) => Ok(kept),
+            Err(SpoolError::Full { .. }) => Ok(false),
+            Err(error) => {
+                *self.not_kept.lock().expect("no panic while locked") = Some(error.to_string());
+                Err(StoreError::Refused(error.to_string()))
+            }
+        }
     }
 
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId) {
@@ -211,7 +225,7 @@ impl Standby {
             ..SpoolOptions::default()
         };
         let spool = Spool::open_stepped(Arc::new(directory.clone()), &options)?;
-        let shared = Arc::new(Shared { machine: Mutex::new(Machine::new(RULES)), spool });
+        let shared = Arc::new(Shared { machine: Mutex::new(Machine::new(RULES)), spool, not_kept: Mutex::default() });
         let places: Vec<Arc<dyn Driver>> = vec![Arc::new(Place(archive.clone())), Arc::new(Place(directory.clone()))];
         let source =
             Source::new(places, segment_size(), TimelineHistory::alone(TimelineId(1))).brought_by(Some(shared.clone()));
@@ -322,6 +336,9 @@ impl Standby {
                 }
                 Err(how) => {
                     let task = streaming.task;
+                    if how == Ended::Timeline {
+                        streaming.writer.end_timeline();
+                    }
                     drop(streaming);
                     if let Some(connection) = connection {
                         connection.to_standby.clear();
@@ -530,6 +547,10 @@ impl Standby {
     }
 
     fn end_of_wal(&mut self, wanted: Wanted, before: Lsn, now: Duration, promises: &mut dyn FnMut(TimelineId)) -> Step {
+        if let Some(why) = self.shared.not_kept.lock().expect("no panic while locked").take() {
+            self.failed = Some(why);
+            return Step::Replayed(Vec::new());
+        }
         // `Feed::ending`
         match self.loader.take_ending() {
             Some(Ending::Ends { at, page, .. }) => self.needed = page.max(at),

@@ -11,6 +11,7 @@ pub mod files;
 mod flusher;
 mod prepare;
 mod remove;
+mod restored;
 mod spool;
 mod start;
 mod state;

@@ -60,9 +60,9 @@ impl Spool {
     pub fn remove_before(&self, keep_from: Lsn, timeline: TimelineId) -> Result<Removed> {
         let shared = &*self.shared;
         shared.check()?;
-        let (written, flushed, filing) = {
+        let (written, flushed, filing, writer) = {
             let state = shared.lock();
-            (state.written, state.flushed, state.filing)
+            (state.written, state.flushed, state.filing, state.writer)
         };
         let held = shared.holds.lock().expect("no panic while locked").values().copied().min();
         let keep = if flushed.is_valid() { keep_from.min(flushed) } else { keep_from };
@@ -74,10 +74,11 @@ impl Spool {
         old.retain(|((_, segment), _)| *segment < keep);
         old.sort_by_key(|((timeline, segment), name)| (*segment, *timeline, *name));
 
-        // Recycled ones follow the segment that is written.
+        // Recycled ones follow the segment that is written. Without a stream, replay may be ahead of that.
         let first = shared.size.segment_of(written.max(keep_from)) + 1;
         debug_assert!(flushed <= written && keep < first, "no segment gets the name of one that is needed");
-        let mut free = if shared.partial { first..first } else { first..first.saturating_add(shared.max_recycled) };
+        let recycles = writer && !shared.partial;
+        let mut free = first..first.saturating_add(if recycles { shared.max_recycled } else { 0 });
         let mut removed = Removed::default();
         let outcome = old.into_iter().try_for_each(|(id, name)| {
             let whole = shared.size.file_name(id.0, id.1);

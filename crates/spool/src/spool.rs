@@ -17,7 +17,7 @@ use crate::early;
 use crate::error::{Result, SpoolError};
 use crate::files::{Directory, Disk, write_all_at};
 use crate::prepare::TEMPORARY_PREFIX;
-use crate::state::Shared;
+use crate::state::{Preparation, Shared, State};
 use crate::stats::SpoolStats;
 use crate::tail::Tail;
 use crate::work::{self, Step, Stepped, Worker};
@@ -139,7 +139,8 @@ impl Spool {
         }
         state.writer = true;
         shared.flush_all(&mut state);
-        while state.failed.is_none() && (state.flushing || state.flushed != state.written) {
+        let is_busy = |state: &State| state.flushing || state.flushed != state.written || state.restoring > 0;
+        while state.failed.is_none() && is_busy(&state) {
             state = shared.wait(&shared.on_flushed, state);
         }
         if let Some(failure) = state.failed.clone() {
@@ -148,8 +149,12 @@ impl Spool {
         }
         // A timeline that has ended leaves its last segment as it is: that is complete, too (`WalReceiverMain`).
         let left = (state.timeline, shared.size.segment_of(state.written));
-        let left_incomplete =
-            left.0 != TimelineId(0) && left.0 != timeline && shared.size.offset_of(state.written) != 0;
+        let left_incomplete = state.timeline_ended && left.0 != timeline && shared.size.offset_of(state.written) != 0;
+        state.timeline_ended = false;
+        // Its file may have been replaced by one that was restored.
+        if matches!(&state.preparation, Preparation::Ready(prepared) if prepared.temporary.is_none()) {
+            state.preparation = Preparation::Idle;
+        }
         state.unsynced.clear();
         state.timeline = timeline;
         (state.written, state.flushed, state.flush_due, state.held) = (at, at, at, at);

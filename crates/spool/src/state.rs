@@ -78,6 +78,11 @@ pub(crate) struct State {
     pub wakes: u64,
     /// There is a writer.
     pub writer: bool,
+    /// The last writer had all of its timeline from the primary.
+    pub timeline_ended: bool,
+    /// How many segments that were restored are being put in place; and ever were.
+    pub restoring: usize,
+    pub restored: u64,
     /// The spool is dropped: flush what there is, and end.
     pub stop: bool,
     pub failed: Option<Failure>,
@@ -151,6 +156,9 @@ impl Shared {
             epoch: 0,
             wakes: 0,
             writer: false,
+            timeline_ended: false,
+            restoring: 0,
+            restored: 0,
             stop: false,
             failed: None,
             preparation: Preparation::Idle,

@@ -126,6 +126,11 @@ impl Writer {
         Ok(())
     }
 
+    /// All of this timeline was received: the primary has ended it here.
+    pub fn end_timeline(&mut self) {
+        self.spool.shared.lock().timeline_ended = true;
+    }
+
     /// What is held from there on is worth nothing; durable on return.
     fn discard(&mut self, from: Lsn) -> Result<()> {
         if from < self.tail.end() && !self.tail.is_empty() {

@@ -110,5 +110,10 @@ fn stream(shell: &Shell, opened: &Opened, task: Task, repeats: &mut Repeats) -> 
     let Task { start, timeline } = task;
     let how = if early { ", before the primary has flushed it" } else { "" };
     tracing::info!("started streaming WAL from primary at {start} on timeline {timeline} ({peer}){how}");
-    Streaming::new(&mut writer, &shell.board).early(early).run(opened.connection, spool, opened.identity.flushed)
+    let streaming = Streaming::new(&mut writer, &shell.board).early(early);
+    let ended = streaming.run(opened.connection, spool, opened.identity.flushed);
+    if matches!(ended, Ok(End::Timeline(_))) {
+        writer.end_timeline();
+    }
+    ended
 }

@@ -1,6 +1,7 @@
 //! The standby around its [`Machine`]: locks, threads, files and the clock, and the standby as replay sees it ([`Upstream`]). What
 //! to do is decided there; here it is done.
 
+use std::fs::File;
 use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,12 +13,13 @@ use walrider_datadir::held::HeldDir;
 use walrider_datadir::open::read_control;
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::ControlFile;
-use walrider_layout::history::TimelineHistory;
+use walrider_layout::history::{TimelineHistory, history_file_name};
 use walrider_layout::{Lsn, TimelineId};
 use walrider_relay::origin::Identity;
 use walrider_replay::error::ReplayError;
 use walrider_replay::upstream::{Missing, News, Same, Upstream, Wanted};
-use walrider_spool::{ArchiveStatus, Spool, SpoolOptions};
+use walrider_spool::{ArchiveStatus, Spool, SpoolError, SpoolOptions};
+use walrider_store::StoreError;
 use walrider_stream::board::Board;
 use walrider_stream::error::ReceiveError;
 
@@ -77,6 +79,8 @@ pub(crate) struct Shell {
     /// Whenever the machine has heard something that somebody may wait for.
     changed: Condvar,
     opened: OnceLock<Opened>,
+    /// Taken to open it.
+    opening: Mutex<()>,
     /// Who serves what is received, if anybody does.
     relay: OnceLock<Arc<Relay>>,
     archiver: OnceLock<Archiver>,
@@ -104,6 +108,7 @@ impl Shell {
             state: Mutex::new(State { machine, fatal: None, shown: Shown::default() }),
             changed: Condvar::new(),
             opened: OnceLock::new(),
+            opening: Mutex::new(()),
             relay: OnceLock::new(),
             archiver: OnceLock::new(),
             started_at: SystemTime::now(),
@@ -230,6 +235,7 @@ impl Shell {
 
     /// The spool; opened when first needed: the directory is ours by then.
     fn open_spool(&self) -> Result<&Arc<Spool>, StandbyError> {
+        let _one = self.opening.lock().expect("no panic while locked");
         if let Some(spool) = self.spool() {
             return Ok(spool);
         }
@@ -383,17 +389,25 @@ fn stored(spool: &Spool) -> Stored {
 }
 
 fn spool_options(settings: &Settings, control: &ControlFile) -> Result<SpoolOptions, DataDirError> {
-    let config = walrider_datadir::config::Config::read(&settings.data_dir, settings.config_file.as_deref())?;
-    let always = config.get("archive_mode").is_some_and(|setting| setting.value.eq_ignore_ascii_case("always"));
     Ok(SpoolOptions {
         directory: settings.data_dir.join("pg_wal"),
         segment_size: control.segment_size,
-        // The primary archives its own WAL: a server that is started here must not do it again (XLogWalRcvClose).
-        archive_status: if always || settings.archive.is_some() { ArchiveStatus::Ready } else { ArchiveStatus::Done },
+        archive_status: archive_status(settings)?,
         partial: false,
         group_access: group_access(&settings.data_dir),
         max_recycled: MAX_RECYCLED,
     })
+}
+
+/// What is noted of complete segments. The primary archives its own WAL: a server that is started here must not do it again
+/// (`XLogWalRcvClose`).
+fn archive_status(settings: &Settings) -> Result<ArchiveStatus, DataDirError> {
+    if settings.archive.is_some() {
+        return Ok(ArchiveStatus::Ready);
+    }
+    let config = walrider_datadir::config::Config::read(&settings.data_dir, settings.config_file.as_deref())?;
+    let always = config.get("archive_mode").is_some_and(|setting| setting.value.eq_ignore_ascii_case("always"));
+    Ok(if always { ArchiveStatus::Ready } else { ArchiveStatus::Done })
 }
 
 /// Whether the group may read the directory.
@@ -472,6 +486,41 @@ impl Upstream for Shell {
             Some(spool) => Ok(spool.wait_flushed(upto).map_err(StandbyError::from)?),
             None => Ok(()),
         }
+    }
+
+    fn keep_history(&self, timeline: TimelineId, contents: &[u8]) -> Result<(), ReplayError> {
+        if self.settings().data_dir.join("pg_wal").join(history_file_name(timeline)).exists() {
+            return Ok(());
+        }
+        match self.open_spool()?.write_history(timeline, contents) {
+            Err(error @ SpoolError::Full { .. }) => {
+                tracing::warn!("the history of timeline {timeline} is not kept: {error}");
+                Ok(())
+            }
+            kept => Ok(kept.map_err(StandbyError::from)?),
+        }
+    }
+
+    fn keep_restored(&self, name: &str, contents: &File) -> Result<bool, StoreError> {
+        let keep = || -> Result<bool, StandbyError> {
+            let settings = self.settings();
+            // Nobody gets it from here, and nothing else has its name.
+            if self.relay().is_none()
+                && !settings.data_dir.join("pg_wal").join(name).exists()
+                && archive_status(&settings)? != ArchiveStatus::Ready
+            {
+                return Ok(true);
+            }
+            match self.open_spool()?.keep_restored(name, contents) {
+                // As a restore_command fails. It is tried again.
+                Err(error @ SpoolError::Full { .. }) => {
+                    tracing::warn!("WAL of the archive must wait: {error}");
+                    Ok(false)
+                }
+                kept => Ok(kept?),
+            }
+        };
+        keep().map_err(|error| StoreError::Refused(error.to_string()))
     }
 
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId) {

@@ -103,6 +103,11 @@ impl Finder {
         }
     }
 
+    /// Whether a place is `pg_wal`, where something brings WAL into it.
+    fn is_last(&self, place: &Arc<dyn Driver>) -> bool {
+        self.places.last().is_some_and(|last| Arc::ptr_eq(last, place))
+    }
+
     /// Whether looking for a segment takes its time now.
     pub fn fetches(&self, segment: u64) -> bool {
         self.places(segment).iter().any(|place| place.remote().is_some())
@@ -240,6 +245,12 @@ impl Finder {
         let mut whole = None;
         for place in self.places(segment) {
             whole = self.find(&**place, &name, refusal)?;
+            if let (Some(found), Some(incoming)) = (&whole, &self.incoming)
+                && !self.is_last(place)
+                && !incoming.keep_restored(&name, &found.file)?
+            {
+                whole = None;
+            }
             if whole.is_some() {
                 break;
             }

@@ -39,6 +39,13 @@ pub trait Incoming: Send + Sync {
     /// From where on WAL streams in; archives are looked at for what is before, or for all if nothing does.
     fn streams_from(&self) -> Option<Lsn>;
 
+    /// A segment was found in an archive, and will be read there: keeps it in `pg_wal`, in the place of what there is of it. False: it is not
+    /// whole, or streams in, and is to be read in `pg_wal`.
+    ///
+    /// # Errors
+    /// It cannot be kept.
+    fn keep_restored(&self, name: &str, contents: &File) -> Result<bool, StoreError>;
+
     /// Recovery would now begin at `redo`, on this timeline: older WAL is not needed here any more.
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId);
 }

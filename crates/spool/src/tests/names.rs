@@ -139,7 +139,55 @@ fn the_last_segment_of_a_timeline_is_complete_when_the_next_begins() {
     drop(spool.start_at(ONE, Lsn(MB + 100)).unwrap());
     assert!(!ready(ONE), "only the connection was lost");
     drop(spool.start_at(TWO, Lsn(MB)).unwrap());
+    assert!(!ready(ONE), "an archive has led to the next one, and there may be more of this");
+    let mut writer = spool.start_at(ONE, Lsn(MB + 100)).unwrap();
+    writer.end_timeline();
+    drop(writer);
+    drop(spool.start_at(TWO, Lsn(MB)).unwrap());
     assert!(ready(ONE) && !ready(TWO));
+}
+
+/// Without a stream, replay goes on out of an archive, over what was ready to be written: half a segment, zeros, older ones.
+#[test]
+fn a_restored_segment_takes_the_place_of_what_was_ready_for_the_stream() {
+    let (dir, archive) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let spool =
+        Spool::open(SpoolOptions { archive_status: ArchiveStatus::Ready, max_recycled: 4, ..options(dir.path()) })
+            .unwrap();
+    let path = |timeline, number| dir.path().join(name(timeline, number));
+    let ready = |timeline, number| dir.path().join(format!("archive_status/{}.ready", name(timeline, number))).exists();
+    let restored = |timeline, number: u64, len| {
+        let path = archive.path().join(name(timeline, number));
+        fs::write(&path, vec![100 + number as u8; len]).unwrap();
+        spool.keep_restored(&name(timeline, number), &fs::File::open(path).unwrap()).unwrap()
+    };
+    let mut writer = spool.start_at(ONE, Lsn(2 * MB)).unwrap();
+    writer.write(Lsn(2 * MB), &[1; 100]).unwrap();
+    assert!(!restored(ONE, 2, MB as usize) && !restored(ONE, 3, MB as usize), "they stream in");
+    assert!(restored(ONE, 1, MB as usize), "that does not");
+    drop(writer);
+    segments(dir.path(), ONE, 4..=5);
+    assert!(!restored(ONE, 2, 4096), "it is being copied to the archive just now");
+    assert_eq!(fs::read(path(ONE, 2)).unwrap()[..100], [1; 100]);
+    for number in 2..=4 {
+        assert!(restored(ONE, number, MB as usize));
+        assert_eq!(fs::read(path(ONE, number)).unwrap(), vec![100 + number as u8; MB as usize]);
+        assert!(ready(ONE, number));
+    }
+    // The timeline is left within the fifth: the next one's file has all of it that counts.
+    assert!(restored(TWO, 5, MB as usize) && ready(TWO, 5));
+    assert!(!path(ONE, 5).exists() && path(ONE, 4).exists());
+    // The stream goes on where it was left, in the file that is there now, and not in the one that was ready.
+    let mut writer = spool.start_at(ONE, Lsn(2 * MB + 100)).unwrap();
+    writer.write(Lsn(2 * MB + 100), &vec![9; MB as usize]).unwrap();
+    drop(writer);
+    spool.wait_flushed(spool.written()).unwrap();
+    let (second, third) = (fs::read(path(ONE, 2)).unwrap(), fs::read(path(ONE, 3)).unwrap());
+    assert_eq!((&second[..100], second[100]), (&[102; 100][..], 9));
+    assert_eq!((third[99], third[100]), (9, 103));
+    assert_eq!(files(dir.path()), [name(ONE, 1), name(ONE, 2), name(ONE, 3), name(ONE, 4), name(TWO, 5)]);
+    // A segment that nobody needs is not given a name ahead of the stream while there is none.
+    assert_eq!(spool.remove_before(Lsn(2 * MB), ONE).unwrap().recycled, 0);
 }
 
 #[test]
