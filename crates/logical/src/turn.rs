@@ -97,7 +97,9 @@ impl Turns {
     /// What a worker does now.
     pub fn enter(&self, worker: usize, phase: Phase, batch: u64) {
         let seat = &mut self.lock().seats[worker];
-        *seat = Seat { phase, batch, since: Instant::now(), pid: seat.pid, give_way: false };
+        // Who is to give way, and has just executed the last of it, learns that when it waits.
+        let give_way = seat.give_way && phase == Phase::Executed && seat.batch == batch;
+        *seat = Seat { phase, batch, since: Instant::now(), pid: seat.pid, give_way };
     }
 
     /// Waits until a batch may begin. `false`: all ends.

@@ -170,17 +170,15 @@ impl Origin {
     /// [`OriginError::Removed`], or trouble with the file.
     pub fn open_segment(&self, lsn: Lsn, timeline: TimelineId, left: Option<Left>) -> Result<File, OriginError> {
         let segment = self.size.segment_of(lsn);
-        let next = left.filter(|&(at, _)| self.size.segment_of(at) == segment).map(|(_, next)| next);
+        let next = match left {
+            Some((at, next)) => Some(next).filter(|_| self.size.segment_of(at) == segment),
+            None => self.follows_in_segment(timeline, lsn)?,
+        };
         let name = |timeline| self.size.file_name(timeline, segment);
         for timeline in next.into_iter().chain([timeline]) {
             if let Some(file) = self.open(&name(timeline))? {
                 return Ok(file);
             }
-        }
-        if let Some(later) = self.follows_in_segment(timeline, lsn)?
-            && let Some(file) = self.open(&name(later))?
-        {
-            return Ok(file);
         }
         Err(OriginError::Removed(name(timeline)))
     }

@@ -8,7 +8,7 @@ use walrider_datadir::DataDir;
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_store::StoreError;
-use walrider_store::source::Incoming;
+use walrider_store::source::{Incoming, Kept};
 
 use crate::error::ReplayError;
 
@@ -114,7 +114,7 @@ pub trait Upstream: Send + Sync {
     ///
     /// # Errors
     /// The segment cannot be kept.
-    fn keep_restored(&self, name: &str, contents: &File) -> Result<bool, StoreError>;
+    fn keep_restored(&self, name: &str, contents: &File, complete: bool) -> Result<Kept, StoreError>;
 
     /// Recovery would now begin at `redo`, on this timeline: older WAL is not needed here any more.
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId);
@@ -138,8 +138,8 @@ impl Incoming for AsIncoming {
         self.0.streams_from()
     }
 
-    fn keep_restored(&self, name: &str, contents: &File) -> Result<bool, StoreError> {
-        self.0.keep_restored(name, contents)
+    fn keep_restored(&self, name: &str, contents: &File, complete: bool) -> Result<Kept, StoreError> {
+        self.0.keep_restored(name, contents, complete)
     }
 
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId) {

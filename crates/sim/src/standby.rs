@@ -22,7 +22,7 @@ use walrider_standby::machine::{
 use walrider_store::StoreError;
 use walrider_store::driver::{self, Driver, Request};
 use walrider_store::read::{ReadWal, agrees};
-use walrider_store::source::{Incoming, Source};
+use walrider_store::source::{Incoming, Kept, Source};
 use walrider_stream::error::ReceiveError;
 use walrider_stream::intake::Intake;
 use walrider_stream::positions::{Positions, Report};
@@ -112,10 +112,9 @@ impl Incoming for Shared {
         self.machine().streams_from()
     }
 
-    fn keep_restored(&self, name: &str, contents: &File) -> Result<bool, StoreError> {
-        match self.spool.keep_restored(name, contents) {
-            Ok(kept) => Ok(kept),
-            Err(SpoolError::Full { .. }) => Ok(false),
+    fn keep_restored(&self, name: &str, contents: &File, complete: bool) -> Result<Kept, StoreError> {
+        match self.spool.keep_restored(name, contents, complete) {
+            Ok(_) | Err(SpoolError::Full { .. }) => Ok(Kept::InPgWal),
             Err(error) => {
                 *self.not_kept.lock().expect("no panic while locked") = Some(error.to_string());
                 Err(StoreError::Refused(error.to_string()))

@@ -65,7 +65,9 @@ impl Spool {
             (state.written, state.flushed, state.filing, state.writer)
         };
         let held = shared.holds.lock().expect("no panic while locked").values().copied().min();
-        let keep = if flushed.is_valid() { keep_from.min(flushed) } else { keep_from };
+        // Without a stream, replay goes on out of an archive, and needs nothing of what was received before.
+        let is_received = writer || flushed != written;
+        let keep = if flushed.is_valid() && is_received { keep_from.min(flushed) } else { keep_from };
         let keep = held.map_or(keep, |held| held.min(keep));
         let keep = shared.size.segment_of(keep).min(filing.unwrap_or(u64::MAX));
         let names = shared.directory.names().map_err(|error| shared.error("read directory", "", error))?;
@@ -76,7 +78,7 @@ impl Spool {
 
         // Recycled ones follow the segment that is written. Without a stream, replay may be ahead of that.
         let first = shared.size.segment_of(written.max(keep_from)) + 1;
-        debug_assert!(flushed <= written && keep < first, "no segment gets the name of one that is needed");
+        debug_assert!(flushed <= written && keep < first.max(1), "no segment gets the name of one that is needed");
         let recycles = writer && !shared.partial;
         let mut free = first..first.saturating_add(if recycles { shared.max_recycled } else { 0 });
         let mut removed = Removed::default();

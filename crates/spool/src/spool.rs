@@ -290,12 +290,16 @@ impl Spool {
         self.shared.check()
     }
 
-    /// Waits until more than `lsn` is written, [`Spool::notify_all`] is called, the spool fails, or the time is over; returns
-    /// what is written then.
-    pub fn wait_written_beyond(&self, lsn: Lsn, timeout: Duration) -> Lsn {
+    /// How often [`Spool::notify_all`] was called.
+    pub fn wakes(&self) -> u64 {
+        self.shared.lock().wakes
+    }
+
+    /// Waits until more than `lsn` is written, [`Spool::notify_all`] was called more often than `wakes` times, the spool fails, or the time is
+    /// over; returns what is written then.
+    pub fn wait_written_beyond(&self, lsn: Lsn, wakes: u64, timeout: Duration) -> Lsn {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.shared.lock();
-        let wakes = state.wakes;
         while state.written <= lsn && state.wakes == wakes && state.failed.is_none() {
             // Without a deadline (an unthinkable time ahead) an hour at a time.
             let left = deadline.map_or(Duration::from_secs(3600), |at| at.saturating_duration_since(Instant::now()));

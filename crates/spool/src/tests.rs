@@ -197,11 +197,11 @@ fn waiting_ends_with_wal_or_on_demand_or_in_time() {
     let dir = tempfile::tempdir().unwrap();
     let spool = Spool::open(options(dir.path())).unwrap();
     let mut writer = spool.start_at(ONE, Lsn(MB)).unwrap();
-    assert_eq!(spool.wait_written_beyond(Lsn(MB), Duration::from_millis(1)), Lsn(MB));
+    assert_eq!(spool.wait_written_beyond(Lsn(MB), spool.wakes(), Duration::from_millis(1)), Lsn(MB));
     // Without an end in time, so that it hangs if nobody tells.
     let waiting = |beyond| {
         let spool = spool.clone();
-        thread::spawn(move || spool.wait_written_beyond(Lsn(beyond), Duration::MAX))
+        thread::spawn(move || spool.wait_written_beyond(Lsn(beyond), spool.wakes(), Duration::MAX))
     };
     let one = waiting(MB);
     writer.write(Lsn(MB), &[1]).unwrap();

@@ -12,6 +12,7 @@ mod receive;
 mod receiver;
 mod relay;
 mod repeats;
+mod restored;
 mod settings;
 mod shell;
 mod standby;

@@ -100,7 +100,10 @@ fn stream(shell: &Shell, opened: &Opened, task: Task, repeats: &mut Repeats) -> 
         relay.session_begins(&mut opened)?;
     }
     let early = match opened.start(&upstream, task.start, task.timeline)? {
-        (Start::Ended(branch), _) => return Ok(End::Timeline(branch)),
+        (Start::Ended(branch), _) => {
+            writer.end_timeline();
+            return Ok(End::Timeline(branch));
+        }
         (Start::Streaming, early) => early,
     };
     if !shell.session_begins(task, early) {

@@ -20,6 +20,7 @@ use walrider_replay::error::ReplayError;
 use walrider_replay::upstream::{Missing, News, Same, Upstream, Wanted};
 use walrider_spool::{ArchiveStatus, Spool, SpoolError, SpoolOptions};
 use walrider_store::StoreError;
+use walrider_store::source::Kept;
 use walrider_stream::board::Board;
 use walrider_stream::error::ReceiveError;
 
@@ -28,6 +29,7 @@ use crate::archiving;
 use crate::error::StandbyError;
 use crate::machine::{Action, Ended, Event, LOOK_INTERVAL, Look, Machine, Next, Rules, Stored, Task, Verdict, Wait};
 use crate::relay::Relay;
+use crate::restored::{Standing, compare, is_begun};
 use crate::settings::Settings;
 
 /// Most segments that are kept for reuse.
@@ -81,6 +83,7 @@ pub(crate) struct Shell {
     opened: OnceLock<Opened>,
     /// Taken to open it.
     opening: Mutex<()>,
+    archive_status: OnceLock<ArchiveStatus>,
     /// Who serves what is received, if anybody does.
     relay: OnceLock<Arc<Relay>>,
     archiver: OnceLock<Archiver>,
@@ -109,6 +112,7 @@ impl Shell {
             changed: Condvar::new(),
             opened: OnceLock::new(),
             opening: Mutex::new(()),
+            archive_status: OnceLock::new(),
             relay: OnceLock::new(),
             archiver: OnceLock::new(),
             started_at: SystemTime::now(),
@@ -241,7 +245,7 @@ impl Shell {
         }
         let settings = self.settings();
         let control = read_control(&settings.data_dir)?;
-        let options = spool_options(&settings, &control)?;
+        let options = spool_options(&settings, &control, self.archive_status()?);
         let spool = Spool::open(options.clone())?;
         self.state().shown.checkpoint_redo = control.checkpoint_copy.redo;
         let board = self.board.clone();
@@ -257,6 +261,50 @@ impl Shell {
             relay.serve_standby(identity, &settings.data_dir.join("pg_wal"), &spool, redo)?;
         }
         Ok(&self.opened.get_or_init(|| Opened { spool, system_identifier, major }).spool)
+    }
+
+    /// [`Upstream::keep_restored`].
+    fn keep_restored_segment(&self, name: &str, contents: &File, complete: bool) -> Result<Kept, StandbyError> {
+        let pg_wal = self.settings().data_dir.join("pg_wal");
+        // Nobody gets it from here, and nothing else has its name.
+        if self.relay().is_none() && !pg_wal.join(name).exists() && self.archive_status()? != ArchiveStatus::Ready {
+            return Ok(Kept::No);
+        }
+        let spool = self.open_spool()?;
+        let size = spool.segment_size();
+        let compared = |source| StandbyError::from(DataDirError::io("compare WAL segment", pg_wal.join(name), source));
+        match compare(contents, &pg_wal, name, size).map_err(compared)? {
+            Standing::Foreign => return Ok(Kept::No),
+            Standing::Itself | Standing::Same | Standing::Worse => return Ok(Kept::InPgWal),
+            Standing::Better => {}
+        }
+        match spool.keep_restored(name, contents, complete) {
+            // As a restore_command fails. It is tried again.
+            Err(error @ SpoolError::Full { .. }) if !self.state().machine.wishes().promotes => {
+                tracing::warn!("WAL of the archive must wait: {error}");
+                return Ok(Kept::InPgWal);
+            }
+            Err(SpoolError::Full { .. }) => return Ok(Kept::No),
+            kept => kept?,
+        };
+        // The segment in which an older timeline was left: what was ready for its stream is no use any more.
+        if let Some((timeline, segment)) = size.parse_file_name(name) {
+            for older in (1..timeline.0).map(|older| size.file_name(TimelineId(older), segment)) {
+                if pg_wal.join(&older).exists() && !is_begun(&pg_wal, &older, size).map_err(compared)? {
+                    spool.remove_segment(&older)?;
+                }
+            }
+        }
+        Ok(Kept::InPgWal)
+    }
+
+    /// What is noted of complete segments, as it was when this began.
+    fn archive_status(&self) -> Result<ArchiveStatus, DataDirError> {
+        if let Some(known) = self.archive_status.get() {
+            return Ok(*known);
+        }
+        let status = archive_status(&self.settings())?;
+        Ok(*self.archive_status.get_or_init(|| status))
     }
 
     // For the receiver
@@ -329,8 +377,10 @@ impl Shell {
                 Ok(News::Perhaps)
             }
             Wait::ForWal { past } => {
+                // Who changes the machine from now on wakes us.
+                let wakes = spool.wakes();
                 drop(state);
-                let written = spool.wait_written_beyond(past, LOOK_INTERVAL);
+                let written = spool.wait_written_beyond(past, wakes, LOOK_INTERVAL);
                 Ok(self.state().machine.waited(written))
             }
             Wait::ForChange { time, requests } => {
@@ -388,15 +438,15 @@ fn stored(spool: &Spool) -> Stored {
     Stored { timeline, written }
 }
 
-fn spool_options(settings: &Settings, control: &ControlFile) -> Result<SpoolOptions, DataDirError> {
-    Ok(SpoolOptions {
+fn spool_options(settings: &Settings, control: &ControlFile, archive_status: ArchiveStatus) -> SpoolOptions {
+    SpoolOptions {
         directory: settings.data_dir.join("pg_wal"),
         segment_size: control.segment_size,
-        archive_status: archive_status(settings)?,
+        archive_status,
         partial: false,
         group_access: group_access(&settings.data_dir),
         max_recycled: MAX_RECYCLED,
-    })
+    }
 }
 
 /// What is noted of complete segments. The primary archives its own WAL: a server that is started here must not do it again
@@ -501,26 +551,8 @@ impl Upstream for Shell {
         }
     }
 
-    fn keep_restored(&self, name: &str, contents: &File) -> Result<bool, StoreError> {
-        let keep = || -> Result<bool, StandbyError> {
-            let settings = self.settings();
-            // Nobody gets it from here, and nothing else has its name.
-            if self.relay().is_none()
-                && !settings.data_dir.join("pg_wal").join(name).exists()
-                && archive_status(&settings)? != ArchiveStatus::Ready
-            {
-                return Ok(true);
-            }
-            match self.open_spool()?.keep_restored(name, contents) {
-                // As a restore_command fails. It is tried again.
-                Err(error @ SpoolError::Full { .. }) => {
-                    tracing::warn!("WAL of the archive must wait: {error}");
-                    Ok(false)
-                }
-                kept => Ok(kept?),
-            }
-        };
-        keep().map_err(|error| StoreError::Refused(error.to_string()))
+    fn keep_restored(&self, name: &str, contents: &File, complete: bool) -> Result<Kept, StoreError> {
+        self.keep_restored_segment(name, contents, complete).map_err(|error| StoreError::Refused(error.to_string()))
     }
 
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId) {

@@ -135,9 +135,14 @@ impl Fetcher {
                 None if shared.finder.fetches(segment) => {
                     state.segments.insert(segment, Lookup::Wanted);
                     drop(state);
-                    self.ensure_threads()?;
-                    shared.changed.notify_all();
+                    let started = self.ensure_threads();
                     state = shared.state();
+                    if started.is_err() {
+                        // Nobody will look for it: who waits for it, too, tries for himself.
+                        state.segments.retain(|_, lookup| !matches!(lookup, Lookup::Wanted));
+                    }
+                    shared.changed.notify_all();
+                    started?;
                 }
                 None => state = shared.look_for(segment, state),
             }
@@ -191,16 +196,18 @@ impl Fetcher {
         self.shared.state().segments.values().all(|lookup| matches!(lookup, Lookup::Known(_)))
     }
 
-    /// Starts the threads that fetch, once there is something for them to do.
+    /// Starts the threads that fetch, once there is something for them to do: as many as can be, if that is one.
     fn ensure_threads(&self) -> Result<(), StoreError> {
         let mut threads = self.threads.lock().expect("no panic while locked");
         while threads.len() < self.shared.jobs().min(shares().wal) {
             let shared = self.shared.clone();
-            let thread = std::thread::Builder::new()
-                .name("fetch".to_owned())
-                .spawn(move || shared.work())
-                .map_err(|error| StoreError::Refused(format!("could not start a thread that fetches WAL: {error}")))?;
-            threads.push(thread);
+            match std::thread::Builder::new().name("fetch".to_owned()).spawn(move || shared.work()) {
+                Ok(thread) => threads.push(thread),
+                Err(_) if !threads.is_empty() => break,
+                Err(error) => {
+                    return Err(StoreError::Refused(format!("could not start a thread that fetches WAL: {error}")));
+                }
+            }
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::directory::{PARTIAL, packed};
 use crate::driver::{Answer, Driver, Opened, Remote, Request};
 use crate::error::StoreError;
 use crate::restore::Refusal;
-use crate::source::Incoming;
+use crate::source::{Incoming, Kept};
 
 /// Longest history file that is read: a line for each of ten thousand promotions.
 const MAX_HISTORY_BYTES: u64 = 1 << 20;
@@ -46,6 +46,9 @@ pub struct Found {
     /// What `restore_command` said, if it was asked, and did not deliver the segment on any timeline.
     pub refusal: Option<Refusal>,
 }
+
+/// A file, and the place where it was found.
+type FoundIn<'a> = (Opened, &'a Arc<dyn Driver>);
 
 /// Looks for files in all places, in the order in which they are tried.
 pub struct Finder {
@@ -101,11 +104,6 @@ impl Finder {
             Some(from) if self.size.segment_of(from) <= segment => &self.places[self.places.len() - 1..],
             _ => &self.places,
         }
-    }
-
-    /// Whether a place is `pg_wal`, where something brings WAL into it.
-    fn is_last(&self, place: &Arc<dyn Driver>) -> bool {
-        self.places.last().is_some_and(|last| Arc::ptr_eq(last, place))
     }
 
     /// Whether looking for a segment takes its time now.
@@ -233,8 +231,7 @@ impl Finder {
         Ok(Some(file))
     }
 
-    /// Finds the file of a segment on one timeline; a `.partial` one if there is no other, or if it has been written to
-    /// since the other, which may be the copy that we left for PostgreSQL.
+    /// Finds the file of a segment on one timeline. One of an archive is kept in `pg_wal` where something brings WAL there, and then read there.
     fn find_on(
         &self,
         timeline: TimelineId,
@@ -242,34 +239,62 @@ impl Finder {
         refusal: &mut Option<Refusal>,
     ) -> Result<Option<Opened>, StoreError> {
         let name = self.size.file_name(timeline, segment);
-        let mut whole = None;
-        for place in self.places(segment) {
-            whole = self.find(&**place, &name, refusal)?;
-            if let (Some(found), Some(incoming)) = (&whole, &self.incoming)
-                && !self.is_last(place)
-                && !incoming.keep_restored(&name, &found.file)?
-            {
-                whole = None;
+        let Some((found, place)) = self.look(&name, segment, refusal)? else { return Ok(None) };
+        match (&self.incoming, self.places.last()) {
+            (Some(incoming), Some(pg_wal)) if !Arc::ptr_eq(place, pg_wal) => {
+                let complete = found.path.extension().is_none_or(|extension| extension != &PARTIAL[1..]);
+                match incoming.keep_restored(&name, &found.file, complete)? {
+                    Kept::No => Ok(Some(found)),
+                    Kept::InPgWal => {
+                        let here = self.find(&**pg_wal, &name, &mut None)?;
+                        Ok(here.map(|here| Opened { fetched: found.fetched, ..here }))
+                    }
+                }
             }
-            if whole.is_some() {
-                break;
-            }
+            _ => Ok(Some(found)),
         }
-        if whole.as_ref().is_some_and(|whole| whole.fetched) {
+    }
+
+    /// Finds a segment, and where; a `.partial` one if there is no other, or if it has been written to since the other, which may be the copy that
+    /// we left for PostgreSQL.
+    fn look(&self, name: &str, segment: u64, refusal: &mut Option<Refusal>) -> Result<Option<FoundIn<'_>>, StoreError> {
+        let whole = self.look_for(name, segment, &|_| true, refusal)?;
+        if whole.as_ref().is_some_and(|(whole, _)| whole.fetched) {
             return Ok(whole);
         }
         let modified = |Opened { file, path, .. }: &Opened| {
             let time = file.metadata().and_then(|metadata| metadata.modified());
             time.map_err(|error| StoreError::from(DataDirError::io("stat", path, error)))
         };
-        for place in self.places(segment).iter().filter(|place| place.remote().is_none()) {
-            let Some(partial) = self.find(&**place, &(name.clone() + PARTIAL), &mut None)? else { continue };
+        let is_directory = |place: &dyn Driver| place.remote().is_none();
+        for place in self.places(segment).iter().filter(|place| is_directory(&***place)) {
+            let Some(partial) = self.find(&**place, &format!("{name}{PARTIAL}"), &mut None)? else { continue };
             match &whole {
-                Some(whole) if modified(&partial)? <= modified(whole)? => {}
-                _ => return Ok(Some(partial)),
+                Some((whole, _)) if modified(&partial)? <= modified(whole)? => {}
+                _ => return Ok(Some((partial, place))),
             }
         }
+        // It may have got its final name between the two looks.
+        if whole.is_none() {
+            return self.look_for(name, segment, &is_directory, refusal);
+        }
         Ok(whole)
+    }
+
+    /// Finds a segment under its final name, in the places that `which` picks.
+    fn look_for(
+        &self,
+        name: &str,
+        segment: u64,
+        which: &dyn Fn(&dyn Driver) -> bool,
+        refusal: &mut Option<Refusal>,
+    ) -> Result<Option<FoundIn<'_>>, StoreError> {
+        for place in self.places(segment).iter().filter(|place| which(&***place)) {
+            if let Some(found) = self.find(&**place, name, refusal)? {
+                return Ok(Some((found, place)));
+            }
+        }
+        Ok(None)
     }
 
     fn refuse_packed(&self, timelines: &[&TimelineEntry], segment: u64) -> Result<(), StoreError> {

@@ -39,15 +39,23 @@ pub trait Incoming: Send + Sync {
     /// From where on WAL streams in; archives are looked at for what is before, or for all if nothing does.
     fn streams_from(&self) -> Option<Lsn>;
 
-    /// A segment was found in an archive, and will be read there: keeps it in `pg_wal`, in the place of what there is of it. False: it is not
-    /// whole, or streams in, and is to be read in `pg_wal`.
+    /// A segment was found in an archive, under its own name if it is `complete`: keeps it in `pg_wal`, in the place of what there is of it.
     ///
     /// # Errors
     /// It cannot be kept.
-    fn keep_restored(&self, name: &str, contents: &File) -> Result<bool, StoreError>;
+    fn keep_restored(&self, name: &str, contents: &File, complete: bool) -> Result<Kept, StoreError>;
 
     /// Recovery would now begin at `redo`, on this timeline: older WAL is not needed here any more.
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId);
+}
+
+/// What became of a segment that was found in an archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// It is to be read where it was found.
+    No,
+    /// It is to be read in `pg_wal`, which has it now; or has what streams in.
+    InPgWal,
 }
 
 /// What is past the end of WAL, once that was asked for again.

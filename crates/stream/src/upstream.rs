@@ -1,5 +1,7 @@
 //! The beginning of a session: the right server, its slot, where its stream begins.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use walrider_layout::{Lsn, TimelineId};
 use walrider_session::{ConnectError, ConnectOptions, Connection, Start, SystemIdentity};
 use walrider_spool::SpoolError;
@@ -121,7 +123,10 @@ impl Upstream {
                 Ok(Some(name.clone()))
             }
             Slot::Temporary => {
-                let name = format!("walrider_{}", std::process::id());
+                // The last connection may be lost for us alone, and its slot in use until the primary has noticed that.
+                static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+                let number = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
+                let name = format!("walrider_{}_{number}", std::process::id());
                 connection.create_physical_slot(&name, true)?;
                 Ok(Some(name))
             }

@@ -121,7 +121,7 @@ fn a_failed_fsync_is_final() {
     same(spool.remove_before(Lsn(MB), ONE).map(drop));
     same(spool.write_history(TimelineId(2), b"").map(drop));
     assert_eq!(spool.flushed(), Lsn(MB + 100));
-    assert_eq!(spool.wait_written_beyond(Lsn(9 * MB), Duration::MAX), Lsn(MB + 200));
+    assert_eq!(spool.wait_written_beyond(Lsn(9 * MB), spool.wakes(), Duration::MAX), Lsn(MB + 200));
     drop(writer);
     same(spool.start_at(ONE, Lsn(MB)).map(drop));
     // Its threads have done all they do.

@@ -159,7 +159,7 @@ fn a_restored_segment_takes_the_place_of_what_was_ready_for_the_stream() {
     let restored = |timeline, number: u64, len| {
         let path = archive.path().join(name(timeline, number));
         fs::write(&path, vec![100 + number as u8; len]).unwrap();
-        spool.keep_restored(&name(timeline, number), &fs::File::open(path).unwrap()).unwrap()
+        spool.keep_restored(&name(timeline, number), &fs::File::open(path).unwrap(), len == MB as usize).unwrap()
     };
     let mut writer = spool.start_at(ONE, Lsn(2 * MB)).unwrap();
     writer.write(Lsn(2 * MB), &[1; 100]).unwrap();
@@ -167,27 +167,36 @@ fn a_restored_segment_takes_the_place_of_what_was_ready_for_the_stream() {
     assert!(restored(ONE, 1, MB as usize), "that does not");
     drop(writer);
     segments(dir.path(), ONE, 4..=5);
-    assert!(!restored(ONE, 2, 4096), "it is being copied to the archive just now");
+    assert!(!restored(ONE, 2, MB as usize), "it lacks what was received");
     assert_eq!(fs::read(path(ONE, 2)).unwrap()[..100], [1; 100]);
-    for number in 2..=4 {
+    fs::write(archive.path().join("short"), [1; 4096]).unwrap();
+    let short = fs::File::open(archive.path().join("short")).unwrap();
+    assert!(!spool.keep_restored(&name(ONE, 3), &short, true).unwrap(), "it is being copied to the archive just now");
+    assert!(spool.keep_restored(&name(ONE, 2), &short, false).unwrap() && !ready(ONE, 2));
+    let second = fs::read(path(ONE, 2)).unwrap();
+    assert!(second.len() == MB as usize && second[..4096] == [1; 4096] && second[4096..].iter().all(|&byte| byte == 0));
+    for number in 3..=4 {
         assert!(restored(ONE, number, MB as usize));
         assert_eq!(fs::read(path(ONE, number)).unwrap(), vec![100 + number as u8; MB as usize]);
         assert!(ready(ONE, number));
     }
-    // The timeline is left within the fifth: the next one's file has all of it that counts.
-    assert!(restored(TWO, 5, MB as usize) && ready(TWO, 5));
-    assert!(!path(ONE, 5).exists() && path(ONE, 4).exists());
+    assert!(restored(TWO, 5, MB as usize) && ready(TWO, 5) && path(ONE, 5).exists());
+    spool.remove_segment(&name(ONE, 5)).unwrap();
     // The stream goes on where it was left, in the file that is there now, and not in the one that was ready.
     let mut writer = spool.start_at(ONE, Lsn(2 * MB + 100)).unwrap();
     writer.write(Lsn(2 * MB + 100), &vec![9; MB as usize]).unwrap();
     drop(writer);
     spool.wait_flushed(spool.written()).unwrap();
     let (second, third) = (fs::read(path(ONE, 2)).unwrap(), fs::read(path(ONE, 3)).unwrap());
-    assert_eq!((&second[..100], second[100]), (&[102; 100][..], 9));
+    assert_eq!((&second[..100], second[100]), (&[1; 100][..], 9));
     assert_eq!((third[99], third[100]), (9, 103));
     assert_eq!(files(dir.path()), [name(ONE, 1), name(ONE, 2), name(ONE, 3), name(ONE, 4), name(TWO, 5)]);
-    // A segment that nobody needs is not given a name ahead of the stream while there is none.
-    assert_eq!(spool.remove_before(Lsn(2 * MB), ONE).unwrap().recycled, 0);
+    // While there is no stream, a segment that nobody needs is not given a name ahead of it, and those behind it go as well.
+    for file in fs::read_dir(dir.path().join("archive_status")).unwrap() {
+        let ready = file.unwrap().path();
+        fs::rename(&ready, ready.with_extension("done")).unwrap();
+    }
+    assert_eq!(spool.remove_before(Lsn(4 * MB), ONE).unwrap(), Removed { recycled: 0, removed: 3, not_archived: 0 });
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn no_write_waits_for_an_fsync() {
     let (is_done, thread) = writing(writer, 4 * MB + 77);
     is_done.recv_timeout(LONG).expect("writes while an fdatasync is held up");
     assert_eq!((spool.written(), spool.flushed()), (Lsn(4 * MB + 77), Lsn(MB)));
-    assert_eq!(spool.wait_written_beyond(Lsn(4 * MB), Duration::ZERO), Lsn(4 * MB + 77));
+    assert_eq!(spool.wait_written_beyond(Lsn(4 * MB), spool.wakes(), Duration::ZERO), Lsn(4 * MB + 77));
     gate.open();
     spool.wait_flushed(Lsn(4 * MB + 77)).unwrap();
     assert_eq!(spool.flushed(), Lsn(4 * MB + 77));
@@ -141,7 +141,7 @@ fn a_disk_that_lags_far_behind_stops_the_writer() {
         (is_done, thread)
     };
     while spool.written() < Lsn(most) {
-        spool.wait_written_beyond(spool.written(), LONG);
+        spool.wait_written_beyond(spool.written(), spool.wakes(), LONG);
     }
     assert!(is_done.recv_timeout(Duration::from_millis(50)).is_err());
     assert_eq!(spool.written(), Lsn(most));

@@ -483,8 +483,8 @@ impl Incoming for VisibleUpTo {
     fn streams_from(&self) -> Option<Lsn> {
         Some(Lsn(1 << 20))
     }
-    fn keep_restored(&self, _: &str, _: &fs::File) -> Result<bool, StoreError> {
-        Ok(true)
+    fn keep_restored(&self, _: &str, _: &fs::File, _: bool) -> Result<Kept, StoreError> {
+        Ok(Kept::No)
     }
     fn restartpoint(&self, _: Lsn, _: TimelineId) {}
 }
