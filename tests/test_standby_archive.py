@@ -13,7 +13,7 @@ import pytest
 
 from tests.lab.faults.proxy import Proxy
 from tests.lab.loads.commit import TABLE
-from tests.lab.standby.relay import ask, rows, wait_replayed, write
+from tests.lab.standby.relay import Relay, ask, rows, wait_replayed, write
 from tests.lab.standby.standby import LOCALLY, Walrider, clone, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 from tests.test_archiving import archiver, get, switch, wait_archived
@@ -95,6 +95,29 @@ def test_it_is_served(table, work):
             wait_replayed(a, write(table, 20000))
             assert rows(a) == rows(table)
             assert "already been removed" not in a.log_tail() and "resource manager" not in a.log_tail(), a.log_tail()
+
+
+def test_a_segment_that_is_received_elsewhere_is_served(table, work):
+    """Of a directory in which somebody else receives: what its `.partial` segment has, too."""
+    with Proxy(table.port) as network, Relay(work / "relay", table.port, name="relay").start() as relay, \
+            that_serves(clone(table, work / "serving", network.port), work / "access.toml", "--wal", relay.data_dir).start() as serving:
+        wait_streaming(table)
+        wait_streaming(table, "relay")
+        with_recycled(table, serving)
+        ask(serving, "CREATE_REPLICATION_SLOT a PHYSICAL RESERVE_WAL")
+        with behind(table, work / "a", serving, "a", "a") as a:
+            wait_replayed(a, write(table, 10))
+            network.cut(refuse=True)
+            for count in (100, 20000, 200):
+                end = write(table, count)
+                serving.wait_replayed(end)
+                wait_replayed(a, end)
+            assert rows(a) == rows(table)
+            network.restore()
+            wait_streaming(table)
+            wait_replayed(a, write(table, 20000))
+            assert rows(a) == rows(table)
+            assert "resource manager" not in a.log_tail(100) and "unexpected pageaddr" not in a.log_tail(100), a.log_tail(100)
 
 
 def test_another_timeline_is_served(table, work):
