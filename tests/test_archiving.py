@@ -9,6 +9,7 @@ from tests.lab.faults.objects import ObjectStore
 from tests.lab.loads.commit import TABLE
 from tests.lab.server import recovery
 from tests.lab.server.cluster import PgCluster, parse_lsn
+from tests.lab.standby.archiving import archiver, get, switch, wait_archived
 from tests.lab.standby.relay import Relay, hot_standby, rows, wait_replayed, write
 from tests.lab.standby.standby import LOCALLY, Walrider, clone, replication, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
@@ -39,35 +40,6 @@ def store():
     store = ObjectStore()
     yield store
     store.close()
-
-
-def switch(server):
-    """All that was written is in whole segments; the last of them."""
-    name = server.value("SELECT pg_walfile_name(pg_switch_wal())")
-    write(server, 1)
-    return name
-
-
-def get(place, name, to, env=None):
-    """A file of an archive; None: it has none."""
-    done = subprocess.run([binary(), "wal", "get", "--archive", str(place), "--prefetch", "0", name, str(to)], env=env, capture_output=True,
-                          text=True, timeout=60)
-    assert done.returncode in (0, 1), done
-    return to.read_bytes() if done.returncode == 0 else None
-
-
-def archiver(server):
-    """What /status says of it."""
-    return server.status()["archiver"]
-
-
-def wait_archived(server, *names):
-    """Wait until these are archived, in whatever order, and nothing waits to be."""
-    wal = server.data_dir / "pg_wal" if (server.data_dir / "pg_wal").exists() else server.data_dir
-
-    def none_waits():
-        return all((wal / f"archive_status/{name}.done").exists() for name in names) and not archiver(server)["ready_count"]
-    wait_for(none_waits, lambda: f"{names}: {archiver(server)}\n{server.log_tail()}")
 
 
 def recovered(backup, data_dir, place, table):

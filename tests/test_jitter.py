@@ -12,10 +12,9 @@ import pytest
 from tests.lab.faults.jitter import Jitter
 from tests.lab.oracle.compare import compare
 from tests.lab.server import recovery
-from tests.lab.server.restored import LITTLE, Restore, make_backups
+from tests.lab.server.restored import LITTLE, SETUP, STEP, STEPS, Restore, make_backups
 from tests.lab.trash import throw_away
 from tests.lab.walrider import binary
-from tests.test_powercut_restore import SETUP, STEP, STEPS
 
 ROUNDS = int(os.environ.get("WALRIDER_JITTER_ROUNDS", "4"))
 # All at once, relations early, and with little memory, where pages are visited again and again or their changes are put apart.

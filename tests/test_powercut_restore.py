@@ -14,27 +14,12 @@ from tests.lab.faults.powercut import ORDERS, Cut, Recorder
 from tests.lab.server import recovery
 from tests.lab.server.backups import MARKER, verify
 from tests.lab.server.cluster import run
-from tests.lab.server.restored import LITTLE, Restore, make_backups
+from tests.lab.server.restored import LITTLE, SETUP, STEP, STEPS, Restore, make_backups
 from tests.lab.trash import throw_away
 from tests.lab.walrider import binary, walrider
 
 # So much that relations may come before all WAL is put apart, and the rest of it is replayed in memory: it depends on how quick the disk is.
 AMPLE = ("--memory", "512MB")
-SETUP = """
-CREATE TABLE t (id int PRIMARY KEY, n int, v text) WITH (fillfactor = 60);
-INSERT INTO t SELECT g, 0, repeat('x', 600) FROM generate_series(1, 3000) g;
-CREATE TABLE b TABLESPACE s AS SELECT g AS id, 0 AS n FROM generate_series(1, 20000) g;
-CREATE TABLE gone TABLESPACE s AS SELECT g FROM generate_series(1, 2000) g;
-CREATE TABLE wide TABLESPACE s AS SELECT g AS id, repeat('w', 700) AS v FROM generate_series(1, 2000) g;
-VACUUM wide;
-"""
-STEP = """
-UPDATE t SET n = n + 1 WHERE hashint4(id + {n}) % 3 = 0;
-UPDATE b SET n = n + 1 WHERE hashint4(id + {n}) % 3 = 0;
-CREATE TABLE new_{n} TABLESPACE s AS SELECT g FROM generate_series(1, 1000) g;
-DELETE FROM wide WHERE id > 1500 + 50 * {n}; VACUUM wide; INSERT INTO wide SELECT g, repeat('n', 700) FROM generate_series(1501, 1900) g;
-"""
-STEPS = 4
 
 
 @pytest.fixture(scope="module")

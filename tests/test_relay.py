@@ -17,7 +17,8 @@ from tests.lab.loads.commit import A_WHILE, TABLE, Commit
 from tests.lab.server.cluster import PgCluster, free_port, parse_lsn, run
 from tests.lab.standby import standby
 from tests.lab.standby.early_client import Closed
-from tests.lab.standby.relay import LOOPBACK, Client, Relay, ask, hot_standby, rows, segment, wait_replayed, write
+from tests.lab.standby.relay import (LOOPBACK, Client, Relay, ask, behind, hot_standby, rows, segment, that_serves, wait_downstream, wait_replayed,
+                                     write)
 from tests.lab.standby.standby import LOCALLY, Walrider, clone, rewind, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import USAGE, binary, walrider
@@ -619,36 +620,12 @@ def test_help_names_what_it_needs():
     assert LOOPBACK
 
 
-def that_serves(data_dir, access, *options):
-    """`walrider standby --listen`, not started; as a relay has it, `serves` is its port."""
-    port = free_port()
-    access.write_text(LOOPBACK)
-    standby = Walrider(data_dir, "--listen", f"127.0.0.1:{port}", "--access", access, "--status-interval", "1s",
-                       "--restartpoint-wal", "4MB", "--restartpoint-interval", "1s", "--wal-keep", "0", *options)
-    standby.serves, standby.access = port, access
-    return standby
-
-
 @pytest.fixture
 def serving(table, work):
     """One, which streams."""
     with that_serves(clone(table, work / "serving"), work / "access.toml").start() as standby:
         wait_streaming(table)
         yield standby
-
-
-def wait_downstream(server, name):
-    """Wait until a standby streams from there."""
-    is_there = lambda: any(one["application_name"] == name and one["streaming"] for one in server.status()["downstreams"])
-    wait_for(is_there, lambda: f"{name}: {server.status()}\n{server.log_tail()}")
-
-
-def behind(primary, data_dir, serving, name, slot=None):
-    """A stock hot standby of the primary that streams from a Walrider standby."""
-    server = PgCluster(clone(primary, data_dir, serving.serves, name, slot))
-    start_primary(server, hot_standby="on", wal_receiver_status_interval="1s")
-    wait_downstream(serving, name)
-    return server
 
 
 def test_a_standby_serves(table, serving, work):

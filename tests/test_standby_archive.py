@@ -13,11 +13,10 @@ import pytest
 
 from tests.lab.faults.proxy import Proxy
 from tests.lab.loads.commit import TABLE
-from tests.lab.standby.relay import Relay, ask, rows, wait_replayed, write
+from tests.lab.standby.archiving import archiver, get, switch, wait_archived
+from tests.lab.standby.relay import Relay, ask, behind, rows, that_serves, wait_replayed, write
 from tests.lab.standby.standby import LOCALLY, Walrider, clone, start_primary, wait_position, wait_streaming
 from tests.lab.waiting import wait_for
-from tests.test_archiving import archiver, get, switch, wait_archived
-from tests.test_relay import behind, that_serves
 
 
 @pytest.fixture

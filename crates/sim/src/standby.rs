@@ -15,7 +15,7 @@ use walrider_replay::load::{Ending, Loader};
 use walrider_replay::rels::RelTable;
 use walrider_replay::upstream::{News, Wanted};
 use walrider_spool::testing::Model;
-use walrider_spool::{ArchiveStatus, Spool, SpoolError, SpoolOptions, Writer};
+use walrider_spool::{ArchiveStatus, Judgement, Spool, SpoolError, SpoolOptions, Writer};
 use walrider_standby::machine::{
     Action, Ended, Event, Failure, LOOK_INTERVAL, Machine, Next, Rules, Stored, Task, Verdict, Wait,
 };
@@ -113,8 +113,9 @@ impl Incoming for Shared {
     }
 
     fn keep_restored(&self, name: &str, contents: &File, complete: bool) -> Result<Kept, StoreError> {
-        match self.spool.keep_restored(name, contents, complete) {
-            Ok(_) | Err(SpoolError::Full { .. }) => Ok(Kept::InPgWal),
+        let mut judge = || Ok(Judgement { replaces: complete, complete, useless: Vec::new() });
+        match self.spool.keep_restored(name, contents, &mut judge) {
+            Ok(()) | Err(SpoolError::Full { .. }) => Ok(Kept::InPgWal),
             Err(error) => {
                 *self.not_kept.lock().expect("no panic while locked") = Some(error.to_string());
                 Err(StoreError::Refused(error.to_string()))

@@ -27,6 +27,7 @@ mod writer;
 pub use archive_status::ArchiveStatus;
 pub use error::{Result, SpoolError};
 pub use remove::{Hold, Removed};
+pub use restored::Judgement;
 pub use spool::{MAX_HISTORY_BYTES, Spool, SpoolOptions};
 pub use start::streaming_start;
 pub use state::max_unsynced;

@@ -5,7 +5,7 @@
 //! segment under a new name.
 
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -19,23 +19,35 @@ use crate::state::{Preparation, Shared};
 /// Bytes that are copied at once.
 const PIECE: usize = 1 << 20;
 
+/// What is to become of a segment that was found elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Judgement {
+    /// It takes the place of what there is.
+    pub replaces: bool,
+    /// It is complete: noted for the archiver.
+    pub complete: bool,
+    /// Segments of timelines before that are no use any more.
+    pub useless: Vec<String>,
+}
+
 impl Spool {
-    /// Puts a segment that was found elsewhere in the place of what there is of it, durably; one that is not `complete` gets zeros behind its end, and
-    /// no mark. False, and nothing is done: it is a complete one that has not all its bytes yet; the stream of just now brings it; or it lacks
-    /// what was received of it.
+    /// Puts a segment that was found elsewhere in the place of what there is of it, durably, if `judge` says so, who compares them while nobody writes
+    /// there; zeros follow where it is too short. Nothing is done while the stream brings it, or will, and where it lacks what this run
+    /// has received of it.
     ///
     /// # Errors
-    /// Trouble with files: the segment cannot be read to its end, or not be written. The spool goes on.
-    pub fn keep_restored(&self, name: &str, contents: &File, complete: bool) -> Result<bool> {
+    /// Trouble with files, and what `judge` fails with. The spool goes on.
+    pub fn keep_restored(
+        &self,
+        name: &str,
+        contents: &File,
+        judge: &mut dyn FnMut() -> io::Result<Judgement>,
+    ) -> Result<()> {
         let shared = &*self.shared;
         shared.check()?;
         let Some(id) = shared.size.parse_file_name(name) else {
             return Err(SpoolError::Refused(format!("\"{name}\" is no segment of {} bytes", shared.size.bytes())));
         };
-        let len = contents.metadata().map_err(|error| shared.error("stat what was restored for", name, error))?.len();
-        if len > shared.size.bytes() || (complete && len < shared.size.bytes()) {
-            return Ok(false);
-        }
         let mut state = shared.lock();
         // Else what it prepares now would be another file than the one that the next writer finds.
         while !state.writer && matches!(state.preparation, Preparation::Working(_)) && state.failed.is_none() {
@@ -43,7 +55,7 @@ impl Spool {
         }
         let segment_written = shared.size.segment_of(state.written);
         if state.writer && id.1 >= segment_written {
-            return Ok(false);
+            return Ok(());
         }
         if !state.writer {
             state.preparation = Preparation::Idle;
@@ -54,24 +66,12 @@ impl Spool {
         let number = state.restored;
         state.restored += 1;
         drop(state);
-        let kept = match agrees(shared, name, contents, received) {
-            Ok(true) => keep(shared, name, contents, complete, number).map(|()| true),
-            other => other,
-        };
+        let kept = judge()
+            .map_err(|error| shared.error("compare WAL segment", name, error))
+            .and_then(|judgement| keep(shared, name, contents, &judgement, received, number));
         shared.lock().restoring -= 1;
         shared.on_flushed.notify_all();
         kept
-    }
-
-    /// Removes the file of a segment of a timeline that was left, which is of no use, and its marks.
-    ///
-    /// # Errors
-    /// Trouble with files.
-    pub fn remove_segment(&self, name: &str) -> Result<()> {
-        let shared = &*self.shared;
-        shared.directory.remove(name).map_err(|error| shared.error("remove file", name, error))?;
-        forget(&*shared.directory, name).map_err(|error| shared.error("remove the archive status of", name, error))?;
-        shared.sync_directory()
     }
 }
 
@@ -110,23 +110,37 @@ fn read_up_to(contents: &File, mut into: &mut [u8], mut at: u64, name: &str) -> 
     Ok(before - into.len())
 }
 
-fn keep(shared: &Shared, name: &str, contents: &File, complete: bool, number: u64) -> Result<()> {
+fn keep(shared: &Shared, name: &str, contents: &File, judgement: &Judgement, received: u64, number: u64) -> Result<()> {
     let directory = &*shared.directory;
-    let temporary = format!("{TEMPORARY_PREFIX}walrider.restored.{number}");
-    let copied = copy(shared, contents, name, &temporary).and_then(|()| {
-        let _names = shared.names.lock().expect("no panic while locked");
-        directory.rename(&temporary, name).map_err(|error| shared.error("rename to", name, error))
-    });
-    if let Err(error) = copied {
-        // One that stays means nothing, and goes when the directory is next opened.
-        let _ = directory.remove(&temporary);
-        return Err(error);
+    if judgement.replaces {
+        if !agrees(shared, name, contents, received)? {
+            return Ok(());
+        }
+        let temporary = format!("{TEMPORARY_PREFIX}walrider.restored.{number}");
+        let copied = copy(shared, contents, name, &temporary).and_then(|()| {
+            let _names = shared.names.lock().expect("no panic while locked");
+            directory.rename(&temporary, name).map_err(|error| shared.error("rename to", name, error))
+        });
+        if let Err(error) = copied {
+            // One that stays means nothing, and goes when the directory is next opened.
+            let _ = directory.remove(&temporary);
+            return Err(error);
+        }
+        shared.sync_directory()?;
     }
-    shared.sync_directory()?;
-    if complete {
+    if judgement.complete {
         shared.note_complete(name);
     }
-    Ok(())
+    for useless in &judgement.useless {
+        match directory.remove(useless) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(shared.error("remove file", useless, error));
+            }
+            _ => {}
+        }
+        forget(directory, useless).map_err(|error| shared.error("remove the archive status of", useless, error))?;
+    }
+    if judgement.useless.is_empty() { Ok(()) } else { shared.sync_directory() }
 }
 
 fn copy(shared: &Shared, contents: &File, name: &str, temporary: &str) -> Result<()> {

@@ -44,7 +44,7 @@ pub(crate) fn run(shell: &Shell) {
 
 fn stream(shell: &Shell, opened: &Opened, task: Task, repeats: &mut Repeats) -> Result<End, ReceiveError> {
     let settings = shell.settings();
-    let &Opened { ref spool, system_identifier, major } = opened;
+    let &Opened { ref spool, system_identifier, major, .. } = opened;
     let conninfo = settings.primary.as_deref().unwrap_or_default();
     let fallback = &settings.application_name_fallback;
     let patient = |mut options: ConnectOptions| {

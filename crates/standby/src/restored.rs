@@ -5,8 +5,9 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use walrider_layout::XLOG_BLCKSZ;
-use walrider_layout::wal::{SegmentSize, WalPageHeader};
+use walrider_layout::wal::WalPageHeader;
+use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
+use walrider_wal::decode::{WalFormat, check_page_header};
 
 /// Bytes that are compared at once.
 const PIECE: usize = 1 << 20;
@@ -20,22 +21,22 @@ pub enum Standing {
     Itself,
     /// They have the same bytes.
     Same,
-    /// `pg_wal` has pages of WAL that it lacks.
+    /// `pg_wal` has more WAL.
     Worse,
-    /// It is none of this segment: replay says so.
+    /// It is none of this segment, or of another cluster: replay says so.
     Foreign,
 }
 
-/// Compares them.
+/// Compares them. What comes first in the one and not in the other decides: behind a hole, nothing counts.
 ///
 /// # Errors
 /// One cannot be read.
-pub fn compare(archived: &File, pg_wal: &Path, name: &str, size: SegmentSize) -> io::Result<Standing> {
-    let Some((_, segment)) = size.parse_file_name(name) else { return Ok(Standing::Foreign) };
-    let start = size.start_of(segment).0;
-    let mut first = [0; XLOG_BLCKSZ];
-    if read_up_to(archived, &mut first, 0)? < XLOG_BLCKSZ || !is_page(&first, start) {
-        return Ok(Standing::Foreign);
+pub fn compare(archived: &File, pg_wal: &Path, name: &str, format: &WalFormat) -> io::Result<Standing> {
+    let size = format.segment_size;
+    let Some(id) = size.parse_file_name(name) else { return Ok(Standing::Foreign) };
+    if !has_page(archived, id, 0, format)? {
+        let is_begun = is_begun(pg_wal, name, format)?;
+        return Ok(if is_begun { Standing::Worse } else { Standing::Foreign });
     }
     let here = match File::open(pg_wal.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Standing::Better),
@@ -53,14 +54,18 @@ pub fn compare(archived: &File, pg_wal: &Path, name: &str, size: SegmentSize) ->
             let read = read_up_to(file, &mut into[..wanted], at)?;
             into[read..wanted].fill(0);
         }
-        if ours[..wanted] != theirs[..wanted] {
+        let pages = ours[..wanted].chunks_exact(XLOG_BLCKSZ).zip(theirs[..wanted].chunks_exact(XLOG_BLCKSZ));
+        for (nth, (our, their)) in pages.enumerate().filter(|(_, (our, their))| our != their) {
             same = false;
-            let pages = ours[..wanted].chunks_exact(XLOG_BLCKSZ).zip(theirs[..wanted].chunks_exact(XLOG_BLCKSZ));
-            for (nth, (our, their)) in pages.enumerate() {
-                let address = start + at + (nth * XLOG_BLCKSZ) as u64;
-                if is_page(our, address) && !is_page(their, address) {
-                    return Ok(Standing::Worse);
-                }
+            let offset = at + (nth * XLOG_BLCKSZ) as u64;
+            let first = our.iter().zip(their).position(|(our, their)| our != their).unwrap_or_default();
+            let ends = |page: &[u8]| page[first..].iter().all(|&byte| byte == 0);
+            match (is_page(our, id, offset, format), is_page(their, id, offset, format)) {
+                (true, false) => return Ok(Standing::Worse),
+                (true, true) if ends(their) && !ends(our) => return Ok(Standing::Worse),
+                (_, true) => return Ok(Standing::Better),
+                // What an XLOG_SWITCH leaves, or is behind the end of WAL.
+                (false, false) => {}
             }
         }
         at += wanted as u64;
@@ -68,19 +73,53 @@ pub fn compare(archived: &File, pg_wal: &Path, name: &str, size: SegmentSize) ->
     Ok(if same { Standing::Same } else { Standing::Better })
 }
 
-/// Whether the first page of a segment in `pg_wal` is WAL of it: else it was made for the stream, or is an older one.
+/// Whether the last page of a segment in an archive is WAL: if not, it may not be complete, whatever its name and length say.
 ///
 /// # Errors
 /// It cannot be read.
-pub fn is_begun(pg_wal: &Path, name: &str, size: SegmentSize) -> io::Result<bool> {
-    let Some((_, segment)) = size.parse_file_name(name) else { return Ok(true) };
-    let mut first = [0; XLOG_BLCKSZ];
-    let read = read_up_to(&File::open(pg_wal.join(name))?, &mut first, 0)?;
-    Ok(is_page(&first[..read], size.start_of(segment).0))
+pub fn is_full(archived: &File, name: &str, format: &WalFormat) -> io::Result<bool> {
+    let size = format.segment_size;
+    let last = size.bytes() - XLOG_BLCKSZ as u64;
+    size.parse_file_name(name).map_or(Ok(false), |id| has_page(archived, id, last, format))
 }
 
-fn is_page(page: &[u8], address: u64) -> bool {
-    WalPageHeader::parse(page).is_some_and(|header| header.magic != 0 && header.page_address.0 == address)
+/// Whether the first page of a segment in `pg_wal` is WAL of it: else it was made for the stream, or is an older one. One that is not there is
+/// not begun.
+///
+/// # Errors
+/// It cannot be read.
+pub fn is_begun(pg_wal: &Path, name: &str, format: &WalFormat) -> io::Result<bool> {
+    let Some(id) = format.segment_size.parse_file_name(name) else { return Ok(false) };
+    match File::open(pg_wal.join(name)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        opened => has_page(&opened?, id, 0, format),
+    }
+}
+
+/// Of the segment in which timelines before were left, their files that were ready for a stream and have none of it.
+///
+/// # Errors
+/// One cannot be read.
+pub fn useless(pg_wal: &Path, name: &str, format: &WalFormat) -> io::Result<Vec<String>> {
+    let Some((timeline, segment)) = format.segment_size.parse_file_name(name) else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for older in (1..timeline.0).map(|older| format.segment_size.file_name(TimelineId(older), segment)) {
+        if pg_wal.join(&older).exists() && !is_begun(pg_wal, &older, format)? {
+            found.push(older);
+        }
+    }
+    Ok(found)
+}
+
+fn has_page(file: &File, id: (TimelineId, u64), offset: u64, format: &WalFormat) -> io::Result<bool> {
+    let mut page = [0; XLOG_BLCKSZ];
+    Ok(read_up_to(file, &mut page, offset)? == XLOG_BLCKSZ && is_page(&page, id, offset, format))
+}
+
+fn is_page(page: &[u8], (timeline, segment): (TimelineId, u64), offset: u64, format: &WalFormat) -> bool {
+    let address = Lsn(format.segment_size.start_of(segment).0 + offset);
+    let header = WalPageHeader::parse(page);
+    header.is_some_and(|header| check_page_header(&header, address, format, timeline).is_ok())
 }
 
 fn read_up_to(file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
@@ -100,16 +139,32 @@ fn read_up_to(file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
 mod tests {
     use std::fs;
 
+    use walrider_layout::Major;
+    use walrider_layout::wal::SegmentSize;
+
     use super::*;
+
+    const FORMAT: fn() -> WalFormat = || WalFormat {
+        major: Major::V18,
+        segment_size: SegmentSize::new(1 << 20).unwrap(),
+        system_identifier: Some(77),
+    };
 
     /// A segment of 1 MB, the third, with so many pages of WAL, filled with a byte.
     fn segment(pages: usize, fill: u8) -> Vec<u8> {
         let mut bytes = vec![0; 1 << 20];
         for (nth, page) in bytes.chunks_exact_mut(XLOG_BLCKSZ).enumerate().take(pages) {
             page.fill(fill);
-            page[..2].copy_from_slice(&0xD118u16.to_le_bytes());
-            page[2..4].fill(0);
+            let info: u16 = if nth == 0 { 2 } else { 0 };
+            page[..2].copy_from_slice(&Major::V18.wal_magic().to_le_bytes());
+            page[2..4].copy_from_slice(&info.to_le_bytes());
+            page[4..8].copy_from_slice(&1u32.to_le_bytes());
             page[8..16].copy_from_slice(&((3u64 << 20) + (nth * XLOG_BLCKSZ) as u64).to_le_bytes());
+            if nth == 0 {
+                page[24..32].copy_from_slice(&77u64.to_le_bytes());
+                page[32..36].copy_from_slice(&(1u32 << 20).to_le_bytes());
+                page[36..40].copy_from_slice(&(XLOG_BLCKSZ as u32).to_le_bytes());
+            }
         }
         bytes
     }
@@ -117,15 +172,18 @@ mod tests {
     #[test]
     fn what_was_received_does_not_give_way_to_less() {
         let (archive, pg_wal) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let size = SegmentSize::new(1 << 20).unwrap();
-        let name = size.file_name(walrider_layout::TimelineId(1), 3);
+        let format = FORMAT();
+        let name = format.segment_size.file_name(TimelineId(1), 3);
+        let file = |bytes: &[u8]| {
+            fs::write(archive.path().join(&name), bytes).unwrap();
+            File::open(archive.path().join(&name)).unwrap()
+        };
         let standing = |archived: &[u8], here: Option<&[u8]>| {
-            fs::write(archive.path().join(&name), archived).unwrap();
             match here {
                 Some(here) => fs::write(pg_wal.path().join(&name), here).unwrap(),
                 None => drop(fs::remove_file(pg_wal.path().join(&name))),
             }
-            compare(&File::open(archive.path().join(&name)).unwrap(), pg_wal.path(), &name, size).unwrap()
+            compare(&file(archived), pg_wal.path(), &name, &format).unwrap()
         };
         let (half, whole, zeros) = (segment(60, 7), segment(128, 7), vec![0; 1 << 20]);
         assert_eq!(standing(&whole, None), Standing::Better);
@@ -134,11 +192,30 @@ mod tests {
         assert_eq!(standing(&whole, Some(&whole)), Standing::Same);
         assert_eq!(standing(&half, Some(&whole)), Standing::Worse);
         assert_eq!(standing(&half[..300_000], Some(&half)), Standing::Worse);
-        assert_eq!(standing(&zeros, Some(&half)), Standing::Foreign);
+        assert_eq!(standing(&zeros, Some(&half)), Standing::Worse);
+        assert_eq!(standing(&zeros, Some(&zeros)), Standing::Foreign);
+        // More and less of one page.
+        let mut less = half.clone();
+        less[59 * XLOG_BLCKSZ + 4000..].fill(0);
+        assert_eq!((standing(&less, Some(&half)), standing(&half, Some(&less))), (Standing::Worse, Standing::Better));
+        // A power failure has taken a page that was not promised: what is behind does not count.
+        let mut holed = whole.clone();
+        holed[20 * XLOG_BLCKSZ..21 * XLOG_BLCKSZ].fill(0);
+        assert_eq!(standing(&half, Some(&holed)), Standing::Better);
+        // An XLOG_SWITCH leaves zeros, and in a recycled segment what was there.
+        let mut recycled = half.clone();
+        recycled[60 * XLOG_BLCKSZ..].fill(9);
+        assert_eq!(standing(&half, Some(&recycled)), Standing::Better);
+        // Another cluster's.
+        let mut foreign = whole.clone();
+        foreign[24] = 78;
+        assert_eq!(standing(&foreign, None), Standing::Foreign);
+        assert_eq!(standing(&foreign, Some(&half)), Standing::Worse);
         let itself = File::open(pg_wal.path().join(&name)).unwrap();
-        assert_eq!(compare(&itself, pg_wal.path(), &name, size).unwrap(), Standing::Itself);
-        assert!(is_begun(pg_wal.path(), &name, size).unwrap());
+        assert_eq!(compare(&itself, pg_wal.path(), &name, &format).unwrap(), Standing::Itself);
+        assert!(is_begun(pg_wal.path(), &name, &format).unwrap());
         fs::write(pg_wal.path().join(&name), &zeros).unwrap();
-        assert!(!is_begun(pg_wal.path(), &name, size).unwrap());
+        assert!(!is_begun(pg_wal.path(), &name, &format).unwrap());
+        assert!(is_full(&file(&whole), &name, &format).unwrap() && !is_full(&file(&half), &name, &format).unwrap());
     }
 }

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,18 +19,19 @@ use walrider_layout::{Lsn, TimelineId};
 use walrider_relay::origin::Identity;
 use walrider_replay::error::ReplayError;
 use walrider_replay::upstream::{Missing, News, Same, Upstream, Wanted};
-use walrider_spool::{ArchiveStatus, Spool, SpoolError, SpoolOptions};
+use walrider_spool::{ArchiveStatus, Judgement, Spool, SpoolError, SpoolOptions};
 use walrider_store::StoreError;
 use walrider_store::source::Kept;
 use walrider_stream::board::Board;
 use walrider_stream::error::ReceiveError;
+use walrider_wal::decode::WalFormat;
 
 use crate::admit::admit;
 use crate::archiving;
 use crate::error::StandbyError;
 use crate::machine::{Action, Ended, Event, LOOK_INTERVAL, Look, Machine, Next, Rules, Stored, Task, Verdict, Wait};
 use crate::relay::Relay;
-use crate::restored::{Standing, compare, is_begun};
+use crate::restored::{Standing, compare, is_full, useless};
 use crate::settings::Settings;
 
 /// Most segments that are kept for reuse.
@@ -69,6 +71,7 @@ pub(crate) struct Opened {
     pub spool: Arc<Spool>,
     pub system_identifier: u64,
     pub major: u32,
+    format: WalFormat,
 }
 
 /// The standby's shared state.
@@ -84,6 +87,8 @@ pub(crate) struct Shell {
     /// Taken to open it.
     opening: Mutex<()>,
     archive_status: OnceLock<ArchiveStatus>,
+    /// Replay has found no more WAL once, and the primary is asked from then on.
+    found_the_end: AtomicBool,
     /// Who serves what is received, if anybody does.
     relay: OnceLock<Arc<Relay>>,
     archiver: OnceLock<Archiver>,
@@ -113,6 +118,7 @@ impl Shell {
             opened: OnceLock::new(),
             opening: Mutex::new(()),
             archive_status: OnceLock::new(),
+            found_the_end: AtomicBool::new(false),
             relay: OnceLock::new(),
             archiver: OnceLock::new(),
             started_at: SystemTime::now(),
@@ -260,7 +266,12 @@ impl Shell {
             let redo = (control.checkpoint_copy.timeline, control.checkpoint_copy.redo);
             relay.serve_standby(identity, &settings.data_dir.join("pg_wal"), &spool, redo)?;
         }
-        Ok(&self.opened.get_or_init(|| Opened { spool, system_identifier, major }).spool)
+        let format = WalFormat {
+            major: control.major,
+            segment_size: control.segment_size,
+            system_identifier: Some(system_identifier),
+        };
+        Ok(&self.opened.get_or_init(|| Opened { spool, system_identifier, major, format }).spool)
     }
 
     /// [`Upstream::keep_restored`].
@@ -271,14 +282,20 @@ impl Shell {
             return Ok(Kept::No);
         }
         let spool = self.open_spool()?;
-        let size = spool.segment_size();
-        let compared = |source| StandbyError::from(DataDirError::io("compare WAL segment", pg_wal.join(name), source));
-        match compare(contents, &pg_wal, name, size).map_err(compared)? {
-            Standing::Foreign => return Ok(Kept::No),
-            Standing::Itself | Standing::Same | Standing::Worse => return Ok(Kept::InPgWal),
-            Standing::Better => {}
-        }
-        match spool.keep_restored(name, contents, complete) {
+        let format = &self.opened.get().expect("the spool is open").format;
+        let archives = self.archive_status()? == ArchiveStatus::Ready;
+        let mut standing = Standing::Worse;
+        let mut judge = || {
+            standing = compare(contents, &pg_wal, name, format)?;
+            let replaces = standing == Standing::Better
+                && (!complete || contents.metadata()?.len() == format.segment_size.bytes());
+            // What is to be archived from here must be whole; else it is looked at when it goes.
+            let complete =
+                complete && (replaces || standing == Standing::Same) && (!archives || is_full(contents, name, format)?);
+            let useless = if replaces { useless(&pg_wal, name, format)? } else { Vec::new() };
+            Ok(Judgement { replaces, complete, useless })
+        };
+        match spool.keep_restored(name, contents, &mut judge) {
             // As a restore_command fails. It is tried again.
             Err(error @ SpoolError::Full { .. }) if !self.state().machine.wishes().promotes => {
                 tracing::warn!("WAL of the archive must wait: {error}");
@@ -287,15 +304,7 @@ impl Shell {
             Err(SpoolError::Full { .. }) => return Ok(Kept::No),
             kept => kept?,
         };
-        // The segment in which an older timeline was left: what was ready for its stream is no use any more.
-        if let Some((timeline, segment)) = size.parse_file_name(name) {
-            for older in (1..timeline.0).map(|older| size.file_name(TimelineId(older), segment)) {
-                if pg_wal.join(&older).exists() && !is_begun(&pg_wal, &older, size).map_err(compared)? {
-                    spool.remove_segment(&older)?;
-                }
-            }
-        }
-        Ok(Kept::InPgWal)
+        Ok(if standing == Standing::Foreign { Kept::No } else { Kept::InPgWal })
     }
 
     /// What is noted of complete segments, as it was when this began.
@@ -364,8 +373,14 @@ impl Shell {
         verdict
     }
 
+    /// Whether replay has found no more WAL once.
+    pub fn has_found_the_end(&self) -> bool {
+        self.found_the_end.load(Ordering::Relaxed)
+    }
+
     /// What replay is told when it has found nothing more.
     fn news(&self, missing: Missing, why: &str) -> Result<News, StandbyError> {
+        self.found_the_end.store(true, Ordering::Relaxed);
         let spool = self.open_spool()?;
         spool.check()?;
         let mut state = self.state();

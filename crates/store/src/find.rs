@@ -269,8 +269,10 @@ impl Finder {
         let is_directory = |place: &dyn Driver| place.remote().is_none();
         for place in self.places(segment).iter().filter(|place| is_directory(&***place)) {
             let Some(partial) = self.find(&**place, &format!("{name}{PARTIAL}"), &mut None)? else { continue };
+            // What is kept in pg_wal is as old as the copy: who keeps it looks what has more.
+            let is_kept = |whole: &FoundIn<'_>| self.incoming.is_some() && !Arc::ptr_eq(whole.1, place);
             match &whole {
-                Some((whole, _)) if modified(&partial)? <= modified(whole)? => {}
+                Some(whole) if !is_kept(whole) && modified(&partial)? <= modified(&whole.0)? => {}
                 _ => return Ok(Some((partial, place))),
             }
         }

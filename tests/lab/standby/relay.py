@@ -198,3 +198,27 @@ def segment(timeline, number, system=1, size=1 << 20, fill=b""):
     """Name and bytes of a segment that is one by its first page header, of PostgreSQL 18, and nothing else."""
     page = struct.pack("<HHIQI4xQII", 0xD118, 2, timeline, number * size, 0, system, size, 8192)
     return f"{timeline:08X}{0:08X}{number:08X}", page + fill * (size - len(page)) if fill else page + bytes(size - len(page))
+
+
+def that_serves(data_dir, access, *options):
+    """`walrider standby --listen`, not started; as a relay has it, `serves` is its port."""
+    port = free_port()
+    access.write_text(LOOPBACK)
+    standby = Walrider(data_dir, "--listen", f"127.0.0.1:{port}", "--access", access, "--status-interval", "1s",
+                       "--restartpoint-wal", "4MB", "--restartpoint-interval", "1s", "--wal-keep", "0", *options)
+    standby.serves, standby.access = port, access
+    return standby
+
+
+def wait_downstream(server, name):
+    """Wait until a standby streams from there."""
+    is_there = lambda: any(one["application_name"] == name and one["streaming"] for one in server.status()["downstreams"])
+    wait_for(is_there, lambda: f"{name}: {server.status()}\n{server.log_tail()}")
+
+
+def behind(primary, data_dir, serving, name, slot=None):
+    """A stock hot standby of the primary that streams from a Walrider standby."""
+    server = PgCluster(clone(primary, data_dir, serving.serves, name, slot))
+    start_primary(server, hot_standby="on", wal_receiver_status_interval="1s")
+    wait_downstream(serving, name)
+    return server

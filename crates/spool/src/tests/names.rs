@@ -7,7 +7,7 @@ use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 
 use super::{MB, ONE, name, options, wal};
-use crate::{ArchiveStatus, Removed, Spool, SpoolOptions, streaming_start};
+use crate::{ArchiveStatus, Judgement, Removed, Spool, SpoolOptions, streaming_start};
 
 const TWO: TimelineId = TimelineId(2);
 
@@ -156,32 +156,41 @@ fn a_restored_segment_takes_the_place_of_what_was_ready_for_the_stream() {
             .unwrap();
     let path = |timeline, number| dir.path().join(name(timeline, number));
     let ready = |timeline, number| dir.path().join(format!("archive_status/{}.ready", name(timeline, number))).exists();
-    let restored = |timeline, number: u64, len| {
+    let keep = |timeline, number, bytes: &[u8], judgement: Judgement| {
         let path = archive.path().join(name(timeline, number));
-        fs::write(&path, vec![100 + number as u8; len]).unwrap();
-        spool.keep_restored(&name(timeline, number), &fs::File::open(path).unwrap(), len == MB as usize).unwrap()
+        fs::write(&path, bytes).unwrap();
+        let (file, mut asked) = (fs::File::open(path).unwrap(), false);
+        let mut judge = || {
+            asked = true;
+            Ok(judgement.clone())
+        };
+        spool.keep_restored(&name(timeline, number), &file, &mut judge).unwrap();
+        asked
     };
+    let better = Judgement { replaces: true, complete: true, useless: Vec::new() };
+    let restored =
+        |timeline, number: u64| keep(timeline, number, &vec![100 + number as u8; MB as usize], better.clone());
     let mut writer = spool.start_at(ONE, Lsn(2 * MB)).unwrap();
     writer.write(Lsn(2 * MB), &[1; 100]).unwrap();
-    assert!(!restored(ONE, 2, MB as usize) && !restored(ONE, 3, MB as usize), "they stream in");
-    assert!(restored(ONE, 1, MB as usize), "that does not");
+    assert!(!restored(ONE, 2) && !restored(ONE, 3), "they stream in");
+    assert!(restored(ONE, 1), "that does not");
     drop(writer);
     segments(dir.path(), ONE, 4..=5);
-    assert!(!restored(ONE, 2, MB as usize), "it lacks what was received");
-    assert_eq!(fs::read(path(ONE, 2)).unwrap()[..100], [1; 100]);
-    fs::write(archive.path().join("short"), [1; 4096]).unwrap();
-    let short = fs::File::open(archive.path().join("short")).unwrap();
-    assert!(!spool.keep_restored(&name(ONE, 3), &short, true).unwrap(), "it is being copied to the archive just now");
-    assert!(spool.keep_restored(&name(ONE, 2), &short, false).unwrap() && !ready(ONE, 2));
+    restored(ONE, 2);
+    assert_eq!(fs::read(path(ONE, 2)).unwrap()[..100], [1; 100], "it lacks what was received");
+    assert!(!ready(ONE, 2));
+    keep(ONE, 2, &[1; 4096], Judgement { complete: false, ..better.clone() });
+    assert!(!ready(ONE, 2));
     let second = fs::read(path(ONE, 2)).unwrap();
     assert!(second.len() == MB as usize && second[..4096] == [1; 4096] && second[4096..].iter().all(|&byte| byte == 0));
     for number in 3..=4 {
-        assert!(restored(ONE, number, MB as usize));
+        assert!(restored(ONE, number));
         assert_eq!(fs::read(path(ONE, number)).unwrap(), vec![100 + number as u8; MB as usize]);
         assert!(ready(ONE, number));
     }
-    assert!(restored(TWO, 5, MB as usize) && ready(TWO, 5) && path(ONE, 5).exists());
-    spool.remove_segment(&name(ONE, 5)).unwrap();
+    let useless = vec![name(ONE, 5), name(ONE, 6)];
+    keep(TWO, 5, &vec![105; MB as usize], Judgement { useless, ..better.clone() });
+    assert!(ready(TWO, 5) && !path(ONE, 5).exists());
     // The stream goes on where it was left, in the file that is there now, and not in the one that was ready.
     let mut writer = spool.start_at(ONE, Lsn(2 * MB + 100)).unwrap();
     writer.write(Lsn(2 * MB + 100), &vec![9; MB as usize]).unwrap();
