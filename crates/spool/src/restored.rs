@@ -6,7 +6,6 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use crate::archive_status::forget;
@@ -88,26 +87,13 @@ fn agrees(shared: &Shared, name: &str, contents: &File, len: u64) -> Result<bool
         let ours = &mut ours[..wanted];
         let read = read_all(&*here, ours, at).map_err(|error| shared.error("read file", name, error))?;
         let theirs = &mut theirs[..read];
-        if read < wanted || read_up_to(contents, theirs, at, name)? < read || ours != theirs {
+        let archived = read_all(contents, theirs, at).map_err(|error| unreadable(name, error))?;
+        if read < wanted || archived < read || ours != theirs {
             return Ok(false);
         }
         at += wanted as u64;
     }
     Ok(true)
-}
-
-/// Reads what there is at a place.
-fn read_up_to(contents: &File, mut into: &mut [u8], mut at: u64, name: &str) -> Result<usize> {
-    let before = into.len();
-    while !into.is_empty() {
-        match contents.read_at(into, at) {
-            Ok(0) => break,
-            Ok(read) => (into, at) = (&mut into[read..], at + read as u64),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(SpoolError::io("read restored segment", PathBuf::from(name), error)),
-        }
-    }
-    Ok(before - into.len())
 }
 
 fn keep(shared: &Shared, name: &str, contents: &File, judgement: &Judgement, received: u64, number: u64) -> Result<()> {
@@ -147,10 +133,14 @@ fn copy(shared: &Shared, contents: &File, name: &str, temporary: &str) -> Result
     let file = shared.directory.create(temporary).map_err(|error| shared.error("create file", temporary, error))?;
     let (mut at, mut piece) = (0, vec![0; PIECE.min(shared.size.bytes() as usize)]);
     while at < shared.size.bytes() {
-        let read = read_up_to(contents, &mut piece, at, name)?;
+        let read = read_all(contents, &mut piece, at).map_err(|error| unreadable(name, error))?;
         piece[read..].fill(0);
         write_all_at(&*file, &piece, at).map_err(|error| shared.error("write to file", temporary, error))?;
         at += piece.len() as u64;
     }
     file.sync_all().map_err(|error| shared.error("fsync file", temporary, error))
+}
+
+fn unreadable(name: &str, error: io::Error) -> SpoolError {
+    SpoolError::io("read restored segment", PathBuf::from(name), error)
 }

@@ -1,10 +1,11 @@
 //! What of an archive takes the place of what `pg_wal` has.
 
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io::{self, IoSliceMut};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use walrider_datadir::wal_file::read_up_to;
 use walrider_layout::wal::WalPageHeader;
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
 use walrider_wal::decode::{WalFormat, check_page_header};
@@ -51,7 +52,7 @@ pub fn compare(archived: &File, pg_wal: &Path, name: &str, format: &WalFormat) -
     while at < size.bytes() {
         let wanted = PIECE.min((size.bytes() - at) as usize);
         for (file, into) in [(&here, &mut ours), (archived, &mut theirs)] {
-            let read = read_up_to(file, &mut into[..wanted], at)?;
+            let read = read_up_to(file, &mut [IoSliceMut::new(&mut into[..wanted])], at, wanted)?;
             into[read..wanted].fill(0);
         }
         let pages = ours[..wanted].chunks_exact(XLOG_BLCKSZ).zip(theirs[..wanted].chunks_exact(XLOG_BLCKSZ));
@@ -113,26 +114,14 @@ pub fn useless(pg_wal: &Path, name: &str, format: &WalFormat) -> io::Result<Vec<
 
 fn has_page(file: &File, id: (TimelineId, u64), offset: u64, format: &WalFormat) -> io::Result<bool> {
     let mut page = [0; XLOG_BLCKSZ];
-    Ok(read_up_to(file, &mut page, offset)? == XLOG_BLCKSZ && is_page(&page, id, offset, format))
+    Ok(read_up_to(file, &mut [IoSliceMut::new(&mut page)], offset, XLOG_BLCKSZ)? == XLOG_BLCKSZ
+        && is_page(&page, id, offset, format))
 }
 
 fn is_page(page: &[u8], (timeline, segment): (TimelineId, u64), offset: u64, format: &WalFormat) -> bool {
     let address = Lsn(format.segment_size.start_of(segment).0 + offset);
     let header = WalPageHeader::parse(page);
     header.is_some_and(|header| check_page_header(&header, address, format, timeline).is_ok())
-}
-
-fn read_up_to(file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
-    let mut len = 0;
-    while len < into.len() {
-        match file.read_at(&mut into[len..], at + len as u64) {
-            Ok(0) => break,
-            Ok(more) => len += more,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(len)
 }
 
 #[cfg(test)]

@@ -269,8 +269,9 @@ impl Finder {
         let is_directory = |place: &dyn Driver| place.remote().is_none();
         for place in self.places(segment).iter().filter(|place| is_directory(&***place)) {
             let Some(partial) = self.find(&**place, &format!("{name}{PARTIAL}"), &mut None)? else { continue };
-            // What is kept in pg_wal is as old as the copy: who keeps it looks what has more.
-            let is_kept = |whole: &FoundIn<'_>| self.incoming.is_some() && !Arc::ptr_eq(whole.1, place);
+            // What is kept in pg_wal is as old as the copy: who keeps it looks which has more.
+            let is_pg_wal = |place: &Arc<dyn Driver>| self.places.last().is_some_and(|last| Arc::ptr_eq(last, place));
+            let is_kept = |whole: &FoundIn<'_>| self.incoming.is_some() && is_pg_wal(whole.1) && !is_pg_wal(place);
             match &whole {
                 Some(whole) if !is_kept(whole) && modified(&partial)? <= modified(&whole.0)? => {}
                 _ => return Ok(Some((partial, place))),

@@ -8,25 +8,12 @@
  * The same seed does not give the same order: what the system does by itself is different each time.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/ptrace.h>
-#include <linux/seccomp.h>
-#include <signal.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
-/* <sys/ptrace.h> and <linux/ptrace.h> do not go together everywhere. */
-extern long ptrace(int request, ...);
+#include "traced.h"
 
 #define MICROSECOND INT64_C(1000)
 #define MILLISECOND INT64_C(1000000)
@@ -55,7 +42,6 @@ static struct held *held;
 static size_t count_held, room;
 static int64_t left = MOST_HELD;
 static uint64_t state;
-static pid_t program;
 
 /* How this run is: one of so many calls waits at most so long, in two ways; one of so many threads far more often. */
 static struct
@@ -63,12 +49,6 @@ static struct
 	uint64_t often, seldom, slow;
 	int64_t briefly, long_;
 } manner;
-
-static void die(const char *what)
-{
-	perror(what);
-	exit(125);
-}
 
 static int64_t now(void)
 {
@@ -121,38 +101,13 @@ static int64_t time_for(pid_t thread)
 	return below(manner.often) < slow ? (int64_t) below((uint64_t) manner.briefly) : 0;
 }
 
-/* In the child: stops at the calls that are watched, and becomes the command. */
-static void run(char **command, const sigset_t *mask)
-{
-	struct sock_filter filter[WATCHED + 3];
-	struct sock_fprog code = {.len = WATCHED + 3, .filter = filter};
-
-	filter[0] = (struct sock_filter) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-	for (size_t i = 0; i < WATCHED; i++)
-		filter[i + 1] = (struct sock_filter) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t) watched[i], (uint8_t) (WATCHED - i), 0);
-	filter[WATCHED + 1] = (struct sock_filter) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-	filter[WATCHED + 2] = (struct sock_filter) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
-	if (ptrace(PTRACE_TRACEME, 0, 0, 0) < 0 || raise(SIGSTOP) != 0 || sigprocmask(SIG_SETMASK, mask, NULL) < 0 ||
-		prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &code) < 0)
-		die("tracing");
-	execvp(command[0], command);
-	die(command[0]);
-}
-
-static void resume(pid_t thread, int number)
-{
-	/* It may have been killed meanwhile. */
-	if (ptrace(PTRACE_CONT, thread, 0, (long) number) < 0 && errno != ESRCH)
-		die("ptrace");
-}
-
 /* A thread is before a call. */
 static void enter(pid_t thread)
 {
 	int64_t wait = time_for(thread);
 
 	if (wait == 0)
-		return resume(thread, 0);
+		return resume(PTRACE_CONT, thread, 0);
 	left -= wait;
 	if (count_held == room && !(held = realloc(held, (room = room * 2 + 16) * sizeof *held)))
 		die("memory");
@@ -178,18 +133,12 @@ static int64_t let_go(void)
 			pid_t thread = held[i].thread;
 
 			held[i--] = held[--count_held];
-			resume(thread, 0);
+			resume(PTRACE_CONT, thread, 0);
 		}
 		else if (held[i].until < next)
 			next = held[i].until;
 	}
 	return next;
-}
-
-static void pass_on(int number)
-{
-	if (program > 0)
-		kill(program, number);
 }
 
 /* Until all are gone; the status of the command. */
@@ -225,9 +174,9 @@ static int watch(const sigset_t *children)
 		else if (status >> 16 == PTRACE_EVENT_SECCOMP)
 			enter(thread);
 		else if (status >> 16 || (WSTOPSIG(status) == SIGSTOP && !seen[thread]))
-			resume(thread, 0);
+			resume(PTRACE_CONT, thread, 0);
 		else
-			resume(thread, WSTOPSIG(status));
+			resume(PTRACE_CONT, thread, WSTOPSIG(status));
 		if (WIFSTOPPED(status))
 			seen[thread] = 1;
 		let_go();
@@ -236,10 +185,8 @@ static int watch(const sigset_t *children)
 
 int main(int count, char **args)
 {
-	const int passed[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 	char *in_front = getenv("JITTER_PROGRAM");
 	sigset_t children, before;
-	int status;
 
 	if (!in_front && count < 2)
 		return fprintf(stderr, "usage: jitter COMMAND...\n"), 125;
@@ -249,15 +196,6 @@ int main(int count, char **args)
 	sigemptyset(&children);
 	sigaddset(&children, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &children, &before);
-	if ((program = fork()) == 0)
-		run(args + !in_front, &before);
-	if (program < 0 || waitpid(program, &status, 0) < 0 ||
-		ptrace(PTRACE_SETOPTIONS, program, 0, (long) (PTRACE_O_TRACESECCOMP | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK |
-													  PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL)) < 0)
-		die("tracing");
-	for (size_t i = 0; i < sizeof passed / sizeof passed[0]; i++)
-		sigaction(passed[i], &(struct sigaction) {.sa_handler = pass_on}, NULL);
-	resume(program, 0);
-	status = watch(&children);
-	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+	start(args + !in_front, watched, WATCHED, &before);
+	return code_of(watch(&children));
 }

@@ -10,30 +10,17 @@
  * The log is a sequence of `struct entry`, each with its two names and its data behind; powercut.py reads it.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/audit.h>
-#include <linux/filter.h>
 #include <linux/fs.h>
-#include <linux/ptrace.h>
-#include <linux/seccomp.h>
-#include <signal.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-/* <sys/ptrace.h> and <linux/ptrace.h> do not go together everywhere. */
-extern long ptrace(int request, ...);
+#include "traced.h"
 
 enum operation
 {
@@ -96,13 +83,6 @@ static const long watched[] = {
 
 static FILE *out;
 static dev_t device;
-static pid_t program;
-
-static void die(const char *what)
-{
-	perror(what);
-	exit(125);
-}
 
 static void put(struct entry entry, const char *one, const char *two, const void *data)
 {
@@ -482,34 +462,9 @@ static void finish(const struct call *call, int64_t result)
 	unknown(call);
 }
 
-/* In the child: stops at the calls that are watched, and becomes the command. */
-static void run(char **command)
-{
-	struct sock_filter filter[WATCHED + 3];
-	struct sock_fprog code = {.len = WATCHED + 3, .filter = filter};
-
-	filter[0] = (struct sock_filter) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-	for (size_t i = 0; i < WATCHED; i++)
-		filter[i + 1] = (struct sock_filter) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t) watched[i], (uint8_t) (WATCHED - i), 0);
-	filter[WATCHED + 1] = (struct sock_filter) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-	filter[WATCHED + 2] = (struct sock_filter) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
-	if (ptrace(PTRACE_TRACEME, 0, 0, 0) < 0 || raise(SIGSTOP) != 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
-		prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &code) < 0)
-		die("tracing");
-	execvp(command[0], command);
-	die(command[0]);
-}
-
 static struct call busy;		/* thread 0: none */
 static pid_t *waiting;
 static size_t waiters, room;
-
-static void resume(int request, pid_t thread, int number)
-{
-	/* It may have been killed meanwhile. */
-	if (ptrace(request, thread, 0, (long) number) < 0 && errno != ESRCH)
-		die("ptrace");
-}
 
 /* A thread is before a call: lets it through, or remembers it. */
 static void enter(pid_t thread)
@@ -568,12 +523,6 @@ static void forget(pid_t thread)
 		next();
 }
 
-static void pass_on(int number)
-{
-	if (program > 0)
-		kill(program, number);
-}
-
 /* Until all are gone; the status of the command. */
 static int watch(void)
 {
@@ -610,8 +559,8 @@ static int watch(void)
 
 int main(int count, char **args)
 {
-	const int passed[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 	struct stat found;
+	sigset_t blocked;
 	int status;
 
 	if (count < 4)
@@ -619,18 +568,10 @@ int main(int count, char **args)
 	if (!(out = fopen(args[1], "wbe")) || stat(args[2], &found) < 0)
 		die(args[1]);
 	device = found.st_dev;
-	if ((program = fork()) == 0)
-		run(args + 3);
-	if (program < 0 || waitpid(program, &status, 0) < 0 ||
-		ptrace(PTRACE_SETOPTIONS, program, 0, (long) (PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACESECCOMP | PTRACE_O_TRACECLONE |
-													  PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXEC |
-													  PTRACE_O_EXITKILL)) < 0)
-		die("tracing");
-	for (size_t i = 0; i < sizeof passed / sizeof passed[0]; i++)
-		sigaction(passed[i], &(struct sigaction) {.sa_handler = pass_on}, NULL);
-	resume(PTRACE_CONT, program, 0);
+	sigprocmask(SIG_SETMASK, NULL, &blocked);
+	start(args + 3, watched, WATCHED, &blocked);
 	status = watch();
 	if (fclose(out) != 0)
 		die("the log");
-	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+	return code_of(status);
 }

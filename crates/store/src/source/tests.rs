@@ -9,6 +9,7 @@ use walrider_layout::history::history_file_name;
 
 use super::*;
 use crate::directory::Directory;
+use crate::find::Finder;
 use crate::read::agrees;
 use crate::restore::RestoreCommand;
 
@@ -474,19 +475,35 @@ fn the_newest_timeline_is_the_last_without_a_gap() {
 }
 
 /// WAL is visible up to there, and nothing else is known.
-struct VisibleUpTo(Lsn);
+struct VisibleUpTo(Lsn, Option<Lsn>);
 
 impl Incoming for VisibleUpTo {
     fn visible(&self) -> Lsn {
         self.0
     }
     fn streams_from(&self) -> Option<Lsn> {
-        Some(Lsn(1 << 20))
+        self.1
     }
     fn keep_restored(&self, _: &str, _: &fs::File, _: bool) -> Result<Kept, StoreError> {
         Ok(Kept::No)
     }
     fn restartpoint(&self, _: Lsn, _: TimelineId) {}
+}
+
+/// A primary that was promoted before, and is a standby again, has a `.partial` segment in `pg_wal`: what the archive has of it came later.
+#[test]
+fn an_old_partial_segment_in_pg_wal_does_not_hide_the_archive() {
+    let (archive, pg_wal) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let size = SegmentSize::new(1 << 20).unwrap();
+    let name = size.file_name(TimelineId(1), 1);
+    fs::write(pg_wal.path().join(format!("{name}.partial")), vec![7; 1 << 20]).unwrap();
+    fs::write(archive.path().join(&name), vec![8; 1 << 20]).unwrap();
+    let places: Vec<Arc<dyn Driver>> =
+        vec![Arc::new(Directory::new(archive.path())), Arc::new(Directory::new(pg_wal.path()))];
+    let mut finder = Finder::new(places, size, TimelineHistory::alone(TimelineId(1)));
+    finder.incoming = Some(Arc::new(VisibleUpTo(Lsn(u64::MAX), None)));
+    let found = finder.find_segment(1).unwrap().segment.unwrap();
+    assert_eq!(found.path, archive.path().join(name));
 }
 
 #[test]
@@ -499,7 +516,7 @@ fn what_is_not_visible_is_not_read() {
         let places: Vec<Arc<dyn Driver>> =
             vec![Arc::new(Directory::new("/nonexistent")), Arc::new(Directory::new(dir.path()))];
         let source = Source::new(places, size, TimelineHistory::alone(TimelineId(1)))
-            .brought_by(Some(Arc::new(VisibleUpTo(Lsn(start.0 + visible)))));
+            .brought_by(Some(Arc::new(VisibleUpTo(Lsn(start.0 + visible), Some(Lsn(1 << 20))))));
         let (mut first, mut second) = ([1; XLOG_BLCKSZ], [1; XLOG_BLCKSZ]);
         let got = source.read(start, &mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)]).unwrap();
         let seen = [first, second].concat()[..got].iter().filter(|&&byte| byte == 7).count();
@@ -522,7 +539,7 @@ fn archives_are_looked_at_for_what_precedes_the_stream() {
     fs::write(pg_wal.join(size().file_name(TimelineId(1), 1)), vec![9; SEGMENT as usize]).unwrap();
     let places: Vec<Arc<dyn Driver>> = vec![Arc::new(Directory::new(dirs.archive())), Arc::new(Directory::new(pg_wal))];
     let source = Source::new(places, size(), TimelineHistory::alone(TimelineId(1)))
-        .brought_by(Some(Arc::new(VisibleUpTo(Lsn(2 * SEGMENT)))));
+        .brought_by(Some(Arc::new(VisibleUpTo(Lsn(2 * SEGMENT), Some(Lsn(1 << 20))))));
     assert_eq!((mark(&source, 0).unwrap(), mark(&source, 1).unwrap()), (Some(7), Some(9)));
 }
 
