@@ -60,7 +60,8 @@ impl DataDirError {
         DataDirError::Io { operation, path: path.into(), source }
     }
 
-    pub(crate) fn corrupt(path: impl Into<PathBuf>, reason: impl Into<String>) -> DataDirError {
+    /// What is in a file cannot be so.
+    pub fn corrupt(path: impl Into<PathBuf>, reason: impl Into<String>) -> DataDirError {
         DataDirError::Corrupt { path: path.into(), reason: reason.into() }
     }
 

@@ -53,11 +53,13 @@ impl Context<'_> {
                 self.directories.create_database(dir.tablespace, dir.database, self.missing, self.shared.files)?;
             }
             Action::DropDatabase { database, tablespaces } => {
-                self.forget(|fork| fork.rel.database == database);
-                // Also of a copy that no record has referred to; but a database that was moved has files elsewhere.
-                let goes =
-                    |file: &SegmentFile| file.rel.database == database && tablespaces.contains(&file.rel.tablespace);
-                self.shared.files.forget(goes);
+                // A database that was moved has files, and pages, elsewhere: there they stay.
+                let goes = |rel: RelFileLocator| rel.database == database && tablespaces.contains(&rel.tablespace);
+                self.forget(|fork| goes(fork.rel));
+                // Also of a copy that no record has referred to.
+                self.shared.files.forget(|file: &SegmentFile| goes(file.rel));
+                let rels = self.shared.rels;
+                self.invalid.retain(|key| rels.fork(key.fork()).rel.database != database);
                 self.directories.drop_database(database, &tablespaces)?;
             }
             Action::CreateTablespace { tablespace, location } => {
@@ -281,9 +283,13 @@ mod tests {
         context.execute(copy(template, place(DEFAULT_TABLESPACE_OID, 7))).unwrap();
         context.execute(copy(place(DEFAULT_TABLESPACE_OID, 7), place(SPACE, 7))).unwrap();
         files.sync(file(DEFAULT_TABLESPACE_OID, 7)).unwrap();
+        // What records did refer to, where the database is now.
+        let moved = rels.number(file(SPACE, 7).rel, ForkNumber::Main);
+        rels.fork(moved).set_blocks(3);
         context.execute(Action::DropDatabase { database: 7, tablespaces: vec![DEFAULT_TABLESPACE_OID] }).unwrap();
         let read = files.read(file(DEFAULT_TABLESPACE_OID, 7).rel, ForkNumber::Main, 0, &mut []);
         assert!(read.unwrap_err().to_string().contains("does not exist"));
         assert_eq!(files.take_unsynced(), [file(SPACE, 7)]);
+        assert_eq!(rels.fork(moved).file_blocks(), Some(3), "its pages were thrown away, which nobody had written");
     }
 }

@@ -270,8 +270,7 @@ impl<'a> Engine<'a> {
             let stretches = self.feed.stretches;
             if may_spill && self.spilling.is_none() {
                 // Whether a truncation ends the batch depends on what files have.
-                self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
-                self.pages.write_upper_levels()?;
+                self.pages.write_upper_levels(&mut self.sequencer.recovery, self.replayed)?;
             }
             let begun = self.spilling.as_mut().map(|spilling| std::mem::take(&mut spilling.batch)).unwrap_or_default();
             let base = self.base.as_deref();
@@ -321,10 +320,11 @@ impl<'a> Engine<'a> {
         let ahead = if self.pages.is_short() { 0 } else { stretches };
         let missing = ahead.saturating_sub(self.feed.queue.len() - batch.upto.len());
         let was_short = self.pages.is_short();
+        let end = batch.end(&self.feed.queue).unwrap_or(self.replayed);
         let loaded = self.apply(batch, missing)?;
         if self.pages.is_short() && !was_short {
             self.feed.loader.drop_spare();
-            self.stats.pages_evicted += self.pages.empty()?;
+            self.stats.pages_evicted += self.pages.empty(&mut self.sequencer.recovery, end)?;
         }
         self.feed.queue.extend(loaded);
         self.finish(batch)?;
@@ -332,22 +332,23 @@ impl<'a> Engine<'a> {
         // Where memory was short, and far less comes now, its share of memory goes back to pages.
         if self.pages.is_short() && is_all && batch.upto.len() <= stretches / 8 {
             self.feed.limit_batches(2 * batch.upto.len() as u64 * self.feed.window_bytes());
-            self.share_with_batch(batch.upto.len())?;
+            self.share_with_batch(batch.upto.len(), end)?;
         } else if batch.upto.len() == stretches {
             let visited_bytes = (self.pages.visited() * BLCKSZ) as u64;
             self.feed.size_batches(visited_bytes, self.pages.most_batch_bytes());
-            self.share_with_batch(stretches)?;
+            self.share_with_batch(stretches, end)?;
         }
         self.retire(&batch.upto);
         self.batch_done()
     }
 
-    /// Where memory is short, shares it between pages and the next batch; the last one was of so many stretches.
-    fn share_with_batch(&mut self, stretches: usize) -> Result<(), ReplayError> {
+    /// Where memory is short, shares it between pages and the next batch; the last one was of so many stretches, and ended at `end`.
+    fn share_with_batch(&mut self, stretches: usize, end: Lsn) -> Result<(), ReplayError> {
         if self.pages.is_short() {
             let growth = self.feed.stretches as f64 / stretches as f64;
             let loaded = self.feed.queue.iter().map(Planned::held_bytes).sum();
-            self.stats.pages_evicted += self.pages.share_with_batch(loaded, growth)?;
+            let recovery = &mut self.sequencer.recovery;
+            self.stats.pages_evicted += self.pages.share_with_batch(loaded, growth, recovery, end)?;
             self.feed.room = Some(self.pages.short());
         }
         Ok(())
@@ -401,8 +402,7 @@ impl<'a> Engine<'a> {
             Some(spilling) => spilling,
             None => {
                 // Its memory is for the batch now.
-                self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
-                self.stats.pages_evicted += self.pages.empty()?;
+                self.stats.pages_evicted += self.pages.empty(&mut self.sequencer.recovery, self.replayed)?;
                 let spill = match &self.base {
                     Some(base) => Spill::of_base(&self.spill, base.bytes())?,
                     None => Spill::of_files(&self.spill)?,
@@ -577,12 +577,15 @@ impl<'a> Engine<'a> {
     }
 
     /// Whether a server may open the directory where it stands: the end of the base backup is passed, and so is where
-    /// the directory stood before; in crash recovery that is at the end of `pg_wal` only.
+    /// the directory stood before; in crash recovery that is at the end of `pg_wal` only. A backup whose label does not say
+    /// how it was taken counts as consistent before its end, but recovery may not end there (`FinishWalRecovery` and
+    /// `StartupXLOG`, "WAL ends before end of online backup").
     pub fn may_end_here(&self) -> bool {
-        match self.sequencer.recovery.is_archive_recovery() {
+        let is_reached = match self.sequencer.recovery.is_archive_recovery() {
             true => self.is_consistent(),
-            false => !self.sequencer.globals.backup().is_open() && self.pages.first_invalid().is_none(),
-        }
+            false => self.pages.first_invalid().is_none(),
+        };
+        is_reached && !self.sequencer.globals.backup().is_open()
     }
 
     /// The first of the pages that records referred to and that are missing without explanation.
@@ -628,8 +631,8 @@ impl<'a> Engine<'a> {
         match spread.step(self.pages.files())? {
             Step::Write(partitions) => {
                 let _write = self.stats.stages.enter(Stage::Write);
-                self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
-                self.stats.pages_written += self.pages.write_back(partitions)?;
+                let recovery = &mut self.sequencer.recovery;
+                self.stats.pages_written += self.pages.write_back(partitions, recovery, self.replayed)?;
                 Ok(true)
             }
             Step::Wait => Ok(false),
@@ -657,11 +660,11 @@ impl<'a> Engine<'a> {
             spread.join()?;
         }
         let writing = self.stats.stages.enter(Stage::Write);
-        self.sequencer.recovery.ensure_min_recovery_point(self.replayed)?;
-        self.stats.pages_written += self.pages.write_all()?;
+        let recovery = &mut self.sequencer.recovery;
+        self.stats.pages_written += self.pages.write_all(recovery, self.replayed)?;
         if finished {
             // To give memory back takes a while, too, and the device is busy now.
-            self.pages.empty()?;
+            self.pages.empty(recovery, self.replayed)?;
         }
         drop(writing);
         let _sync = self.stats.stages.enter(Stage::Sync);

@@ -232,7 +232,7 @@ fn follow_directories(
 }
 
 /// Goes over to the newest timeline, if it leads through where replay stands (`rescanLatestTimeLine`). Whether there was one.
-fn look_for_timeline(engine: &mut Engine<'_>, source: &Source) -> Result<bool, ReplayError> {
+pub(crate) fn look_for_timeline(engine: &mut Engine<'_>, source: &Source) -> Result<bool, ReplayError> {
     let Some(history) = newer_history(source, engine.replayed())? else { return Ok(false) };
     engine.set_history(history.clone());
     source.set_history(history);

@@ -1,7 +1,7 @@
 //! From the source to planned stretches: reads, decodes and plans WAL, several stretches side by side.
 
 use rayon::prelude::*;
-use walrider_layout::wal::{END_OF_POSITIONS, page_header_size, page_of};
+use walrider_layout::wal::{END_OF_POSITIONS, SegmentSize, page_header_size, page_of};
 use walrider_layout::{Lsn, XLOG_BLCKSZ};
 use walrider_store::read::{self, ReadWal};
 use walrider_wal::decode::{Found, Invalid, PIECE, Status, Stretch, WalFormat};
@@ -111,7 +111,7 @@ impl Loader {
         if self.ended.is_some() {
             return Vec::new();
         }
-        if let Err(ending) = may_be(self.next) {
+        if let Err(ending) = may_be(self.next, self.format.segment_size) {
             self.end(ending);
             return Vec::new();
         }
@@ -210,8 +210,12 @@ impl Loader {
 }
 
 /// Refuses a position, which a damaged file may state, where no record can be.
-fn may_be(at: Lsn) -> Result<(), Ending> {
-    match at < END_OF_POSITIONS {
+fn may_be(at: Lsn, segment_size: SegmentSize) -> Result<(), Ending> {
+    let in_page = at.0 % XLOG_BLCKSZ as u64;
+    // As `XRecOffIsValid`, but for the beginning of a page, which stands for its first record.
+    let is_record =
+        at.0.is_multiple_of(8) && (in_page == 0 || in_page >= page_header_size(page_of(at), segment_size) as u64);
+    match at < END_OF_POSITIONS && is_record {
         true => Ok(()),
         false => Err(Ending::Failed(ReplayError::CorruptWal(format!(
             "a record is expected at {at}, where there can be none"
@@ -224,7 +228,7 @@ fn may_be(at: Lsn) -> Result<(), Ending> {
 /// # Errors
 /// How the WAL ends there.
 pub fn read_record(source: &dyn ReadWal, format: &WalFormat, at: Lsn) -> Result<Stretch, Ending> {
-    may_be(at)?;
+    may_be(at, format.segment_size)?;
     let mut stretch = Stretch::new();
     stretch.reset(at, true, Lsn(at.0 + 1), format.segment_size);
     match fill(&mut stretch, source, format, PIECE, |_| {}) {

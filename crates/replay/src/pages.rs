@@ -162,11 +162,13 @@ impl<'a> Pages<'a> {
         (&mut self.partitions, shared, &mut self.invalid)
     }
 
-    /// Gives their memory back: from now on there is less for them. Returns how many were written.
+    /// Gives their memory back: from now on there is less for them. Returns how many were written. Here and wherever else pages are written,
+    /// `minRecoveryPoint` covers `end` before, that of the last record that was applied.
     ///
     /// # Errors
     /// When one cannot be written.
-    pub fn empty(&mut self) -> Result<u64, ReplayError> {
+    pub fn empty(&mut self, recovery: &mut Recovery, end: Lsn) -> Result<u64, ReplayError> {
+        recovery.ensure_min_recovery_point(end)?;
         let (partitions, shared, _) = self.split();
         partitions
             .par_iter_mut()
@@ -181,7 +183,13 @@ impl<'a> Pages<'a> {
     ///
     /// # Errors
     /// When one cannot be written.
-    pub fn share_with_batch(&mut self, loaded: usize, growth: f64) -> Result<u64, ReplayError> {
+    pub fn share_with_batch(
+        &mut self,
+        loaded: usize,
+        growth: f64,
+        recovery: &mut Recovery,
+        end: Lsn,
+    ) -> Result<u64, ReplayError> {
         let sum = |of: fn(&Partition) -> usize| self.partitions.iter().map(of).sum();
         let (made, operations) = (sum(Partition::held_bytes), sum(Partition::operations));
         let frames = sum(Partition::frame_bytes);
@@ -189,14 +197,15 @@ impl<'a> Pages<'a> {
         let room = self.short.for_pages(growth);
         self.page_bytes = (room / 8 * 7).min(self.shares.page_bytes);
         // A frame that is free is not the system's.
-        if frames as u64 > room { self.empty() } else { Ok(0) }
+        if frames as u64 > room { self.empty(recovery, end) } else { Ok(0) }
     }
 
     /// Writes those of some partitions that have changed; returns how many.
     ///
     /// # Errors
     /// When one cannot be written.
-    pub fn write_back(&mut self, range: Range<usize>) -> Result<u64, ReplayError> {
+    pub fn write_back(&mut self, range: Range<usize>, recovery: &mut Recovery, end: Lsn) -> Result<u64, ReplayError> {
+        recovery.ensure_min_recovery_point(end)?;
         let (partitions, shared, _) = self.split();
         let written =
             partitions[range].par_iter_mut().with_max_len(1).map(|partition| partition.write_back(&shared, |_| true));
@@ -207,7 +216,8 @@ impl<'a> Pages<'a> {
     ///
     /// # Errors
     /// When one cannot be written.
-    pub fn write_all(&mut self) -> Result<u64, ReplayError> {
+    pub fn write_all(&mut self, recovery: &mut Recovery, end: Lsn) -> Result<u64, ReplayError> {
+        recovery.ensure_min_recovery_point(end)?;
         let (partitions, shared, _) = self.split();
         let dirty: Vec<Vec<u32>> = partitions.par_iter().map(Partition::all_dirty).collect();
         let written = write(partitions, &dirty, &shared, |file| shared.files.start_writeback(file))?;
@@ -230,7 +240,8 @@ impl<'a> Pages<'a> {
     ///
     /// # Errors
     /// When one cannot be written.
-    pub fn write_upper_levels(&mut self) -> Result<(), ReplayError> {
+    pub fn write_upper_levels(&mut self, recovery: &mut Recovery, end: Lsn) -> Result<(), ReplayError> {
+        recovery.ensure_min_recovery_point(end)?;
         let (partitions, shared, _) = self.split();
         let is_upper =
             |key: PageKey| fsm::is_upper(key.block()) && shared.rels.fork(key.fork()).fork == ForkNumber::FreeSpaceMap;

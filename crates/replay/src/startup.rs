@@ -36,7 +36,7 @@ use self::overrides::{override_settings, places, remove_targets, write_settings}
 use crate::end_of_recovery::{Promoted, end_again, end_of_recovery};
 use crate::engine::{Engine, Flow, Settings, Stop};
 use crate::error::ReplayError;
-use crate::follow::{Followed, follow};
+use crate::follow::{Followed, follow, look_for_timeline};
 use crate::globals::{GlobalError, Globals, WAL_LEVEL_MINIMAL};
 use crate::load::Loader;
 use crate::partition::PageSettings;
@@ -249,7 +249,9 @@ impl Entered<'_> {
                 follow(&mut engine, &source, latest, options.upstream.clone(), progress)?
             }
             false => {
-                let stop = run_to_end(&mut engine, &source, promotes || settings.target.is_some(), progress)?;
+                let counts = promotes || settings.target.is_some();
+                let latest = archive_recovery && settings.target_timeline == TargetTimeline::Latest;
+                let stop = run_to_end(&mut engine, &source, latest, counts, progress)?;
                 Followed { stop, promotes: false }
             }
         };
@@ -347,10 +349,12 @@ impl Entered<'_> {
 pub(crate) const TEMPORARY_FILES: &str = "base/pgsql_tmp";
 
 /// Replays to where there is a reason to stop. The end of the WAL is one if the archive is there, and has no more. `counts`:
-/// so much depends on that end that it must be proven.
+/// so much depends on that end that it must be proven; where the `latest` timeline is wanted, there is no later one then, either: the
+/// command may have failed for its history at the beginning.
 fn run_to_end(
     engine: &mut Engine<'_>,
     source: &Source,
+    latest: bool,
     counts: bool,
     progress: &mut dyn FnMut(&Stats, Lsn) -> Flow,
 ) -> Result<Stop, ReplayError> {
@@ -358,6 +362,7 @@ fn run_to_end(
         let stop = engine.run(progress)?;
         let Stop::EndOfWal { .. } = stop else { return Ok(stop) };
         match source.confirm_end(engine.needed(), counts)? {
+            End::Confirmed if latest && counts && source.fetches() && look_for_timeline(engine, source)? => {}
             End::Confirmed => return Ok(stop),
             End::GoesOn => {}
             End::Unknown(why) => return Ok(Stop::Outage { why }),

@@ -43,7 +43,7 @@ pub struct Segment {
 pub struct Found {
     /// Its file.
     pub segment: Option<Arc<Segment>>,
-    /// What `restore_command` said, if it was asked, and did not deliver the segment on any timeline.
+    /// What `restore_command` said, if it was asked, and did not deliver the segment on any timeline, or on none that branches off within it.
     pub refusal: Option<Refusal>,
 }
 
@@ -136,9 +136,13 @@ impl Finder {
         for place in &self.places {
             let Some(Opened { file, path, .. }) = self.find(&**place, &name, &mut None)? else { continue };
             let mut bytes = Vec::new();
-            file.take(MAX_HISTORY_BYTES)
+            file.take(MAX_HISTORY_BYTES + 1)
                 .read_to_end(&mut bytes)
                 .map_err(|error| DataDirError::io("read", &path, error))?;
+            if bytes.len() as u64 > MAX_HISTORY_BYTES {
+                let reason = format!("it has more than {MAX_HISTORY_BYTES} bytes, and is no timeline history");
+                return Err(DataDirError::corrupt(path, reason).into());
+            }
             return Ok(Some((path, bytes)));
         }
         Ok(None)
@@ -190,7 +194,8 @@ impl Finder {
             let file = Mutex::new(Some(Arc::new(file)));
             let segment = Arc::new(Segment { file, path, timeline: entry.timeline, limit, fetched });
             self.keep(&segment);
-            return Ok(Found { segment: Some(segment), refusal: refusal.filter(|_| !fetched) });
+            // Where others branched off from it, it is the newer file that may be there after all.
+            return Ok(Found { segment: Some(segment), refusal: refusal.filter(|_| !fetched || limit.is_some()) });
         }
         self.refuse_packed(&candidates, segment)?;
         Ok(Found { segment: None, refusal })

@@ -628,8 +628,9 @@ impl Stretch {
         loop {
             page = Lsn(page.0 + PAGE);
             if page.0 + PAGE > self.filled().0 {
-                // A length that stands in an unchecked header is not worth more than one page.
-                let wanted = if got < RECORD_HEADER_SIZE { 1 } else { len - got };
+                // The length is worth more than one page once the header is checked, and the first page that goes on agrees.
+                let believed = got >= RECORD_HEADER_SIZE && got > room;
+                let wanted = if believed { len - got } else { 1 };
                 let pages = wanted.div_ceil(XLOG_BLCKSZ - SHORT_PAGE_HEADER_SIZE) as u64;
                 return Ok(Continuation::NeedPages(Lsn(page.0 + pages * PAGE)));
             }

@@ -133,6 +133,26 @@ fn wal_that_is_cut_off_asks_for_more() {
     }
 }
 
+/// Up to a gigabyte was read into memory before the first page that goes on could say that the length is wrong.
+#[test]
+fn a_length_is_believed_once_two_pages_agree() {
+    let (wal, lsns) = wal([30_000]);
+    let mut bytes = wal.bytes();
+    let at = (lsns[0].0 - START.0) as usize;
+    let wanted = |bytes: &[u8], pages: usize| {
+        let mut stretch = Stretch::new();
+        stretch.reset(START, false, Lsn(START.0 + (1 << 30)), size());
+        append(&mut stretch, &bytes[..pages * XLOG_BLCKSZ]);
+        stretch.decode(&format(), TIMELINE)
+    };
+    let page = |nth: u64| Lsn(START.0 + nth * PAGE);
+    assert_eq!(wanted(&bytes, 1), Status::NeedPages { upto: page(2) });
+    assert_eq!(wanted(&bytes, 2), Status::NeedPages { upto: page(4) });
+    bytes[at + 3] |= 0x3F;
+    assert_eq!(wanted(&bytes, 1), Status::NeedPages { upto: page(2) });
+    assert!(matches!(wanted(&bytes, 2), Status::Invalid { why: Invalid::ContinuationLength(..), .. }));
+}
+
 #[test]
 fn a_flipped_bit_never_makes_a_record() {
     let (wal, lsns) = wal([100, 9000, 33, 0, 50]);

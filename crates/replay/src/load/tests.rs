@@ -87,6 +87,17 @@ fn a_position_where_no_wal_can_be_is_refused() {
     }
 }
 
+/// `CHECKPOINT LOCATION` of a backup label can be any. In the last bytes of a page even the length of a record was read past it.
+#[test]
+fn a_position_that_no_record_has_is_refused() {
+    let (wal, _) = wal();
+    for at in [Lsn(START.0 + 8), Lsn(START.0 + (8 << 10) + 8), Lsn(FIRST.0 + 1), Lsn(START.0 + (8 << 10) - 3)] {
+        let ending = read_record(&wal, loader(1 << 16).format(), at).unwrap_err();
+        assert!(matches!(&ending, Ending::Failed(error) if error.to_string().contains(&at.to_string())), "{ending:?}");
+    }
+    assert!(read_record(&wal, loader(1 << 16).format(), FIRST).is_ok());
+}
+
 /// Records of many lengths, some over several stretches, one never finished, a switch of segments.
 fn wal() -> (Memory, Vec<Lsn>) {
     let mut wal = WalBuilder::new(SegmentSize::new(1 << 20).unwrap(), TimelineId(1), START);

@@ -283,6 +283,27 @@ fn commands_that_do_not_go_together_run_alone() {
     assert!(matches!(source.confirm_end(Lsn(12 * SEGMENT), true), Ok(End::Confirmed)));
 }
 
+/// The command fails for a moment for the file of the newer timeline, and delivers the older one's, which ends where that branches off.
+/// That was taken for the end of the WAL, and a promotion left out all of the newer timeline.
+#[test]
+fn an_older_timeline_is_not_the_end_of_the_newer_one() {
+    let dirs = Dirs::new();
+    dirs.put(1, 0, "", 1);
+    dirs.put(1, 1, "", 2);
+    dirs.put(2, 1, "", 3);
+    let down = dirs.data().join("down");
+    let command = dirs.command("case %f in 00000002*) test ! -e down || exit 1;; esac; cp ARCHIVE/%f %p 2>/dev/null");
+    let source = reads_place(Arc::new(command));
+    let switch = Lsn(SEGMENT + SEGMENT / 2);
+    source.set_history(TimelineHistory::parse(TimelineId(2), &format!("1\t{switch}\tpromoted\n")).unwrap());
+    fs::write(&down, "").unwrap();
+    assert_eq!(mark(&source, 0).unwrap(), Some(1));
+    assert_eq!(mark(&source, 1).unwrap(), Some(2));
+    fs::remove_file(&down).unwrap();
+    assert!(matches!(source.confirm_end(switch, true).unwrap(), End::GoesOn));
+    assert_eq!(mark(&source, 1).unwrap(), Some(3));
+}
+
 /// As in following: each time around, there is one command for the segment that is missing, and none for those behind it.
 #[test]
 fn an_archive_that_has_ended_is_asked_for_one_segment() {
