@@ -5,10 +5,13 @@ use std::sync::Mutex;
 use crate::check::{self, SegmentFacts};
 use crate::directory::Directory;
 use crate::error::{ArchiveError, Result};
-use crate::frame::{Packing, checksum, pack, unpack};
+use crate::frame::{HEADER_SIZE, MAX_CONTENTS, Packing, checksum, pack, unpack};
 use crate::name::{Kind, WAL, WalName};
 use crate::objects::Objects;
 use crate::place::Place;
+
+/// Longest file of an archive, in bytes. Packing may add something to a segment that does not pack.
+pub const MAX_FILE: u64 = MAX_CONTENTS + (16 << 20) + HEADER_SIZE as u64;
 
 /// Where the objects of an archive lie. Keys are relative to its place.
 pub trait Backend: Send + Sync {

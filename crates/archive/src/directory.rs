@@ -7,16 +7,13 @@ use std::path::{Path, PathBuf};
 use walrider_datadir::DataDirError;
 use walrider_datadir::durable::{fsync_dir, fsync_file, list_dir, read_file, unlink};
 
-use crate::archive::{Backend, Look, is_timeline};
+use crate::archive::{Backend, Look, MAX_FILE, is_timeline};
 use crate::error::Result;
-use crate::frame::{HEADER_SIZE, MAX_CONTENTS};
 use crate::name::WAL;
 use crate::temporary::{Temporary, sweep};
 
 /// Below `wal`: where files are until they are whole and durable.
 const UNFINISHED: &str = "unfinished";
-/// What packing may add to a segment that does not pack.
-const SLACK: u64 = 16 << 20;
 
 /// A directory with an archive in it.
 #[derive(Debug)]
@@ -61,7 +58,7 @@ impl Backend for Directory {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(DataDirError::io("open", path, error).into()),
         }
-        Ok(read_file(&path, MAX_CONTENTS + SLACK + HEADER_SIZE as u64)?)
+        Ok(read_file(&path, MAX_FILE)?)
     }
 
     fn create(&self, key: &str, bytes: &[u8]) -> Result<bool> {

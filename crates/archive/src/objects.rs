@@ -9,7 +9,7 @@ use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutP
 use tokio::runtime::Runtime;
 use url::Url;
 
-use crate::archive::{Backend, Look};
+use crate::archive::{Backend, Look, MAX_FILE};
 use crate::error::{ArchiveError, Result};
 use crate::name::WAL;
 use crate::place::environment;
@@ -102,13 +102,20 @@ impl Backend for Objects {
     fn read(&self, key: &str, found: &mut dyn FnMut()) -> Result<Option<Vec<u8>>> {
         let read = async {
             let object = match self.store.get(&self.path(key)).await {
-                Err(Error::NotFound { .. }) => return Ok(None),
+                Err(Error::NotFound { .. }) => return Ok(Ok(None)),
                 other => other?,
             };
             found();
-            object.bytes().await.map(|bytes| Some(bytes.into()))
+            match object.meta.size {
+                // A body longer than it says is none: the transport ends there.
+                size if size > MAX_FILE => Ok(Err(size)),
+                _ => object.bytes().await.map(|bytes| Ok(Some(bytes.into()))),
+            }
         };
-        self.runtime.block_on(read).map_err(self.failed("read", key))
+        self.runtime.block_on(read).map_err(self.failed("read", key))?.map_err(|size| ArchiveError::Damaged {
+            object: self.shown(key),
+            reason: format!("it has {size} bytes, and no file of the archive has more than {MAX_FILE}"),
+        })
     }
 
     fn create(&self, key: &str, bytes: &[u8]) -> Result<bool> {

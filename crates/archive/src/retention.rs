@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use walrider_backup::manifest::{MANIFEST, verify};
 use walrider_datadir::DataDirError;
 use walrider_datadir::backup_label::BackupLabel;
 use walrider_datadir::durable::{list_dir, read_file};
@@ -14,7 +15,6 @@ use crate::check::SegmentFacts;
 use crate::error::{ArchiveError, Result};
 use crate::name::WalName;
 
-const MANIFEST: &str = "backup_manifest";
 const LABEL: &str = "backup_label";
 /// Longest manifest that is read: some four million files.
 const MAX_MANIFEST: u64 = 1 << 30;
@@ -63,6 +63,7 @@ impl Backup {
             ArchiveError::Refused(format!("\"{}\" does not tell where it begins: {why}", path.join(name).display()))
         };
         if let Some(bytes) = read_file(&path.join(MANIFEST), MAX_MANIFEST)? {
+            verify(&bytes).map_err(|why| refused(MANIFEST, format!("it is damaged: {why}")))?;
             let manifest: Manifest =
                 serde_json::from_slice(&bytes).map_err(|error| refused(MANIFEST, error.to_string()))?;
             let mut starts = Vec::new();
@@ -155,6 +156,7 @@ pub fn first_segment(kept: &[&Backup], archive: SegmentFacts) -> Result<WalName>
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest, Sha256};
     use walrider_layout::wal::SegmentSize;
 
     use super::*;
@@ -163,9 +165,26 @@ mod tests {
         fs::create_dir_all(directory.join(name)).unwrap();
         let text = format!(
             r#"{{ "PostgreSQL-Backup-Manifest-Version": 2, "System-Identifier": 77, "Files": [{{ "Path": "x" }}],
-            "WAL-Ranges": [{{ "Timeline": {timeline}, "Start-LSN": "{start}", "End-LSN": "FF/0" }}], "Manifest-Checksum": "x" }}"#
+            "WAL-Ranges": [{{ "Timeline": {timeline}, "Start-LSN": "{start}", "End-LSN": "FF/0" }}],"#
         );
-        fs::write(directory.join(name).join(MANIFEST), text).unwrap();
+        fs::write(directory.join(name).join(MANIFEST), sealed(&text)).unwrap();
+    }
+
+    /// With its own checksum.
+    fn sealed(text: &str) -> String {
+        let sum = Sha256::digest(format!("{text}\n")).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        format!("{text}\n\"Manifest-Checksum\": \"{sum}\"}}\n")
+    }
+
+    /// One flipped digit, and WAL was removed that the backup needs.
+    #[test]
+    fn a_damaged_manifest_removes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        manifest(directory.path(), "a", 1, "0/2000028");
+        let path = directory.path().join("a").join(MANIFEST);
+        let text = fs::read_to_string(&path).unwrap().replace("0/2000028", "0/6000028");
+        fs::write(path, text).unwrap();
+        assert!(first(directory.path(), 1).unwrap_err().contains("its checksum is"));
     }
 
     const FACTS: SegmentFacts = SegmentFacts { system_identifier: 77, size: SegmentSize::DEFAULT, segment: 0 };
@@ -203,9 +222,10 @@ mod tests {
         for (file, contents, said) in [
             ("base.tar.gz", "", "is being taken"),
             ("backup_manifest.tmp", "", "is being taken"),
-            (MANIFEST, "{ \"WAL-Ranges\": [", "EOF"),
-            (MANIFEST, "{ \"WAL-Ranges\": [] }", "no WAL-Ranges"),
-            (MANIFEST, "{ \"WAL-Ranges\": [{ \"Timeline\": 1, \"Start-LSN\": \"x\" }] }", "no position"),
+            (MANIFEST, "{ \"WAL-Ranges\": [", "its last line"),
+            (MANIFEST, &sealed("{ \"WAL-Ranges\": ["), "expected"),
+            (MANIFEST, &sealed("{ \"WAL-Ranges\": [],"), "no WAL-Ranges"),
+            (MANIFEST, &sealed("{ \"WAL-Ranges\": [{ \"Timeline\": 1, \"Start-LSN\": \"x\" }],"), "no position"),
             (LABEL, "x", "START WAL LOCATION"),
         ] {
             let directory = tempfile::tempdir().unwrap();

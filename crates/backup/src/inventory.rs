@@ -4,18 +4,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use walrider_datadir::relation::SegmentFile;
 use walrider_layout::ForkNumber;
 
-use crate::checksum::{Checksums, Sum, hex};
+use crate::checksum::{Checksums, Sum};
 use crate::error::{BackupError, Result};
+use crate::manifest::{MANIFEST, verify};
 use crate::name::Name;
-
-/// The manifest's name.
-pub(crate) const MANIFEST: &str = "backup_manifest";
-/// What the line of its own checksum begins with.
-const LAST_LINE: &[u8] = b"\"Manifest-Checksum\"";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,7 +24,7 @@ struct Document {
     #[serde(rename = "WAL-Ranges")]
     _wal: serde::de::IgnoredAny,
     #[serde(rename = "Manifest-Checksum")]
-    checksum: String,
+    _checksum: serde::de::IgnoredAny,
 }
 
 #[derive(Deserialize)]
@@ -88,17 +83,8 @@ impl Inventory {
     /// Reads one, and verifies its own checksum.
     pub fn parse(contents: &[u8]) -> Result<Inventory> {
         let damaged = |reason: String| BackupError::damaged(MANIFEST, format!("is damaged: {reason}"));
-        // It covers all before the last line.
-        let body = contents.strip_suffix(b"\n").unwrap_or(contents);
-        let last = body.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-        if !body[last..].starts_with(LAST_LINE) {
-            return Err(damaged("its last line is not that of its own checksum".to_owned()));
-        }
-        let sum = hex(&Sha256::digest(&contents[..last]));
+        verify(contents).map_err(damaged)?;
         let document: Document = serde_json::from_slice(contents).map_err(|error| damaged(error.to_string()))?;
-        if !sum.eq_ignore_ascii_case(&document.checksum) {
-            return Err(damaged(format!("its checksum is {sum}, and it says {}", document.checksum)));
-        }
         if !(1..=2).contains(&document.version) {
             return Err(BackupError::Refused(format!(
                 "{MANIFEST} is of version {}; versions 1 and 2 are known",

@@ -10,6 +10,11 @@ use walrider_layout::{Lsn, TimelineId};
 
 use crate::checksum::{Checksums, Sum, hex};
 
+/// Its name.
+pub const MANIFEST: &str = "backup_manifest";
+/// What stands around its own checksum, in its last line.
+const CHECKSUM: (&[u8], &[u8]) = (b"\"Manifest-Checksum\": \"", b"\"}");
+
 /// Bytes of it that are kept in memory; more are in a file without a name.
 const IN_MEMORY: usize = 1 << 20;
 
@@ -31,6 +36,22 @@ pub enum ManifestError {
     /// The history does not lead from where the backup begins to where it ends.
     #[error("start timeline {0} not found in history of timeline {1}")]
     History(TimelineId, TimelineId),
+}
+
+/// Verifies a manifest's own checksum, of all before its last line (`verify_manifest_checksum`).
+///
+/// # Errors
+/// What is wrong, to end a sentence.
+pub fn verify(contents: &[u8]) -> Result<(), String> {
+    let whole = contents.strip_suffix(b"\n").unwrap_or(contents);
+    let last = whole.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    let says = whole[last..].strip_prefix(CHECKSUM.0).and_then(|rest| rest.strip_suffix(CHECKSUM.1));
+    let says = says.ok_or("its last line is not that of its own checksum")?;
+    let sum = hex(&Sha256::digest(&contents[..last]));
+    match says.eq_ignore_ascii_case(sum.as_bytes()) {
+        true => Ok(()),
+        false => Err(format!("its checksum is {sum}, and it says {}", says.escape_ascii())),
+    }
 }
 
 /// A manifest that is being written. Nobody knows how many files there will be, so what is long of it is in a file.

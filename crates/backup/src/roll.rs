@@ -31,9 +31,8 @@ use walrider_store::source::Source;
 use crate::checksum::{Checksums, Sum};
 use crate::error::{BackupError, IoContext, Result, quoted};
 use crate::header::{self, Attributes, Member};
-use crate::inventory::MANIFEST;
 use crate::label::{backup_label, tablespace_map};
-use crate::manifest::{Manifest, ManifestWishes};
+use crate::manifest::{MANIFEST, Manifest, ManifestWishes};
 use crate::packing::{Packed, Packing};
 use crate::target::CONTROL_FILE;
 use crate::tree::{Found, Kind, Tablespace, Tree, tablespaces};
@@ -212,10 +211,10 @@ impl Rolled<'_> {
         Manifest::new(wishes, control.system_identifier, self.data_dir).context("create a file in", self.data_dir)
     }
 
-    /// What both forms need: the directory says what it said before replay, and has the WAL of its recovery.
+    /// What both forms need: the directory says what it said before replay, as one that was copied meanwhile, and has the WAL of its recovery.
     fn prepare(&self) -> Result<Prepared> {
         let root = self.data_dir;
-        let control = read_control(root)?;
+        let mut control = read_control(root)?;
         if control.state != DbState::ShutDownInRecovery || control.min_recovery_point != self.end {
             return Err(BackupError::Refused(format!(
                 "{} is not where replay has left it: {CONTROL_FILE} says {} at {}, and replay ended at {}",
@@ -225,6 +224,10 @@ impl Rolled<'_> {
                 self.end
             )));
         }
+        // After a clean end nobody makes a copy durable that was unpacked by others: recovery does so of one that was copied while it ran, and
+        // `backup_label` lets it be (`StartupXLOG`, `SyncDataDirectory`; `InitWalRecovery`).
+        control.state = DbState::InArchiveRecovery;
+        write_file(&root.join(CONTROL_FILE), &control.to_bytes())?;
         self.settings.put_back(root)?;
         for name in ["backup_label.old", "tablespace_map.old"] {
             unlink(&root.join(name))?;

@@ -13,7 +13,8 @@ use walrider_datadir::relation::SegmentFile;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Oid, RELSEG_SIZE, RelFileLocator};
 
 use crate::error::{BackupError, IoContext, Result, quoted};
-use crate::inventory::{Inventory, MANIFEST, incremental};
+use crate::inventory::{Inventory, incremental};
+use crate::manifest::MANIFEST;
 use crate::name::Name;
 use crate::packing::Packing;
 use crate::remote::{Failed, Input, Remote};

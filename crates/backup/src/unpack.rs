@@ -23,7 +23,8 @@ use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile};
 use walrider_layout::{BLCKSZ, BlockNumber, RELSEG_SIZE};
 
 use crate::error::{BackupError, IoContext, Result};
-use crate::inventory::{Expected, Inventory, MANIFEST};
+use crate::inventory::{Expected, Inventory};
+use crate::manifest::MANIFEST;
 use crate::name::Name;
 use crate::source::{Archive, Backup, Form};
 use crate::target::{CONTROL_FILE, MARKER, Mapping, Target};
