@@ -61,6 +61,16 @@ pub struct ServingOptions {
     pub sender_timeout: Option<Duration>,
 }
 
+/// Gives the names of all options to a macro.
+macro_rules! each_option {
+    ($macro:ident) => {
+        $macro! {
+            listen access tls_certificate tls_key tls_client_ca max_slot_wal_keep_size ack_write ack_flush ack_apply
+            max_connections sender_timeout
+        }
+    };
+}
+
 /// What is wrong with them, or with the files that they name.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
@@ -116,10 +126,15 @@ impl ServingOptions {
         macro_rules! first {
             ($($field:ident)*) => { ServingOptions { $($field: self.$field.or(other.$field),)* } };
         }
-        first! {
-            listen access tls_certificate tls_key tls_client_ca max_slot_wal_keep_size ack_write ack_flush ack_apply
-            max_connections sender_timeout
+        each_option!(first)
+    }
+
+    /// The names of those that `other` has otherwise.
+    pub fn differing(&self, other: &ServingOptions) -> Vec<&'static str> {
+        macro_rules! compare {
+            ($($field:ident)*) => { [$((stringify!($field), self.$field == other.$field)),*] };
         }
+        each_option!(compare).into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
     }
 
     /// How to serve; `None`: nobody is to be served. `keep`: WAL that stays for nobody.

@@ -59,6 +59,18 @@ pub enum OriginError {
         /// What is wrong.
         source: InvalidHistory,
     },
+    /// A segment is shorter than a segment.
+    #[error(
+        "WAL file \"{path}\" has {len} bytes instead of {size}: remove it where the primary still has it, or put an intact copy there"
+    )]
+    Short {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        len: u64,
+        /// The size of segments in bytes.
+        size: u64,
+    },
     /// The segment is gone, or never was here.
     #[error("requested WAL segment {0} has already been removed")]
     Removed(String),
@@ -188,8 +200,12 @@ impl Origin {
         // Between the first two looks it may get its final name.
         for name in [whole, &format!("{whole}.partial"), whole] {
             let path = self.directory.join(name);
-            match File::open(&path) {
-                Ok(file) => return Ok(Some(file)),
+            let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+            match opened {
+                Ok((len, _)) if len < self.size.bytes() => {
+                    return Err(OriginError::Short { path, len, size: self.size.bytes() });
+                }
+                Ok((_, file)) => return Ok(Some(file)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => return Err(OriginError::Io { operation: "open file", path, source }),
             }

@@ -56,7 +56,7 @@ impl From<OriginError> for Refusal {
         let code = match error {
             OriginError::Removed(_) => "58P01",
             OriginError::Io { .. } => "58030",
-            OriginError::History { .. } => "XX000",
+            OriginError::History { .. } | OriginError::Short { .. } => "XX000",
         };
         Refusal::new(code, error.to_string())
     }

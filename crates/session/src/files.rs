@@ -87,10 +87,10 @@ pub(crate) fn password_file(path: &Path, warnings: &mut Vec<String>) -> String {
     }
 }
 
-/// The password for a server, from the text of a password file.
-pub(crate) fn password(text: &str, host: &str, port: u16, user: &str) -> Option<String> {
+/// The password for a database of a server, from the text of a password file.
+pub(crate) fn password(text: &str, host: &str, port: u16, database: &str, user: &str) -> Option<String> {
     let host = if DEFAULT_SOCKET_DIRECTORIES.contains(&host) { "localhost" } else { host };
-    pgpass::lookup(text, host, &port.to_string(), "replication", user)
+    pgpass::lookup(text, host, &port.to_string(), database, user)
 }
 
 /// Where servers put their sockets by default: as PostgreSQL is built by itself, and by Debian and Red Hat.
@@ -134,14 +134,15 @@ mod tests {
         let mut warnings = Vec::new();
         assert_eq!(password_file(&path, &mut warnings), "");
         assert!(warnings.is_empty());
-        fs::write(&path, "localhost:*:replication:u:p").unwrap();
+        fs::write(&path, "localhost:*:replication:u:p\nlocalhost:*:shop:u:q").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         assert_eq!(password_file(&path, &mut warnings), "");
         assert!(warnings.pop().unwrap().contains("group or world access"));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         let text = password_file(&path, &mut warnings);
-        assert_eq!(password(&text, "/tmp", 5432, "u").as_deref(), Some("p"));
-        assert_eq!(password(&text, "/elsewhere", 5432, "u"), None);
+        assert_eq!(password(&text, "/tmp", 5432, "replication", "u").as_deref(), Some("p"));
+        assert_eq!(password(&text, "/tmp", 5432, "shop", "u").as_deref(), Some("q"));
+        assert_eq!(password(&text, "/elsewhere", 5432, "replication", "u"), None);
         assert_eq!(password_file(dir.path(), &mut warnings), "");
         assert!(warnings.pop().unwrap().contains("not a plain file"));
     }

@@ -353,6 +353,7 @@ fn hosts(info: &ConnInfo, user: &str, env: Env<'_>, warnings: &mut Vec<String>) 
     if ports.len() != 1 && ports.len() != count {
         return config(format!("could not match {} port numbers to {count} hosts", ports.len()));
     }
+    let database = info.non_empty("dbname").unwrap_or_default();
     let given = info.non_empty("password").map(str::to_owned);
     let file = match (&given, info.non_empty("passfile")) {
         (Some(_), _) => None,
@@ -383,7 +384,7 @@ fn hosts(info: &ConnInfo, user: &str, env: Env<'_>, warnings: &mut Vec<String>) 
                 host = files::default_socket_directory(port).to_owned();
             }
             let named = if host.is_empty() { hostaddr.as_deref().unwrap_or_default() } else { &host };
-            let password = given.clone().or_else(|| files::password(&passwords, named, port, user));
+            let password = given.clone().or_else(|| files::password(&passwords, named, port, database, user));
             Ok(Host { host, hostaddr, port, password })
         })
         .collect()
@@ -425,6 +426,25 @@ mod tests {
         }
         assert!(failure("host=a port=-1").starts_with("invalid port number"));
         assert!(!failure("postgresql://u:secret/x@h").contains("secret"));
+    }
+
+    /// `pgpass` is looked up for `replication` by a connection that streams WAL, and for the database by every other.
+    #[test]
+    fn the_password_file_is_asked_for_the_database_that_is_meant() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pgpass");
+        std::fs::write(&path, "h:*:replication:u:streams\nh:*:shop:u:buys\nh:*:postgres:u:looks").unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let conninfo = format!("host=h user=u passfile={}", path.display());
+        let password = |database: &str, purpose| {
+            let options = ConnectOptions::complete(&format!("{conninfo} {database}"), "w", &|_| None, purpose);
+            options.unwrap().hosts[0].password.clone()
+        };
+        assert_eq!(password("dbname=shop", Purpose::Physical).as_deref(), Some("streams"));
+        assert_eq!(password("dbname=shop", Purpose::Ordinary).as_deref(), Some("buys"));
+        assert_eq!(password("dbname=shop", Purpose::Logical).as_deref(), Some("buys"));
+        assert_eq!(password("", Purpose::Logical).as_deref(), Some("looks"));
+        assert_eq!(password("", Purpose::Ordinary), None);
     }
 
     #[test]

@@ -218,6 +218,8 @@ pub struct Resolved {
     pub jobs: usize,
     /// Whom to serve, if anybody.
     pub serving: Option<(RelaySettings, AccessFiles)>,
+    /// What was said of that.
+    pub serving_options: ServingOptions,
     /// Address and port.
     pub http: Option<String>,
     /// Form of the log.
@@ -251,19 +253,23 @@ impl Resolved {
     /// What this run keeps, although `new` says otherwise: it needs a restart.
     pub fn fixed(&self, new: &Resolved) -> Vec<&'static str> {
         let settings = (&self.settings, &new.settings);
+        let is_read = settings.0.readable.is_some() || settings.1.readable.is_some();
         let same = [
             ("archive", settings.0.archive == settings.1.archive),
             ("data_dir", settings.0.data_dir == settings.1.data_dir),
+            ("early", is_read || settings.0.early == settings.1.early),
             ("fetch_jobs", settings.0.fetch_jobs == settings.1.fetch_jobs),
             ("http", self.http == new.http),
             ("jobs", self.jobs == new.jobs),
             ("log_format", self.log_format == new.log_format),
             ("memory", settings.0.memory_bytes == settings.1.memory_bytes),
+            ("pg_ctl", is_read || settings.0.pg_ctl == settings.1.pg_ctl),
             ("readable", settings.0.readable.is_some() == settings.1.readable.is_some()),
             ("spill_dir", settings.0.spill.directory == settings.1.spill.directory),
             ("spill_size", settings.0.spill.bytes == settings.1.spill.bytes),
         ];
-        same.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
+        let differing = same.into_iter().filter(|(_, same)| !same).map(|(name, _)| name);
+        differing.chain(self.serving_options.differing(&new.serving_options)).collect()
     }
 }
 
@@ -499,6 +505,7 @@ impl StandbyOptions {
         Ok(Resolved {
             settings,
             serving,
+            serving_options: self.serving,
             jobs: self.jobs.map_or_else(default_jobs, usize::from),
             http: some(self.http),
             log_format: self.log_format.unwrap_or_default(),

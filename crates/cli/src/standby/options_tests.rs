@@ -228,6 +228,15 @@ fn what_needs_a_restart_is_told() {
     let new = place.load(&[]).unwrap();
     assert_eq!(running.fixed(&new), ["archive", "fetch_jobs", "http", "jobs", "log_format", "memory", "spill_dir"]);
     assert!(running.fixed(&running.clone()).is_empty());
+
+    let served =
+        |ack: &str| format!("pg_ctl = '/p'\n[serving]\nlisten = '127.0.0.1:1'\naccess = '/a'\nack_flush = '{ack}'");
+    let write = |text: String| fs::write(place.dir.path().join("standby.toml"), text).unwrap();
+    write(served("ANY 1 (a)"));
+    let one = place.load(&[]).unwrap();
+    assert_eq!(running.fixed(&one), ["pg_ctl", "listen", "access", "ack_flush"]);
+    write(served("ALL (a, b)"));
+    assert_eq!(one.fixed(&place.load(&[]).unwrap()), ["ack_flush"], "whoever tightens it must know");
 }
 
 #[test]
