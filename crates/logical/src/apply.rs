@@ -26,6 +26,9 @@ pub use crate::error::ApplyError;
 /// Between attempts to connect, at least and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// Between two looks whether it is still paused; it is woken when it is not.
+const WHILE_PAUSED: Duration = Duration::from_secs(1);
+
 /// Internal errors of the publisher, without progress in between.
 const MAX_INTERNAL: u32 = 10;
 /// After so many of them, and again so many, each change is streamed at once. That decodes with regard to a transaction that is rolled
@@ -145,8 +148,8 @@ impl Apply {
         self.wake.wake();
     }
 
-    /// Begins no transaction any more, until it is to go on: what is under way is committed, the connections stay. Both may be asked for
-    /// more than once.
+    /// Begins no transaction any more, until it is to go on: what is under way is committed, and the connections end. Both may be asked
+    /// for more than once.
     pub fn pause(&self, pause: bool) {
         if self.paused.swap(pause, Ordering::Relaxed) != pause {
             tracing::info!("{}", if pause { "paused" } else { "resumed" });
@@ -193,9 +196,15 @@ impl Apply {
             if self.is_stopping() {
                 break Ok(Ended::Stopped);
             }
+            if self.is_paused() {
+                self.note(|progress| (progress.state, progress.idle) = (ApplyState::Paused, false));
+                self.sleep(WHILE_PAUSED);
+                continue;
+            }
             let before = Counters::get(&self.counters.transactions);
             let error = match self.session() {
-                Ok(ended) => break Ok(ended),
+                Ok(None) => continue,
+                Ok(Some(ended)) => break Ok(ended),
                 // What was under way is not lost: it is read again next time.
                 Err(error) if self.is_stopping() && (error.can_heal() || matches!(error, ApplyError::Stopped)) => {
                     tracing::warn!("{error}");
@@ -274,8 +283,8 @@ impl Apply {
         }
     }
 
-    /// From connecting to the end of a connection.
-    fn session(&self) -> Result<Ended, ApplyError> {
+    /// From connecting to the end of a connection; `None`: it is paused.
+    fn session(&self) -> Result<Option<Ended>, ApplyError> {
         let system = |error: rustix::io::Errno| ApplyError::System("make an eventfd", error.into());
         let quit: Arc<OwnedFd> = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?);
         std::thread::scope(|scope| {

@@ -8,6 +8,7 @@ use std::thread;
 
 use walrider_session::{ConnectOptions, Connection};
 
+use crate::origins::name_of;
 use crate::setup::{SetupError, Side};
 use crate::sql::{identifier, literal};
 
@@ -131,6 +132,8 @@ pub(crate) struct Copy<'a> {
     /// The exported snapshot.
     pub snapshot: &'a str,
     pub workers: usize,
+    /// What the names of replication origins begin with that the workers have.
+    pub origin: Option<&'a str>,
     pub progress: &'a Progress,
     /// Ends the waiting of all workers.
     pub stop: &'a Arc<OwnedFd>,
@@ -143,11 +146,11 @@ impl Copy<'_> {
         self.progress.blocks_total.store(parts.iter().map(|part| part.blocks).sum(), Ordering::Relaxed);
         let workers = self.workers.min(parts.len());
         let queue = Mutex::new(VecDeque::from(parts));
-        let failure = Mutex::new(None);
+        let (queue, failure) = (&queue, &Mutex::new(None));
         thread::scope(|scope| {
-            for _ in 0..workers {
-                scope.spawn(|| {
-                    if let Err(error) = self.work(&queue) {
+            for number in 0..workers {
+                scope.spawn(move || {
+                    if let Err(error) = self.work(number, queue) {
                         // The first is the cause; the others were interrupted.
                         let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
                         failure.get_or_insert(error);
@@ -156,18 +159,22 @@ impl Copy<'_> {
                 });
             }
         });
-        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        failure.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
     }
 
-    fn work(&self, queue: &Mutex<VecDeque<Part>>) -> Result<(), SetupError> {
+    fn work(&self, number: usize, queue: &Mutex<VecDeque<Part>>) -> Result<(), SetupError> {
         let mut source = Side::Source.open(self.source)?;
         let mut target = Side::Target.open(self.target)?;
         let snapshot = format!("SET TRANSACTION SNAPSHOT {}", literal(self.snapshot));
         Side::Source.run(&mut source, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")?;
         Side::Source.run(&mut source, &snapshot)?;
-        // What is copied becomes durable with the subscription, whose commit waits for the flush of everything before it.
+        // It becomes durable all together, at the end.
         Side::Target.run(&mut target, "SET synchronous_commit = off")?;
         Side::Target.run(&mut target, "SET session_replication_role = replica")?;
+        if let Some(origin) = self.origin {
+            let name = literal(&name_of(origin, number));
+            Side::Target.run(&mut target, &format!("SELECT pg_replication_origin_session_setup({name})"))?;
+        }
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(part) = next else { return Ok(()) };

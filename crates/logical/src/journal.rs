@@ -92,11 +92,12 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Makes the file, or goes on with it: cuts off what is not complete.
+    /// Makes the file, or goes on with it: cuts off what is not complete. What comes after `confirmed`, the position of the slot, may not
+    /// have been durable: after a power loss it can have holes, and all from the first one on is cut off.
     ///
     /// # Errors
     /// The file is not ours to write, or the operating system refuses.
-    pub fn open(path: &Path, header: &Header) -> Result<Journal, JournalError> {
+    pub fn open(path: &Path, header: &Header, confirmed: Lsn) -> Result<Journal, JournalError> {
         let failed = |operation, source| JournalError::Io { operation, path: path.to_owned(), source };
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let file = file.map_err(|source| failed("open", source))?;
@@ -123,8 +124,8 @@ impl Journal {
                     return Err(JournalError::Other { path: path.to_owned(), found });
                 }
                 let (len, header_len) = (journal.len, first.len() as u64 + 1);
-                let complete = last_complete(&mut journal.file, len).map_err(|source| failed("read", source))?;
-                journal.complete = complete.unwrap_or((header_len, Lsn(0)));
+                let complete = complete_and_whole(&mut journal.file, len, confirmed);
+                journal.complete = complete.map_err(|source| failed("read", source))?.unwrap_or((header_len, Lsn(0)));
                 journal.cut_back()?;
             }
         }
@@ -197,8 +198,35 @@ impl Journal {
     }
 }
 
-/// Where the last line that completes something ends, and the position that it says.
-fn last_complete(file: &mut (impl Read + Seek), len: u64) -> io::Result<Option<(u64, Lsn)>> {
+/// [`last_complete`] of what has no hole behind the line that says `confirmed`.
+fn complete_and_whole(file: &mut (impl Read + Seek), len: u64, confirmed: Lsn) -> io::Result<Option<(u64, Lsn)>> {
+    let found = last_complete(file, len, Lsn(u64::MAX))?;
+    let Some((end, lsn)) = found.filter(|(_, lsn)| *lsn > confirmed) else { return Ok(found) };
+    let durable = last_complete(file, end, confirmed)?.map_or(0, |(end, _)| end);
+    let Some(hole) = first_hole(file, durable, end)? else { return Ok(found) };
+    tracing::warn!(
+        "the file lacks what was not durable when the machine stopped: {} bytes, of transactions up to {lsn}, are cut off and come again",
+        len - hole
+    );
+    last_complete(file, hole, Lsn(u64::MAX))
+}
+
+/// Where the first zero byte is: no line has one, and what a file system has not written is zeros.
+fn first_hole(file: &mut (impl Read + Seek), from: u64, to: u64) -> io::Result<Option<u64>> {
+    let mut block = Vec::new();
+    for at in (from..to).step_by(BLOCK as usize) {
+        block.resize((to - at).min(BLOCK) as usize, 0);
+        file.seek(SeekFrom::Start(at))?;
+        file.read_exact(&mut block)?;
+        if let Some(zero) = block.iter().position(|byte| *byte == 0) {
+            return Ok(Some(at + zero as u64));
+        }
+    }
+    Ok(None)
+}
+
+/// Where the last line ends that completes something at `upto` or before, and the position that it says.
+fn last_complete(file: &mut (impl Read + Seek), len: u64, upto: Lsn) -> io::Result<Option<(u64, Lsn)>> {
     // The end of the line that is being looked at, without its newline; `None` before the first newline from the end.
     let mut line_end = None;
     let mut at = len;
@@ -211,7 +239,8 @@ fn last_complete(file: &mut (impl Read + Seek), len: u64) -> io::Result<Option<(
         for newline in
             block.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| from + at as u64)
         {
-            if let Some(lsn) = line_end.map(|end| completes(file, newline + 1, end)).transpose()?.flatten() {
+            let completed = line_end.map(|end| completes(file, newline + 1, end)).transpose()?.flatten();
+            if let Some(lsn) = completed.filter(|lsn| *lsn <= upto) {
                 return Ok(line_end.map(|end| (end + 1, lsn)));
             }
             line_end = Some(newline);
@@ -251,6 +280,9 @@ mod tests {
     use crate::json::Lines;
     use crate::message::{Message, Prepare};
 
+    /// All that was complete was durable.
+    const CONFIRMED: Lsn = Lsn(u64::MAX);
+
     fn header() -> Header {
         Header { system_identifier: u64::MAX, database: "d\"".into(), slot: "s".into() }
     }
@@ -276,7 +308,7 @@ mod tests {
     fn it_goes_on_after_the_last_complete_line_wherever_it_was_cut() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("changes");
-        let mut journal = Journal::open(&path, &header()).unwrap();
+        let mut journal = Journal::open(&path, &header(), CONFIRMED).unwrap();
         assert_eq!(journal.resume_at(), Lsn(0));
         for commit in [0x10, 0x20] {
             journal.append(&lines(commit, 10)).unwrap();
@@ -287,7 +319,7 @@ mod tests {
         let (first, one) = (header().line().len(), lines(0x10, 10).len());
         for len in 0..=whole.len() {
             std::fs::write(&path, &whole[..len]).unwrap();
-            let journal = match Journal::open(&path, &header()) {
+            let journal = match Journal::open(&path, &header(), CONFIRMED) {
                 Ok(journal) => journal,
                 // So little is left that nobody can tell whose it is.
                 Err(JournalError::Foreign(_)) => {
@@ -306,19 +338,41 @@ mod tests {
         }
     }
 
+    /// After a power loss the end of a file may be there, and not what comes before it. It went on after the end, and the rest was lost.
+    #[test]
+    fn holes_in_what_was_not_durable_are_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("changes");
+        let commits = [0x10, 0x20, 0x30];
+        let parts: Vec<Vec<u8>> = commits.iter().map(|&commit| lines(commit, 10)).collect();
+        let whole = [header().line().into_bytes(), parts.concat()].concat();
+        let first = header().line().len();
+        for (hole, confirmed, resumes, transactions) in
+            [(1, 0x18, 0x18, 1), (2, 0x18, 0x28, 2), (0, 0, 0, 0), (0, 0x18, 0x38, 3), (2, 0x38, 0x38, 3)]
+        {
+            let mut with_hole = whole.clone();
+            let from = first + parts[..hole].concat().len() + 20;
+            with_hole[from..from + 30].fill(0);
+            std::fs::write(&path, &with_hole).unwrap();
+            let journal = Journal::open(&path, &header(), Lsn(confirmed)).unwrap();
+            let len = first + parts[..transactions].concat().len();
+            assert_eq!((journal.resume_at(), journal.len), (Lsn(resumes), len as u64), "{hole} {confirmed}");
+        }
+    }
+
     /// A crash in the middle of megabytes.
     #[test]
     fn what_is_long_is_found_and_cut_off() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("changes");
-        let mut journal = Journal::open(&path, &header()).unwrap();
+        let mut journal = Journal::open(&path, &header(), CONFIRMED).unwrap();
         let long = lines(0x10, 3 * BLOCK as usize);
         journal.append(&long).unwrap();
         journal.complete(0, Lsn(0x18));
         let half = lines(0x20, 2 * BLOCK as usize);
         journal.append(&half[..half.len() / 2]).unwrap();
         drop(journal);
-        let mut journal = Journal::open(&path, &header()).unwrap();
+        let mut journal = Journal::open(&path, &header(), CONFIRMED).unwrap();
         assert_eq!(journal.resume_at(), Lsn(0x18));
         journal.append(b"x").unwrap();
         journal.cut_back().unwrap();
@@ -362,16 +416,18 @@ mod tests {
     fn a_file_of_somebody_else_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("changes");
-        let open = Journal::open(&path, &header()).unwrap();
-        assert!(matches!(Journal::open(&path, &header()), Err(JournalError::InUse(_))));
+        let open = Journal::open(&path, &header(), CONFIRMED).unwrap();
+        assert!(matches!(Journal::open(&path, &header(), CONFIRMED), Err(JournalError::InUse(_))));
         drop(open);
         let other = Header { slot: "t".into(), ..header() };
         let before = std::fs::read(&path).unwrap();
-        assert!(matches!(Journal::open(&path, &other), Err(JournalError::Other { found, .. }) if found == header()));
+        assert!(
+            matches!(Journal::open(&path, &other, CONFIRMED), Err(JournalError::Other { found, .. }) if found == header())
+        );
         assert_eq!(std::fs::read(&path).unwrap(), before);
         for foreign in ["x", "some text\n", "{\"kind\":\"begin\"}\n", "\n"] {
             std::fs::write(&path, foreign).unwrap();
-            assert!(matches!(Journal::open(&path, &header()), Err(JournalError::Foreign(_))), "{foreign}");
+            assert!(matches!(Journal::open(&path, &header(), CONFIRMED), Err(JournalError::Foreign(_))), "{foreign}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), foreign);
         }
     }

@@ -22,23 +22,23 @@ impl Rule {
     /// # Errors
     /// The target does not keep the times of commits.
     pub fn find(control: &mut Connection, prefix: &str, source: u64) -> Result<Rule, ApplyError> {
-        let tracks = control.simple_query("SHOW track_commit_timestamp")?;
-        if tracks[0][0].as_deref() != Some(b"on") {
+        let [tracks] = control.query_row("SHOW track_commit_timestamp")?;
+        if tracks.as_deref() != Some(b"on") {
             return Err(ApplyError::Refused(
                 "last-update-wins compares times of commits, and the target has track_commit_timestamp = off; set it to on there and \
                  restart that server, or choose another --on-conflict"
                     .into(),
             ));
         }
-        let rows = control.simple_query(&format!(
+        let [ours, system] = control.query_row(&format!(
             "SELECT pg_catalog.array_agg(roident), (SELECT system_identifier FROM pg_catalog.pg_control_system()) \
              FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, {prefix}) \
                AND pg_catalog.substr(roname, pg_catalog.length({prefix}) + 1) ~ '^[0-9]+$'",
             prefix = quote_literal(prefix)
         ))?;
-        let text = |at: usize| rows[0][at].as_deref().map(|text| String::from_utf8_lossy(text).into_owned());
-        let target: u64 = text(1).and_then(|text| text.parse().ok()).unwrap_or(0);
-        Ok(Rule { ours: text(0).unwrap_or_else(|| "{}".into()), target_wins_ties: target > source })
+        let text = |value: Option<Vec<u8>>| value.map(|text| String::from_utf8_lossy(&text).into_owned());
+        let target: u64 = text(system).and_then(|text| text.parse().ok()).unwrap_or(0);
+        Ok(Rule { ours: text(ours).unwrap_or_else(|| "{}".into()), target_wins_ties: target > source })
     }
 
     fn last_change(&self, row: &str, condition: &str) -> String {

@@ -32,6 +32,12 @@ pub struct Bounds {
 /// Looks relations up on the target.
 pub type Find<'a> = &'a mut dyn FnMut(Relation) -> Result<Table, ApplyError>;
 
+/// Tells the publisher that we are there, if that is due.
+pub type Tend<'a> = &'a mut dyn FnMut() -> Result<(), ApplyError>;
+
+/// Bytes of changes that are looked through between two calls of [`Tend`].
+const TEND_AT: usize = 4 << 20;
+
 #[derive(Default)]
 struct Open {
     begins_after: u64,
@@ -114,16 +120,17 @@ impl Batches {
         if self.open.begins_after > committed { self.open.begins_after } else { 0 }
     }
 
-    /// Takes a transaction, or a part of it. Batches that are complete with it, or before it, go to `out`.
+    /// Takes a transaction, or a part of it. Batches that are complete with it, or before it, go to `out`. `tend` is called now and then:
+    /// to look through a large transaction takes time.
     pub fn add(
         &mut self,
         transaction: Transaction,
         part: Part,
         committed: u64,
-        find: Find<'_>,
+        (find, tend): (Find<'_>, Tend<'_>),
         out: &mut Vec<Batch>,
     ) -> Result<(), ApplyError> {
-        let mut looked = self.look(&transaction, find)?;
+        let mut looked = self.look(&transaction, find, tend)?;
         let single = part != Part::Whole || transaction.end != End::Commit || !transaction.changes.in_memory();
         if single {
             self.close(out);
@@ -227,7 +234,7 @@ impl Batches {
     }
 
     /// Goes through a transaction's changes.
-    fn look(&mut self, transaction: &Transaction, find: Find<'_>) -> Result<Looked, ApplyError> {
+    fn look(&mut self, transaction: &Transaction, find: Find<'_>, tend: Tend<'_>) -> Result<Looked, ApplyError> {
         let mut looked = Looked::default();
         let in_memory = transaction.changes.in_memory();
         if !in_memory {
@@ -236,7 +243,13 @@ impl Batches {
         }
         let relations = &mut self.relations;
         let mut decoder = Decoder::again(in_memory);
+        let mut seen = 0_usize;
         transaction.changes.each(|number, at, body| -> Result<(), ApplyError> {
+            seen += body.len();
+            if seen > TEND_AT {
+                seen = 0;
+                tend()?;
+            }
             let message = decoder.decode(body).map_err(AssembleError::Wire)?;
             let operation = Operation { table: 0, transaction: 0, at, len: body.len() };
             let (id, change) = match message {

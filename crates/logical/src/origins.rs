@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use walrider_layout::Lsn;
-use walrider_session::{ConnectOptions, Connection};
+use walrider_session::{ConnectOptions, Connection, SystemIdentity};
 use walrider_wire::command::quote_literal;
 
 use crate::apply::Settings;
@@ -29,7 +29,8 @@ fn make_progress(control: &mut Connection) -> Result<(), ApplyError> {
          WHERE n.nspname = '{schema}' AND c.relname = '{}')",
         PROGRESS_NAMES.1
     );
-    let is_there = control.simple_query(&find)?[0][0].as_deref() == Some(b"t");
+    let [is_there] = control.query_row(&find)?;
+    let is_there = is_there.as_deref() == Some(b"t");
     let use_it = format!("SELECT FROM {PROGRESS} LIMIT 0");
     let make = format!(
         "CREATE SCHEMA IF NOT EXISTS {schema}; CREATE TABLE IF NOT EXISTS {PROGRESS} (origin pg_catalog.text NOT NULL, \
@@ -82,12 +83,25 @@ pub fn progress_sql(origin: &str, part: &str, lsn: &str) -> String {
 }
 
 fn name(settings: &Settings, number: usize) -> String {
-    format!("{}{number}", prefix(settings))
+    name_of(&settings.origin, number)
+}
+
+/// Name of the replication origin of a session, by what they have in common.
+pub fn name_of(origin: &str, number: usize) -> String {
+    format!("walrider_{origin}_{number}")
 }
 
 /// What the names of our origins begin with; a number follows.
 pub fn prefix(settings: &Settings) -> String {
     format!("walrider_{}_", settings.origin)
+}
+
+/// Makes an origin, if there is none; no row if there was one. `origin` is a literal.
+pub fn create_sql(origin: &str) -> String {
+    format!(
+        "SELECT pg_catalog.pg_replication_origin_create({origin}) \
+         WHERE pg_catalog.pg_replication_origin_oid({origin}) IS NULL"
+    )
 }
 
 /// As native apply has it (`InitializeLogRepWorker`, worker.c; `libpqrcv_connect`), and nothing ends a session that waits.
@@ -109,6 +123,11 @@ pub fn set_up_session(connection: &mut Connection, synchronous_commit: bool) -> 
          SET plan_cache_mode = force_generic_plan; SET standard_conforming_strings = on; \
          SET default_transaction_read_only = off; SET synchronous_commit = {synchronous}"
     ))?;
+    // A backend that waits for a lock or executes for long notices that we are gone, and gives our origin back. Not every system can tell.
+    let notices = connection.simple_query("SET client_connection_check_interval = '1s'");
+    if notices.as_ref().is_err_and(|error| !error.is_sqlstate("22023")) {
+        notices?;
+    }
     Ok(())
 }
 
@@ -121,8 +140,8 @@ pub fn open_sessions(
     if settings.origin.len() > MAX_ORIGIN {
         return Err(ApplyError::Refused(format!("the name \"{}\" is too long for an origin", settings.origin)));
     }
-    let standby = control.simple_query("SELECT pg_catalog.pg_is_in_recovery()")?;
-    if standby[0][0].as_deref() == Some(b"t") {
+    let [is_standby] = control.query_row("SELECT pg_catalog.pg_is_in_recovery()")?;
+    if is_standby.as_deref() == Some(b"t") {
         return Err(ApplyError::Refused(
             "the target is a standby, which nothing can be applied to; name its primary".into(),
         ));
@@ -130,11 +149,7 @@ pub fn open_sessions(
     make_progress(control)?;
     let origins: Vec<String> = (0..settings.jobs).map(|number| quote_literal(&name(settings, number))).collect();
     for origin in &origins {
-        let make = format!(
-            "SELECT pg_catalog.pg_replication_origin_create({origin}) \
-             WHERE pg_catalog.pg_replication_origin_oid({origin}) IS NULL"
-        );
-        control.simple_query(&make).map_err(explain)?;
+        control.simple_query(&create_sql(origin)).map_err(explain)?;
     }
     let open = |origin: &String| -> Result<(Connection, i32), ApplyError> {
         let mut connection = Connection::open(target)?;
@@ -142,9 +157,8 @@ pub fn open_sessions(
         connection
             .simple_query(&format!("SELECT pg_catalog.pg_replication_origin_session_setup({origin})"))
             .map_err(explain)?;
-        let pid = connection.simple_query("SELECT pg_catalog.pg_backend_pid()")?;
-        let pid = pid[0][0].as_deref().and_then(|text| std::str::from_utf8(text).ok()?.parse().ok()).unwrap_or(0);
-        Ok((connection, pid))
+        let [pid] = connection.query_row("SELECT pg_catalog.pg_backend_pid()")?;
+        Ok((connection, parsed(pid).unwrap_or(0)))
     };
     // Side by side: each takes some round trips, and a process of the server's that starts.
     std::thread::scope(|scope| {
@@ -173,8 +187,8 @@ fn explain(error: walrider_session::ConnectError) -> ApplyError {
     error.into()
 }
 
-/// Where to go on: what has committed. Nobody must hold one of our origins, those of an earlier run with more workers among them:
-/// a session that is left from it may commit yet.
+/// Where to go on: what has committed, and is durable on return. Nobody must hold one of our origins, those of an earlier run with more
+/// workers among them: a session that is left from it may commit yet.
 pub fn start(control: &mut Connection, settings: &Settings) -> Result<Lsn, ApplyError> {
     let prefix = prefix(settings);
     let rows = control
@@ -199,16 +213,66 @@ pub fn start(control: &mut Connection, settings: &Settings) -> Result<Lsn, Apply
         control.simple_query(&hold).map_err(explain)?;
     }
     let origin = quote_literal(&settings.origin);
-    let rows = control.simple_query(&format!(
+    let [last] = control.query_row(&format!(
         "SELECT max(lsn) FROM {PROGRESS} WHERE origin = {origin} AND NOT pg_catalog.starts_with(part, 'prepared ')"
     ))?;
-    Ok(rows[0][0].as_deref().and_then(|lsn| std::str::from_utf8(lsn).ok()?.parse().ok()).unwrap_or(Lsn(0)))
+    // Commits that are seen need not be durable; the publisher forgets what it is told of.
+    let all = quote_literal(&prefix);
+    control
+        .simple_query(&format!(
+            "SELECT pg_catalog.pg_replication_origin_progress(roname, true) FROM pg_catalog.pg_replication_origin \
+             WHERE pg_catalog.starts_with(roname, {all}) \
+               AND pg_catalog.substr(roname, pg_catalog.length({all}) + 1) ~ '^[0-9]+$'"
+        ))
+        .map_err(explain)?;
+    Ok(parsed(last).unwrap_or(Lsn(0)))
+}
+
+/// The progress must be that of a slot of this publisher: what is before it would be left out.
+pub fn check_publisher(
+    control: &mut Connection,
+    settings: &Settings,
+    publisher: &SystemIdentity,
+    start: Lsn,
+) -> Result<(), ApplyError> {
+    let (origin, own) = (quote_literal(&settings.origin), system_part(publisher.system_identifier));
+    let ask =
+        format!("SELECT part FROM {PROGRESS} WHERE origin = {origin} AND pg_catalog.starts_with(part, 'system ')");
+    let known = control.simple_query(&ask)?;
+    let known = known.first().and_then(|row| Some(String::from_utf8_lossy(row.first()?.as_deref()?).into_owned()));
+    let behind = start > publisher.flushed;
+    let why = match &known {
+        Some(known) if *known == own => {
+            if behind {
+                tracing::warn!(
+                    "the publisher is at {}, and the target has its transactions up to {start}: was it a failover that lost some? \
+                     what comes before {start} is left out",
+                    publisher.flushed
+                );
+            }
+            return Ok(());
+        }
+        Some(known) => format!("it is that of {known}, and the publisher is {own}"),
+        None if behind => format!("the publisher is at {} only", publisher.flushed),
+        None => return Ok(control.simple_query(&progress_sql(&settings.origin, &own, "'0/0'")).map(drop)?),
+    };
+    Err(ApplyError::Refused(format!(
+        "the target has the progress of another publisher for \"{}\", up to {start}, before which all would be left out: {why}. Choose \
+         another --origin; or, if the target has all that is before this slot's position, as after a new copy or pg_upgrade of the publisher, \
+         DELETE FROM {PROGRESS} WHERE origin = {origin} on the target",
+        settings.origin
+    )))
+}
+
+/// The row that tells whose positions the others have.
+fn system_part(system_identifier: u64) -> String {
+    format!("system {system_identifier}")
 }
 
 /// A slot with two phases needs a target that can prepare.
 pub fn check_prepared(control: &mut Connection) -> Result<(), ApplyError> {
-    let rows = control.simple_query("SHOW max_prepared_transactions")?;
-    if rows[0][0].as_deref() == Some(b"0") {
+    let [most] = control.query_row("SHOW max_prepared_transactions")?;
+    if most.as_deref() == Some(b"0") {
         return Err(ApplyError::Refused(
             "the slot sends prepared transactions, and the target has max_prepared_transactions = 0; raise it there"
                 .into(),
@@ -227,10 +291,18 @@ pub fn flush(control: &mut Connection, settings: &Settings) -> Result<(), ApplyE
     Ok(())
 }
 
-/// Who a backend waits for.
+/// What a value of an answer says; null, and what it is not, is none.
+fn parsed<T: std::str::FromStr>(value: Option<Vec<u8>>) -> Option<T> {
+    std::str::from_utf8(&value?).ok()?.parse().ok()
+}
+
+/// Who a backend waits for, and who these wait for: it may be a session that is not ours, which waits for one of ours.
 pub fn blocking_pids(control: &mut Connection, pid: i32) -> Result<Vec<i32>, ApplyError> {
-    let rows = control.simple_query(&format!("SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids({pid}))"))?;
-    Ok(rows.iter().filter_map(|row| std::str::from_utf8(row[0].as_deref()?).ok()?.parse().ok()).collect())
+    let rows = control.simple_query(&format!(
+        "WITH RECURSIVE waits (pid) AS (SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids({pid})) \
+         UNION SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(waits.pid)) FROM waits) SELECT pid FROM waits"
+    ))?;
+    Ok(rows.into_iter().filter_map(|mut row| parsed(row.pop()?)).collect())
 }
 
 /// Cancels what a backend executes.
@@ -275,16 +347,15 @@ impl Durable {
             return Ok(());
         }
         let prefix = quote_literal(&prefix(settings));
-        let rows = control.simple_query(&format!(
+        let [local, flushed] = control.query_row(&format!(
             "SELECT max(local_lsn), pg_catalog.pg_current_wal_flush_lsn() FROM pg_catalog.pg_replication_origin_status \
              WHERE pg_catalog.starts_with(external_id, {prefix})"
         ))?;
-        let lsn = |at: usize| -> Option<Lsn> { std::str::from_utf8(rows[0][at].as_deref()?).ok()?.parse().ok() };
         if applied > known {
             // None of ours has written anything: then nothing has to be durable.
-            self.waiting.push_back((lsn(0).unwrap_or(Lsn(0)), applied));
+            self.waiting.push_back((parsed(local).unwrap_or(Lsn(0)), applied));
         }
-        let flushed = lsn(1).unwrap_or(Lsn(0));
+        let flushed = parsed(flushed).unwrap_or(Lsn(0));
         while self.waiting.front().is_some_and(|(local, _)| *local <= flushed) {
             self.position = self.waiting.pop_front().expect("there is one").1;
         }

@@ -67,6 +67,8 @@ struct UnderWay {
 /// Why nothing more is read.
 enum Ending {
     Stop(Instant),
+    /// A publisher that is shut down waits for all who are connected; nobody who is paused may keep it.
+    Pause,
     Until,
     Failed(ApplyError),
 }
@@ -145,12 +147,11 @@ impl<'s> Reader<'s> {
             any_origin: settings.any_origin,
             timing: TIMING,
         };
+        let system = crate::source::identify(&publisher)?;
+        origins::check_publisher(&mut control, settings, &system, start)?;
         let by_time = settings.on_conflict == OnConflict::LastUpdateWins;
         let rule = match by_time {
-            true => {
-                let system = crate::source::identify(&publisher)?.system_identifier;
-                Some(Rule::find(&mut control, &origins::prefix(settings), system)?)
-            }
+            true => Some(Rule::find(&mut control, &origins::prefix(settings), system.system_identifier)?),
             false => None,
         };
         let source = Source::open(&publisher, &wanted, Some(quit))?;
@@ -240,8 +241,8 @@ impl<'s> Reader<'s> {
         }
     }
 
-    /// Until it ends.
-    pub fn run(&mut self) -> Result<Ended, ApplyError> {
+    /// Until it ends; `None`: because it is paused.
+    pub fn run(&mut self) -> Result<Option<Ended>, ApplyError> {
         loop {
             if let Ok(error) = self.failed.try_recv() {
                 return Err(error);
@@ -252,6 +253,9 @@ impl<'s> Reader<'s> {
                     Some(Ending::Failed(error)) if !error.is_internal() => tracing::error!("{error}"),
                     _ => {}
                 }
+            }
+            if self.apply.is_paused() && self.ending.is_none() && !self.goes_on() {
+                self.ending = Some(Ending::Pause);
             }
             if self.ending.is_none() && self.usual_at.is_some_and(|at| at <= Instant::now()) {
                 self.ending = Some(Ending::Failed(ApplyError::Usual));
@@ -270,9 +274,13 @@ impl<'s> Reader<'s> {
         }
     }
 
-    fn has_ended(&mut self) -> Option<Result<Ended, ApplyError>> {
+    fn has_ended(&mut self) -> Option<Result<Option<Ended>, ApplyError>> {
         // What was read and not begun while it is paused stays undone: it is read again.
-        let waits = matches!(self.ending, Some(Ending::Stop(_))) && self.apply.is_paused();
+        let waits = match self.ending {
+            Some(Ending::Stop(_)) => self.apply.is_paused(),
+            Some(Ending::Pause) => true,
+            _ => false,
+        };
         // Nor is that of which the end did not come.
         let half = self.in_parts.then(|| self.batches.last());
         let begun = self.under_way.iter().any(|batch| Some(batch.number) != half);
@@ -290,8 +298,9 @@ impl<'s> Reader<'s> {
             }
         }
         Some(match ending {
-            Ending::Stop(_) => Ok(Ended::Stopped),
-            Ending::Until => Ok(Ended::Reached),
+            Ending::Stop(_) => Ok(Some(Ended::Stopped)),
+            Ending::Pause => Ok(None),
+            Ending::Until => Ok(Some(Ended::Reached)),
             Ending::Failed(error) => Err(error),
         })
     }
@@ -316,8 +325,6 @@ impl<'s> Reader<'s> {
     /// Whether nothing more is to be read now.
     fn is_full(&self) -> bool {
         self.ending.is_some()
-            // A transaction that has begun on the target is not left open.
-            || (self.apply.is_paused() && !self.in_parts)
             || self.part_bytes.load(Ordering::Relaxed) > self.apply.settings.memory
             || self.queue.len() > QUEUED * self.workers.len()
             || self.queue.iter().map(Batch::memory_bytes).sum::<usize>() > self.apply.settings.memory
@@ -406,8 +413,9 @@ impl<'s> Reader<'s> {
     fn add(&mut self, transaction: Transaction, part: Part, out: &mut Vec<Batch>) -> bool {
         let committed = self.turns.committed();
         self.batches.committed(committed);
-        let (batches, control) = (&mut self.batches, &mut self.control);
-        let added = batches.add(transaction, part, committed, &mut |relation| Table::find(control, relation), out);
+        let (control, source) = (&mut self.control, &mut self.source);
+        let (mut find, mut tend) = (|relation| Table::find(control, relation), || Ok(source.tend()?));
+        let added = self.batches.add(transaction, part, committed, (&mut find, &mut tend), out);
         match added {
             Ok(()) => true,
             Err(error) => {
@@ -429,10 +437,14 @@ impl<'s> Reader<'s> {
         self.may_dispatch(self.batches.last() + 1) && (idle || self.closed.elapsed() >= BESIDE)
     }
 
+    /// Whether a transaction has begun on the target of which not all has come, or not all was given to its worker.
+    fn goes_on(&self) -> bool {
+        self.in_parts || self.queue.iter().any(|batch| matches!(batch.part, Part::Middle | Part::Last))
+    }
+
     /// Gives batches to workers. If more can be read at once, the open batch still grows.
     fn dispatch(&mut self, came: Came) {
-        let goes_on = |batch: &Batch| matches!(batch.part, Part::Middle | Part::Last);
-        if self.apply.is_paused() && !self.in_parts && !self.queue.iter().any(goes_on) {
+        if (self.apply.is_paused() || matches!(self.ending, Some(Ending::Pause))) && !self.goes_on() {
             return;
         }
         let committed = self.turns.committed();

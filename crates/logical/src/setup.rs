@@ -19,6 +19,7 @@ use walrider_layout::Lsn;
 use walrider_session::{ConnectOptions, Connection};
 
 use crate::copy::{Copy, Progress, Table, raise};
+use crate::origins;
 use crate::sql::{identifier, literal};
 
 pub use error::{SetupError, Side};
@@ -27,6 +28,8 @@ pub use error::{SetupError, Side};
 pub const PLUGIN: &str = "walrider_pgoutput";
 /// `application_name` where the connection string has none.
 const NAME: &str = "walrider";
+/// Tables that are locked with one command.
+const LOCKED_AT_ONCE: usize = 100;
 /// Sessions that wait for nothing and nobody, and read what is written as it is.
 const SESSION: &str = "SET client_encoding = 'UTF8'; SET search_path = ''; SET standard_conforming_strings = on; \
      SET datestyle = 'ISO'; SET intervalstyle = 'postgres'; SET extra_float_digits = 3; SET row_security = off; \
@@ -122,6 +125,8 @@ pub struct Report {
 struct Made {
     publication: bool,
     slot: bool,
+    /// Replication origins of the target.
+    origins: Vec<String>,
     /// Tables of the target that have, or may have, rows.
     copied: Vec<Table>,
     /// The subscription was sent to be committed, and the answer did not come.
@@ -199,22 +204,32 @@ impl Setup {
         made.publication = looked.publication_created;
         Side::Source.run(&mut source, "COMMIT")?;
 
+        Side::Source.run(&mut source, "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")?;
+        if self.settings.copy {
+            // As pg_dump does: what rewrites a table behind the snapshot's back, ALTER TABLE or VACUUM FULL, waits until it is copied. The
+            // locks are older than the snapshot.
+            lock(&mut source, &looked.tables)?;
+        }
         at(Stage::CreatingSlot);
         let (exporting, consistent_point, snapshot) = self.create_slot(made)?;
-        // A table that was added meanwhile would never be copied.
-        if checks::published(&mut source, &self.settings.publication)? != looked.identities() {
+        // A table or partition that was added meanwhile would never be copied.
+        let now = checks::tables_of(&mut source, &self.settings.publication)?;
+        if checks::identities(&now) != checks::identities(&looked.tables) {
             return Err(SetupError::Refused(vec![
                 "the publication was changed, or a table of it, since it was looked at: start again".into(),
             ]));
         }
         if self.settings.copy {
             at(Stage::Copying);
+            self.create_origins(&mut target, made)?;
             made.copied.clone_from(&looked.tables);
             let began = Instant::now();
             self.copy(&looked.tables, &snapshot)?;
+            Self::settle(&mut target)?;
             report.copying = began.elapsed();
         }
         drop(exporting);
+        Side::Source.run(&mut source, "COMMIT")?;
         report.rows = self.progress.rows.load(Ordering::Relaxed);
         report.bytes = self.progress.bytes.load(Ordering::Relaxed);
         report.consistent_point = Some(consistent_point);
@@ -258,11 +273,39 @@ impl Setup {
             target: &self.target,
             tables,
             snapshot,
-            workers: self.settings.jobs.max(1),
+            workers: self.workers(),
+            origin: self.origin(),
             progress: &self.progress,
             stop: &self.stop,
         };
         copy.run()
+    }
+
+    fn workers(&self) -> usize {
+        self.settings.jobs.max(1)
+    }
+
+    /// Whose rows they are: as if `walrider logical apply` had brought them. Else it would take them for changes that were made on the
+    /// target, when the copy committed, which are newer than the publisher's.
+    fn origin(&self) -> Option<&str> {
+        (self.settings.handover == Handover::Apply).then_some(&self.settings.slot)
+    }
+
+    fn create_origins(&self, target: &mut Connection, made: &mut Made) -> Result<(), SetupError> {
+        let Some(origin) = self.origin() else { return Ok(()) };
+        for name in (0..self.workers()).map(|number| origins::name_of(origin, number)) {
+            if !Side::Target.rows::<1>(target, &origins::create_sql(&literal(&name)))?.is_empty() {
+                made.origins.push(name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was committed on the target is durable, whatever its sessions waited for.
+    fn settle(target: &mut Connection) -> Result<(), SetupError> {
+        let write =
+            "BEGIN; SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'walrider', ''); COMMIT";
+        Side::Target.run(target, write)
     }
 
     /// The subscription, which knows every table as copied, and begins at the slot's first change: all in one transaction.
@@ -313,4 +356,15 @@ impl Setup {
             identifier(&self.settings.streaming),
         )
     }
+}
+
+/// Locks the relations that have the rows, until the transaction ends, so that they can be read and written, and nothing else.
+fn lock(source: &mut Connection, tables: &[Table]) -> Result<(), SetupError> {
+    let names = tables.iter().flat_map(|table| &table.storage);
+    let looks: Vec<String> = names
+        .map(|storage| {
+            format!("SELECT FROM ONLY {}.{} LIMIT 0", identifier(&storage.schema), identifier(&storage.name))
+        })
+        .collect();
+    looks.chunks(LOCKED_AT_ONCE).try_for_each(|some| Side::Source.run(source, &some.join("; ")))
 }

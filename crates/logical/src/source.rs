@@ -24,7 +24,7 @@ pub use walrider_wire::pulse::Timing;
 
 pub use crate::progress::Progress;
 pub use error::SourceError;
-pub use slot::{PLUGINS, SESSION_SETTINGS, create_slot, drop_slot, identify};
+pub use slot::{PLUGINS, SESSION_SETTINGS, confirmed, create_slot, drop_slot, identify};
 
 /// Whether transactions are sent before they are committed (`streaming`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -169,6 +169,16 @@ impl Connection {
         self.collect_answer(deadline)
     }
 
+    /// Runs a command whose answer is one row of `N` columns.
+    ///
+    /// # Errors
+    /// Those of [`Connection::simple_query`]; [`ConnectError::Protocol`] if the answer is another.
+    pub fn query_row<const N: usize>(&mut self, text: &str) -> Result<[Option<Vec<u8>>; N]> {
+        let mut rows = self.simple_query(text)?;
+        let row = rows.pop().filter(|_| rows.is_empty()).and_then(|row| row.try_into().ok());
+        row.ok_or_else(|| ConnectError::Protocol(format!("the answer is not one row of {N} columns, to: {text}")))
+    }
+
     /// Sends a command; returns until when its answer must be there.
     fn begin(&mut self, text: &str) -> Result<Option<Instant>> {
         if self.state != State::Idle {
@@ -260,11 +270,11 @@ impl Connection {
 
     /// Whether [`Connection::next_message`] has something.
     pub fn has_message(&mut self) -> Result<bool> {
-        while let Some(tag) = self.input.peek(MAX_MESSAGE)? {
+        while let Some(tag) = self.input.peek(self.max_message)? {
             if !ANY_TIME.contains(&tag) {
                 return Ok(true);
             }
-            if let Some((tag, range)) = self.input.take(MAX_MESSAGE)? {
+            if let Some((tag, range)) = self.input.take(self.max_message)? {
                 self.note(tag, range)?;
             }
         }

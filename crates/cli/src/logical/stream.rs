@@ -217,10 +217,12 @@ fn stream(args: StreamArgs) -> Result<(), RunError> {
     let mut printer = match &args.file {
         None => Printer::to_stdout(),
         Some(path) => {
-            let identify = || Ok(source::identify(&stream.connect)?.system_identifier);
-            let Some(system_identifier) = insist(stream.reconnect, &interrupt, identify)? else { return Ok(()) };
+            let ask = || Ok(source::confirmed(&stream.connect, &args.slot)?);
+            let Some((system, confirmed)) = insist(stream.reconnect, &interrupt, ask)? else { return Ok(()) };
+            let system_identifier = system.system_identifier;
             let database = stream.connect.database().to_owned();
-            let journal = Journal::open(path, &Header { system_identifier, database, slot: args.slot.clone() });
+            let journal =
+                Journal::open(path, &Header { system_identifier, database, slot: args.slot.clone() }, confirmed);
             let journal = journal.map_err(StreamError::from)?;
             stream.options.system_identifier = Some(system_identifier);
             stream.options.start = journal.resume_at();

@@ -20,17 +20,15 @@ pub(super) struct Looked {
     pub tables: Vec<Table>,
 }
 
-/// Schema, name, columns and filter of each table of a publication.
-type Identities = BTreeSet<(String, String, Vec<String>, String)>;
-
-impl Looked {
-    pub(super) fn identities(&self) -> Identities {
-        let identity = |table: &Table| {
-            (table.schema.clone(), table.name.clone(), table.columns.clone(), table.filter.clone().unwrap_or_default())
-        };
-        self.tables.iter().map(identity).collect()
-    }
+/// What tables are, whatever their length: names, columns, filter, and the relations that have the rows.
+pub(super) fn identities(tables: &[Table]) -> Vec<Table> {
+    let mut tables = tables.to_vec();
+    tables.iter_mut().flat_map(|table| &mut table.storage).for_each(|storage| storage.blocks = 0);
+    tables
 }
+
+/// Schema, name, columns and filter of each table of a publication.
+type Published = BTreeSet<(String, String, Vec<String>, String)>;
 
 impl Setup {
     /// Leaves the source's session in a transaction with the new publication; the caller commits it, or does not.
@@ -150,6 +148,7 @@ fn check_target(target: &mut Connection, settings: &Settings) -> Result<Vec<Stri
     }
     if settings.handover == Handover::Apply {
         problems.extend(check_progress(target, settings)?);
+        problems.extend(check_origins(target, settings)?);
     }
     Ok(problems)
 }
@@ -165,6 +164,46 @@ fn check_progress(target: &mut Connection, settings: &Settings) -> Result<Option
     Ok(known.then(|| {
         format!("target: there are positions of an earlier apply from a slot of this name: DELETE {rows_of_it}, or choose another name")
     }))
+}
+
+/// The rows come with origins, and `walrider logical apply` needs as much.
+fn check_origins(target: &mut Connection, settings: &Settings) -> Result<Vec<String>, SetupError> {
+    let functions = [
+        "create(text)",
+        "oid(text)",
+        "session_setup(text)",
+        "session_reset()",
+        "xact_setup(pg_lsn, timestamptz)",
+        "progress(text, boolean)",
+    ];
+    let functions: Vec<String> = functions.iter().map(|rest| format!("pg_replication_origin_{rest}")).collect();
+    let list =
+        functions.iter().map(|function| literal(&format!("pg_catalog.{function}"))).collect::<Vec<_>>().join(", ");
+    let rows: Vec<[String; 3]> = Side::Target.rows(
+        target,
+        &format!(
+            "SELECT (SELECT bool_and(has_function_privilege(f, 'EXECUTE')) FROM unnest(ARRAY[{list}]) f), current_user, \
+             (SELECT count(*) FROM pg_replication_origin) + {} > \
+             current_setting(CASE WHEN current_setting('max_active_replication_origins', true) IS NULL \
+             THEN 'max_replication_slots' ELSE 'max_active_replication_origins' END)::int",
+            settings.jobs
+        ),
+    )?;
+    let row = rows.first().ok_or_else(|| refused("the target gave no answer".into()))?;
+    let mut problems = Vec::new();
+    if row[0] != "t" {
+        let (role, functions) = (identifier(&row[1]), functions.join(", "));
+        problems.push(format!(
+            "target: role {role} may not use replication origins: as a superuser, GRANT EXECUTE ON FUNCTION {functions} TO {role}"
+        ));
+    }
+    if settings.copy && row[2] == "t" {
+        problems.push(format!(
+            "target: each of {} jobs needs a replication origin: use fewer, or raise max_active_replication_origins (17: max_replication_slots)",
+            settings.jobs
+        ));
+    }
+    Ok(problems)
 }
 
 /// Makes the publication if there is none; whether it did.
@@ -202,7 +241,7 @@ fn provide_publication(source: &mut Connection, settings: &Settings) -> Result<b
 }
 
 /// The tables of a publication, with their columns as they are published.
-pub(super) fn published(source: &mut Connection, publication: &str) -> Result<Identities, SetupError> {
+fn published(source: &mut Connection, publication: &str) -> Result<Published, SetupError> {
     let rows = Side::Source.rows(
         source,
         &format!(
@@ -223,7 +262,8 @@ pub(super) fn published(source: &mut Connection, publication: &str) -> Result<Id
     Ok(tables.into_iter().map(|((schema, name), (columns, filter))| (schema, name, columns, filter)).collect())
 }
 
-fn tables_of(source: &mut Connection, publication: &str) -> Result<Vec<Table>, SetupError> {
+/// The tables of a publication, in order of their names, with what has their rows.
+pub(super) fn tables_of(source: &mut Connection, publication: &str) -> Result<Vec<Table>, SetupError> {
     let storage: Vec<[String; 5]> = Side::Source.rows(
         source,
         &format!(

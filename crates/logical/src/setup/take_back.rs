@@ -31,7 +31,7 @@ impl Undone {
 
 impl Setup {
     pub(super) fn take_back(&self, cause: SetupError, made: &Made) -> SetupError {
-        if !made.publication && !made.slot && made.copied.is_empty() {
+        if !made.publication && !made.slot && made.copied.is_empty() && made.origins.is_empty() {
             return cause;
         }
         let mut undone = Undone::default();
@@ -50,6 +50,12 @@ impl Setup {
             let tables: Vec<String> = made.copied.iter().map(|table| table.quoted()).collect();
             let what = format!("the rows of {} tables of the target", tables.len());
             undone.remove(&mut target, &what, &format!("TRUNCATE {}", tables.join(", ")));
+        }
+        if !made.origins.is_empty() {
+            let names: Vec<String> = made.origins.iter().map(|name| literal(name)).collect();
+            let what = format!("{} replication origins of the target", names.len());
+            let command = format!("SELECT pg_replication_origin_drop(n) FROM unnest(ARRAY[{}]) n", names.join(", "));
+            undone.remove(&mut target, &what, &command);
         }
         if made.slot {
             let slot = &self.settings.slot;

@@ -54,6 +54,16 @@ pub fn drop_slot(connect: &ConnectOptions, name: &str) -> Result<(), SourceError
     Ok(self::connect(connect)?.drop_slot(name)?)
 }
 
+/// Who the publisher is, and what a slot there was told last; zero without one.
+///
+/// # Errors
+/// No connection, or no answer.
+pub fn confirmed(connect: &ConnectOptions, name: &str) -> Result<(SystemIdentity, Lsn), SourceError> {
+    let mut connection = self::connect(connect)?;
+    let slot = connection.slot_of_database(name)?;
+    Ok((connection.identify_system()?, slot.map_or(Lsn(0), |slot| slot.confirmed_flush)))
+}
+
 /// Who the publisher is.
 ///
 /// # Errors

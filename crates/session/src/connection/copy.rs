@@ -10,7 +10,7 @@ use super::{Connection, Read, State};
 use crate::{ConnectError, Result};
 
 /// The longest row, in bytes: what a server keeps in one piece (`MaxAllocSize`, `memutils.h`).
-const MAX_ROW: usize = 0x3fff_ffff;
+pub(super) const MAX_ROW: usize = 0x3fff_ffff;
 /// Bytes that are collected before they are sent.
 const SEND_AT: usize = 64 * 1024;
 /// Bytes that may wait to be sent; with more, [`Connection::write_copy`] waits for the server.

@@ -4,6 +4,7 @@ use walrider_layout::{Lsn, TimelineId};
 use walrider_wire::command::{self, Snapshot};
 use walrider_wire::frontend;
 
+use super::copy::MAX_ROW;
 use super::{Connection, State};
 use crate::answer::{next_timeline, text, unexpected_answer};
 use crate::{ConnectError, Result};
@@ -155,7 +156,11 @@ impl Connection {
     /// Asks for what a logical slot's plugin makes of the WAL from `start` on, or from where the slot was left.
     pub fn start_logical_replication(&mut self, slot: &str, start: Lsn, options: &[(&str, &str)]) -> Result<()> {
         match self.start(&command::start_logical_replication(slot, start, options))? {
-            Start::Streaming => Ok(()),
+            Start::Streaming => {
+                // A change is one message, however long its row.
+                self.max_message = MAX_ROW;
+                Ok(())
+            }
             Start::Ended(_) => Err(unexpected_answer("could not start WAL streaming")),
         }
     }
