@@ -124,7 +124,8 @@ def stage(prefix, options, binary, layout="rpm"):
     for shell, place in COMPLETIONS.items():
         write(prefix / "share" / fill(place, LAYOUTS[layout]), run(binary, "completions", shell, capture_output=True).stdout)
     doc = prefix / "share/doc/walrider"
-    for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    docs = [path for place in ("*.md", "decisions/*.md", "img/*") for path in sorted((ROOT / "docs").glob(place))]
+    for path in [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "ARCHITECTURE.md")), *docs]:
         write(doc / path.relative_to(ROOT), path.read_bytes())
     for example in ("standby.toml", "prometheus/walrider-alerts.yml", "grafana/walrider.json"):
         write(doc / "examples" / Path(example).name, (HERE / example).read_bytes())

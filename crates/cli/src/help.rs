@@ -152,10 +152,10 @@ Signals:
   SIGINT, SIGTERM, SIGHUP  end; the terminal is as it was
 
 Examples:
-  walrider top 'host=db1 user=watcher' 'host=db2 user=watcher'
-  walrider top 'host=db1 user=watcher' http://db3:9187 --listen 127.0.0.1:8080
+  walrider top 'host=db1 user=watcher dbname=postgres' 'host=db2 user=watcher dbname=postgres'
+  walrider top 'host=db1 user=watcher dbname=postgres' http://db3:9187 --listen 127.0.0.1:8080
       a walrider standby by its --http; the page is for who reaches the port
-  walrider top 'host=db1 user=watcher' --batch --json -n 5 | jq .view.standbys",
+  walrider top 'host=db1 user=watcher dbname=postgres' --batch --json -n 5 | jq .view.standbys",
     ),
     (
         "explain-lag",

@@ -34,7 +34,7 @@ use crate::wal;
 /// PostgreSQL reads them.
 ///
 /// With --promote, or recovery_target_action = promote and the target reached, recovery ends there: PostgreSQL, started on the
-/// directory, opens at once. Else PostgreSQL begins at the last checkpoint, replays again what is behind it, and finishes at the
+/// directory, opens at once. Else PostgreSQL begins at the last checkpoint, replays again everything after it, and finishes at the
 /// same place: where options are given and the directory has no recovery.signal or standby.signal, recovery.signal is
 /// written, and what PostgreSQL must know is set in postgresql.auto.conf.
 ///
@@ -66,7 +66,7 @@ pub struct RecoveryArgs {
     /// After replay, end recovery: the directory becomes a primary on a new timeline (recovery_target_action = promote)
     #[arg(long)]
     promote: bool,
-    /// Leave it to PostgreSQL to end recovery, even with recovery_target_action = promote; it replays again what is behind
+    /// Leave it to PostgreSQL to end recovery, even with recovery_target_action = promote; it replays again what follows
     /// the last checkpoint
     #[arg(long, conflicts_with = "promote")]
     no_promote: bool,

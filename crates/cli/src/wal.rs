@@ -42,7 +42,7 @@ struct SourceArgs {
     /// A directory of WAL segments (an archive, or pg_wal), or segment files that follow one another
     #[arg(required = true)]
     source: Vec<PathBuf>,
-    /// Begin with the first record at or behind this position
+    /// Begin with the first record at or after this position
     #[arg(long, value_name = "LSN")]
     start: Option<Lsn>,
     /// Leave out records that do not end before this position

@@ -34,7 +34,17 @@ impl Limits {
     }
 }
 
-/// Whether it follows, and within the limits.
+/// Whether it gets WAL from where it should. Where replay is paused it does: what counts is the connection.
+pub fn follows(status: &StandbyStatus) -> bool {
+    match status.state {
+        State::Streaming => true,
+        State::Paused | State::Readable => status.connected_since.is_some(),
+        State::Recovering => status.primary.is_none(),
+        _ => false,
+    }
+}
+
+/// Whether it follows, replays, and is within the limits.
 ///
 /// A standby without a primary, which follows an archive, is healthy while it recovers. A limit that cannot be checked,
 /// because nothing is known yet to count from, counts as exceeded.
@@ -42,13 +52,7 @@ impl Limits {
 /// # Errors
 /// The reason why not, in words.
 pub fn check(status: &StandbyStatus, limits: &Limits) -> Result<(), String> {
-    let follows = match status.state {
-        State::Streaming => true,
-        State::Readable => status.connected_since.is_some(),
-        State::Recovering => status.primary.is_none(),
-        _ => false,
-    };
-    if !follows {
+    if !follows(status) {
         if status.state == State::Readable {
             return Err("readable, but nothing is received".to_owned());
         }
@@ -57,7 +61,7 @@ pub fn check(status: &StandbyStatus, limits: &Limits) -> Result<(), String> {
         let because = status.last_error.as_ref().filter(|_| trouble).map(|error| format!(": {}", error.message));
         return Err(format!("{}{}", status.state, because.unwrap_or_default()));
     }
-    if status.paused {
+    if status.paused || status.state == State::Paused {
         return Err("replay is paused".to_owned());
     }
     let (done, position, lag_seconds) = match status.command {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::health;
 use crate::process;
 use crate::status::{Command, Spool, StandbyStatus, State};
 
@@ -51,6 +52,11 @@ pub const METRICS: &[Metric] = &[
     metric("paused", "1 while replay is paused.", Gauge(|s| flag(s.paused))),
     metric("consistent", "1 when the directory could be handed over.", Gauge(|s| flag(s.consistent))),
     metric("timeline", "The timeline received or replayed.", Gauge(|s| Some(s.timeline?.get().into()))),
+    metric(
+        "follows",
+        "1 while WAL comes from where it should, as /health sees it.",
+        Gauge(|s| flag(health::follows(s))),
+    ),
     metric("connected", "1 while there is a connection to the primary.", Gauge(|s| flag(s.connected_since.is_some()))),
     metric("early", "1 while WAL comes before the primary has flushed it.", Gauge(|s| flag(s.early))),
     metric("turns_total", "How often PostgreSQL has had the directory, to be read.", Counter(|s| s.turns as f64)),
@@ -381,7 +387,7 @@ mod tests {
             assert!(!samples.contains_key(&format!("walrider_{name}")), "{name}");
         }
         assert!(!samples.keys().any(|series| series.starts_with("walrider_position_bytes")));
-        assert_eq!(samples["walrider_connected"], 0.0);
+        assert_eq!((samples["walrider_connected"], samples["walrider_follows"]), (0.0, 0.0));
     }
 
     #[test]

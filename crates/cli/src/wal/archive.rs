@@ -64,7 +64,7 @@ pub struct PutArgs {
 
 /// Get a WAL file from an archive: a restore_command
 ///
-/// Once a segment was asked for, those behind it are fetched by a process in the background, several at once, into a directory
+/// Once a segment was asked for, the segments after it are fetched by a process in the background, several at once, into a directory
 /// beside PATH. It ends, and removes that directory, when nobody has asked for a while.
 ///
 /// Exit codes: 0 the file is there, whole; 1 the archive does not have it; 200 that cannot be told, or the file is damaged or is
