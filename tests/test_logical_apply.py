@@ -4,12 +4,13 @@ import os
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.lab.logical import load
 from tests.lab.logical.apply import Apply, assert_equal, make_publisher, make_target, publish, running, templates_of
-from tests.lab.server.cluster import ServerError
+from tests.lab.server.cluster import ServerError, parse_lsn
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import walrider
 
@@ -293,7 +294,92 @@ def test_killed_with_work_under_way(pair, work):
         apply.stop()
 
 
+def test_a_session_between_two_batches(pair, work):
+    """The oldest batch waits for an ALTER TABLE of somebody else's, which waits for a later batch that was executed ahead, and that one
+    for the oldest. PostgreSQL sees no deadlock, as it does not know of the last, and all stood still for ever."""
+    publisher, target = pair
+    for server in pair:
+        server.psql("CREATE TABLE altered (id int PRIMARY KEY)")
+    publisher.psql("INSERT INTO plain VALUES (1, 1, 'x')")
+    with Apply(work, publisher, target, "--batch", "1").start() as apply:
+        apply.wait_caught_up()
+        with target.session() as theirs, ThreadPoolExecutor(1) as beside:
+            theirs.run("BEGIN")
+            theirs.run("UPDATE plain SET v = 'theirs' WHERE id = 1")
+            publisher.psql("BEGIN; UPDATE plain SET v = 'ours' WHERE id = 1; INSERT INTO altered VALUES (1); COMMIT; INSERT INTO altered VALUES (2)")
+            ahead = "SELECT count(*) FROM pg_locks WHERE relation = 'altered'::regclass AND mode = 'RowExclusiveLock' AND granted"
+            wait_for(lambda: target.value(ahead) == "1", lambda: f"the second is executed: {apply.status()}\n{apply.log_tail()}")
+            altering = beside.submit(target.psql, "ALTER TABLE altered ADD seen bool")
+            waits = "SELECT count(*) FROM pg_locks WHERE relation = 'altered'::regclass AND NOT granted"
+            wait_for(lambda: target.value(waits) == "1", "it is to be altered")
+            theirs.run("COMMIT")
+            apply.wait_caught_up()
+            altering.result(timeout=60)
+        assert apply.status()["gave_way"] > 0, apply.status()
+        apply.stop()
+    assert target.psql("SELECT id, seen FROM altered ORDER BY id") == [["1", ""], ["2", ""]]
+    assert target.value("SELECT v FROM plain") == "ours"
+
+
+def test_a_row_of_many_megabytes(pair, work):
+    """40 MB, 80 MB as text: a message of more than 64 MB ended it. A gigabyte is not tried."""
+    publisher, target = pair
+    for server in pair:
+        server.psql("CREATE TABLE wide_row (id int PRIMARY KEY, v bytea)")
+    publisher.psql("INSERT INTO wide_row VALUES (1, decode(repeat('5a', 40 << 20), 'hex')), (2, 'x')")
+    with Apply(work, publisher, target).start() as apply:
+        apply.wait_caught_up()
+        apply.stop()
+    lengths = "SELECT id, length(v), md5(v) FROM wide_row ORDER BY id"
+    assert target.psql(lengths) == publisher.psql(lengths)
+
+
+def test_what_is_seen_is_durable_before_it_is_told(pair, work):
+    """A commit of the target that nothing has made durable yet, Walrider killed, and started again: it finds the position of that commit, and
+    the publisher must not hear of it before it is durable. Then the target crashes. Not tried: power cuts."""
+    publisher, target = pair
+    with Apply(work, publisher, target).start() as apply:
+        publisher.psql("INSERT INTO plain VALUES (1, 1, 'x')")
+        apply.wait_caught_up()
+        target.psql("ALTER SYSTEM SET wal_writer_delay = '10s'; SELECT pg_reload_conf()")
+        for number in range(2, 6):
+            publisher.psql(f"INSERT INTO plain VALUES ({number}, 1, 'x')")
+            end = parse_lsn(publisher.value("SELECT pg_current_wal_flush_lsn()"))
+            wait_for(lambda: target.value("SELECT count(*) FROM plain") == str(number), "it is applied")
+            apply.kill()
+            apply.start()
+            wait_for(lambda: apply.confirmed() >= end, lambda: f"it is told: {apply.status()}\n{apply.log_tail()}")
+            target.stop("immediate")
+            target.start()
+            assert target.value("SELECT count(*) FROM plain") == str(number), "the publisher will not send it again"
+        apply.wait_caught_up()
+        apply.stop()
+    assert_equal(publisher, target, ["plain"])
+
+
 # Where it stops, and goes on
+
+def test_another_publisher(pair, work):
+    """Positions of another cluster, or of a time that this one has not reached, are not taken for this publisher's: all before them
+    would be left out."""
+    publisher, target = pair
+    apply = Apply(work, publisher, target)
+    publisher.psql("INSERT INTO plain VALUES (1, 1, 'x')")
+    at = "SELECT pg_current_wal_flush_lsn()"
+    assert apply.run("--until", publisher.value(at))[0] == 0
+    target.psql("UPDATE walrider_logical.progress SET part = 'system 1' WHERE part LIKE 'system %'")
+    publisher.psql("INSERT INTO plain VALUES (2, 2, 'x')")
+    code, log = apply.run("--until", publisher.value(at))
+    assert code == 1 and "it is that of system 1, and the publisher is system" in log and "DELETE FROM walrider_logical.progress" in log, log
+    # As an earlier version has left it.
+    target.psql("DELETE FROM walrider_logical.progress WHERE part LIKE 'system %'; UPDATE walrider_logical.progress SET lsn = 'FF/0'")
+    code, log = apply.run("--until", publisher.value(at))
+    assert code == 1 and "only" in log and "up to FF/0" in log, log
+    assert target.value("SELECT count(*) FROM plain") == "1"
+    target.psql("DELETE FROM walrider_logical.progress")
+    assert apply.run("--until", publisher.value(at))[0] == 0
+    assert_equal(publisher, target, ["plain"])
+
 
 def test_until_and_stop(pair, work):
     """--until ends with exactly what was committed up to there; the same command without it goes on; SIGTERM ends it cleanly."""
@@ -312,6 +398,16 @@ def test_until_and_stop(pair, work):
         apply.wait_caught_up()
         apply.stop(signal.SIGTERM)
     assert target.psql("SELECT id FROM plain") == [["2"]]
+    # While it connects to a server that does not answer, which it does for a minute.
+    postmaster = int((target.data_dir / "postmaster.pid").read_text().splitlines()[0])
+    os.kill(postmaster, signal.SIGSTOP)
+    try:
+        with apply.start():
+            wait_for(lambda: (apply.status() or {}).get("state") == "connecting", "it connects")
+            time.sleep(0.5)
+            apply.stop(signal.SIGTERM, timeout=20)
+    finally:
+        os.kill(postmaster, signal.SIGCONT)
 
 
 def test_schema_change(pair, work):

@@ -262,6 +262,50 @@ def test_refused(pair):
     assert traces(source, target) == NOTHING
 
 
+@contextmanager
+def held_up(source, target, *setup):
+    """A setup whose copy waits for the target, its slot made; it goes on afterwards, and succeeds."""
+    with target.session() as session:
+        session.run("BEGIN")
+        session.run("LOCK TABLE big IN SHARE MODE")     # It may be read, to see whether it is empty.
+        run = start(*setup)
+        waits = "SELECT 1 FROM pg_locks WHERE relation = 'big'::regclass AND NOT granted"
+        wait_for(lambda: target.psql(waits) or run.poll() is not None, "it copies")
+        assert run.poll() is None, run.stderr.read()
+        yield
+        session.run("ROLLBACK")
+    said = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+
+
+def test_a_table_that_is_to_be_rewritten(pair):
+    """ALTER TABLE waits until the table is copied, as with pg_dump: what it has rewritten, the copy's snapshot does not see, and no row was
+    copied. Rows are written meanwhile."""
+    source, target = pair
+    source.psql(FILL.format(big=1000) + PUBLICATION)
+    with held_up(source, target, *arguments(source, target, "--jobs", "1")):
+        with pytest.raises(ServerError, match="lock timeout"):
+            source.psql("""SET lock_timeout = '500ms'; ALTER TABLE "Odd Name" ALTER "Key" TYPE bigint""")
+        source.psql("UPDATE account SET balance = balance")
+    source.psql("""ALTER TABLE "Odd Name" ALTER "Key" TYPE bigint""")
+    caught_up(source)
+    compare(source, target)
+
+
+def test_changed_while_it_was_copied(pair):
+    """What was changed before the copy of its table has committed is newer than the copy, also by the times of commits."""
+    source, target = pair
+    target.configure("track_commit_timestamp = on")
+    target.restart()
+    source.psql(FILL.format(big=1000) + PUBLICATION)
+    with held_up(source, target, *arguments(source, target)[:-2], "--apply", "--jobs", "1"):
+        source.psql("UPDATE account SET owner = 'late' WHERE id <= 100; DELETE FROM child WHERE id = 2")
+    run = walrider("logical", "apply", "--source", source.dsn(), "--target", target.dsn(), "--publication", "p", "--slot", "s",
+                   "--on-conflict", "last-update-wins", "--until", source.value("SELECT pg_current_wal_flush_lsn()"), timeout=60).expect()
+    compare(source, target)
+    assert target.value("SELECT count(*) FROM account WHERE owner = 'late'") == "100", run.stderr
+
+
 def test_fails_in_the_middle(pair, work):
     """A row that the target does not take, interrupts, a target that is gone, a kill: it takes back what it can, and says the rest."""
     source, target = pair

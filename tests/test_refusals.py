@@ -144,9 +144,13 @@ def test_missing_wal(plain, work):
     replay(ours, plain.archive).expect()
 
 
-def test_wal_ends_before_the_backup_does(plain, work):
-    """Not consistent: PostgreSQL would refuse to serve it, and so do we, until there is more WAL."""
+@pytest.mark.parametrize("without", ["nothing", "BACKUP METHOD"])
+def test_wal_ends_before_the_backup_does(plain, work, without):
+    """Not consistent: PostgreSQL would refuse to serve it, and so do we, until there is more WAL. Without the label's line that says that
+    the end of the backup is in the WAL, it was promoted."""
     ours, short = plain.copy(work / "ours"), work / "short"
+    lines = (ours / "backup_label").read_text().splitlines(keepends=True)
+    (ours / "backup_label").write_text("".join(line for line in lines if not line.startswith(without)))
     short.mkdir()
     label = (ours / "backup_label").read_text()
     start = label.split("file ")[1][:24]
@@ -156,7 +160,7 @@ def test_wal_ends_before_the_backup_does(plain, work):
     cut = position + (length + 7 & ~7)
     data[cut:] = bytes(len(data) - cut)
     (short / start).write_bytes(data)
-    result = replay(ours, short)
+    result = replay(ours, short, "--promote")
     assert result.code in (1, 4), result
     assert "consisten" in result.stderr or "backup" in result.stderr
     replay(ours, plain.archive).expect()

@@ -4,6 +4,7 @@ Not tried here: WAL larger than memory, full disks (test_restore_interrupted.py 
 (test_archive_stores.py), incremental backups (`backup`'s own tests).
 """
 
+import io
 import json
 import os
 import shutil
@@ -246,6 +247,19 @@ def test_damage_is_told(archived, work, form, damage):
             shutil.rmtree(work / directory, ignore_errors=True)
 
 
+def test_packed_again(archived, work):
+    """An archive that somebody has made of the unpacked directory has tablespace_map anywhere: that was seen when all was replayed."""
+    backup = copy_tree(archived.backup("tar"), work / "backup")
+    with tarfile.open(backup / "base.tar") as old:
+        members = [(member, old.extractfile(member).read() if member.isreg() else b"") for member in old]
+    with tarfile.open(backup / "base.tar", "w", format=tarfile.USTAR_FORMAT) as new:
+        for member, contents in sorted(members, key=lambda one: one[0].name == "tablespace_map"):
+            new.addfile(member, io.BytesIO(contents))
+    result = walrider("restore", "--backup", backup, "--wal", archived.wal, "-D", work / "ours").expect(CORRUPT)
+    assert '"tablespace_map"' in result.stderr and "pg_basebackup's archive begins with it" in result.stderr, result.stderr
+    kept_out(work / "ours")
+
+
 def test_damage_within_a_packed_one(archived, work):
     """Members that come out whole do not make up for a trailer that does not fit them."""
     backup = copy_tree(archived.backup("gzip"), work / "backup")
@@ -468,7 +482,8 @@ def test_roll_is_interrupted(archived, work):
     with open(work / "base.tar", "wb") as out:
         subprocess.run([FORMATS[-1], "-dc", next((work / "new").glob("base.tar.*"))], stdout=out, check=True)
     extract(work / "base.tar", work / "ours")
-    assert controldata(work / "ours")["Database cluster state"] == "shut down in recovery"
+    # So that whoever starts on it makes durable what tar has unpacked.
+    assert controldata(work / "ours")["Database cluster state"] == "in archive recovery"
     assert walrider(*arguments).code == FAILED
     plain = [word for word in arguments if word not in ("--format", "tar")]
     assert walrider(*plain).code == USAGE

@@ -20,7 +20,7 @@ use crate::packing::Packing;
 use crate::remote::{Failed, Input, Remote};
 
 /// The longest `backup_label` or `tablespace_map`.
-const MAX_SMALL: u64 = 4 << 20;
+pub(crate) const MAX_SMALL: u64 = 4 << 20;
 /// The longest manifest: of seven million files.
 const MAX_MANIFEST: u64 = 1 << 30;
 
@@ -30,7 +30,7 @@ pub struct Backup {
     pub(crate) form: Form,
     pub(crate) inventory: Option<Inventory>,
     label: BackupLabel,
-    tablespaces: Vec<MappedTablespace>,
+    pub(crate) tablespaces: Vec<MappedTablespace>,
     /// The group may read it, and so what is made of it.
     pub(crate) group_access: bool,
 }
@@ -304,7 +304,7 @@ fn label(shown: &str, contents: Option<&Vec<u8>>) -> Result<BackupLabel> {
     BackupLabel::parse(&text).map_err(|why| BackupError::damaged("backup_label", format!("is damaged: {why}")))
 }
 
-fn map(contents: &[u8]) -> Result<Vec<MappedTablespace>> {
+pub(crate) fn map(contents: &[u8]) -> Result<Vec<MappedTablespace>> {
     let map = parse_tablespace_map(contents)
         .map_err(|why| BackupError::damaged("tablespace_map", format!("is damaged: {why}")))?;
     let mut oids: Vec<Oid> = map.iter().map(|one| one.oid).collect();

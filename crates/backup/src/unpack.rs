@@ -26,7 +26,7 @@ use crate::error::{BackupError, IoContext, Result};
 use crate::inventory::{Expected, Inventory};
 use crate::manifest::MANIFEST;
 use crate::name::Name;
-use crate::source::{Archive, Backup, Form};
+use crate::source::{Archive, Backup, Form, MAX_SMALL, map};
 use crate::target::{CONTROL_FILE, MARKER, Mapping, Target};
 use through::{Piece, Through};
 
@@ -366,19 +366,27 @@ impl Work<'_> {
             _ => {}
         }
         self.files.fetch_add(1, Ordering::Relaxed);
-        // The links are made by it already, perhaps to elsewhere.
         let is_control = text == CONTROL_FILE;
         if is_control || text == "tablespace_map" {
-            if size > CONTROL_FILE_SIZE as u64 && is_control {
-                return Err(damaged(format!("is of {size} bytes, and has {CONTROL_FILE_SIZE}")));
+            let most = if is_control { CONTROL_FILE_SIZE as u64 } else { MAX_SMALL };
+            if size > most {
+                return Err(damaged(format!("is of {size} bytes, and cannot have more than {most}")));
             }
             let mut contents = Vec::new();
             self.copy(name, read, expected, None, &mut |piece| {
                 contents.extend_from_slice(piece);
                 Ok(())
             })?;
+            if !is_control {
+                // The links are made by it already, perhaps to elsewhere.
+                return match matches!(self.backup.form, Form::Archives(_)) && map(&contents)? != self.backup.tablespaces
+                {
+                    true => Err(damaged("comes after other files: pg_basebackup's archive begins with it".to_owned())),
+                    false => Ok(()),
+                };
+            }
             let mut control = self.control.lock().expect("no panic while locked");
-            return match is_control && control.replace(contents).is_some() {
+            return match control.replace(contents).is_some() {
                 true => Err(damaged("is there twice".to_owned())),
                 false => Ok(()),
             };

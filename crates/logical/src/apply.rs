@@ -16,6 +16,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use walrider_layout::Lsn;
 use walrider_observe::apply::ApplyState;
 
+use crate::copy::raise;
 use crate::counters::Counters;
 use crate::reader::Reader;
 use crate::wake::Wake;
@@ -113,6 +114,8 @@ pub struct Apply {
     stop: AtomicBool,
     paused: AtomicBool,
     immediate: AtomicBool,
+    /// Ends the waiting of who connects now.
+    connecting: Mutex<Option<Arc<OwnedFd>>>,
     /// Transactions that commit up to here are executed when all of them has come.
     whole_until: AtomicU64,
 }
@@ -138,6 +141,7 @@ impl Apply {
             stop: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             immediate: AtomicBool::new(false),
+            connecting: Mutex::default(),
             whole_until: AtomicU64::new(0),
         }))
     }
@@ -146,6 +150,9 @@ impl Apply {
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.wake.wake();
+        if let Some(quit) = &*self.connecting.lock().unwrap_or_else(PoisonError::into_inner) {
+            raise(quit);
+        }
     }
 
     /// Begins no transaction any more, until it is to go on: what is under way is committed, and the connections end. Both may be asked
@@ -206,7 +213,8 @@ impl Apply {
                 Ok(None) => continue,
                 Ok(Some(ended)) => break Ok(ended),
                 // What was under way is not lost: it is read again next time.
-                Err(error) if self.is_stopping() && (error.can_heal() || matches!(error, ApplyError::Stopped)) => {
+                Err(ApplyError::Stopped) if self.is_stopping() => break Ok(Ended::Stopped),
+                Err(error) if self.is_stopping() && (error.can_heal() || error.is_interrupted()) => {
                     tracing::warn!("{error}");
                     break Ok(Ended::Stopped);
                 }
@@ -287,11 +295,17 @@ impl Apply {
     fn session(&self) -> Result<Option<Ended>, ApplyError> {
         let system = |error: rustix::io::Errno| ApplyError::System("make an eventfd", error.into());
         let quit: Arc<OwnedFd> = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?);
+        let connecting = |quit| *self.connecting.lock().unwrap_or_else(PoisonError::into_inner) = quit;
         std::thread::scope(|scope| {
-            let mut reader = Reader::start(self, scope, quit.clone())?;
-            let result = reader.run();
+            connecting(Some(quit.clone()));
+            let started =
+                if self.is_stopping() { Err(ApplyError::Stopped) } else { Reader::start(self, scope, quit.clone()) };
+            connecting(None);
+            let mut reader = started?;
+            // Where it was to stop until now, the connections are of no use.
+            let result = if self.is_stopping() { Err(ApplyError::Stopped) } else { reader.run() };
             // What is still waiting for the target is not worth waiting for.
-            let _ = rustix::io::write(&*quit, &1_u64.to_ne_bytes());
+            raise(&quit);
             reader.end(result.is_ok());
             result
         })

@@ -67,6 +67,15 @@ impl ApplyError {
         matches!(self, ApplyError::Source(SourceError::Connect(error)) if error.is_sqlstate("XX000"))
     }
 
+    /// Whether its waiting was ended.
+    pub fn is_interrupted(&self) -> bool {
+        matches!(
+            self,
+            ApplyError::Source(SourceError::Connect(ConnectError::Interrupted))
+                | ApplyError::Target(ConnectError::Interrupted)
+        )
+    }
+
     /// Whether a slot or an origin is in use by somebody else (`object_in_use`).
     pub fn is_in_use(&self) -> bool {
         match self {

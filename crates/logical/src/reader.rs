@@ -126,7 +126,10 @@ impl<'s> Reader<'s> {
         target.give_up_after(Duration::from_secs(60));
         target.interrupt_with(quit.clone());
         let name = "walrider logical apply";
-        let publisher = ConnectOptions::resolve_for_database(&settings.source, name).map_err(SourceError::Connect)?;
+        let mut publisher =
+            ConnectOptions::resolve_for_database(&settings.source, name).map_err(SourceError::Connect)?;
+        publisher.give_up_after(TIMING.timeout);
+        publisher.interrupt_with(quit.clone());
         let mut control = Connection::open(&target)?;
         origins::set_up_session(&mut control, settings.synchronous_commit)?;
         let sessions = origins::open_sessions(&mut control, &target, settings)?;
