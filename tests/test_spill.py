@@ -7,6 +7,8 @@ rounds of kills for each load.
 """
 
 import os
+import signal
+import struct
 import subprocess
 import time
 from types import SimpleNamespace
@@ -15,8 +17,9 @@ import pytest
 
 from tests.lab.faults.shim import Disk
 from tests.lab.oracle.compare import compare
+from tests.lab.oracle.page import pages
 from tests.lab.server import recovery
-from tests.lab.server.cluster import PgCluster, parse_lsn
+from tests.lab.server.cluster import PgCluster, controldata, parse_lsn
 from tests.lab.standby.standby import Walrider, clone, wait_position
 from tests.lab.waiting import wait_for
 from tests.lab.walrider import replay, start, walrider
@@ -35,6 +38,7 @@ STEPS = ["UPDATE t SET n = n + 1 WHERE hashint4(id + {n}) % 5 = 0",
 MANY = "DO $$ BEGIN FOR n IN 1..1000 LOOP EXECUTE format('CREATE TABLE small_%s AS SELECT 1', n); END LOOP; END $$"
 SETTINGS = "autovacuum = off\nmax_wal_size = 4GB\nfull_page_writes = off\n"
 LITTLE = ("--memory", "16MB")
+LSN = struct.Struct("<II")
 # A heap of more than a page of the free space map, one that is emptied again and again, TOAST and its index, an index that loses pages;
 # and a table whose maps are not there before.
 CUT_SETUP = """
@@ -121,6 +125,18 @@ def truncations(directory, checksums):
 
     settings = "autovacuum = off\nmax_wal_size = 4GB\nmax_parallel_maintenance_workers = 0\n"
     return rolled_forward(directory, work_of, settings, CUT_SETUP, checksums)
+
+
+@pytest.fixture(scope="module")
+def bursts(scratch):
+    """Changes all over a table, then of a few of its pages, again and again."""
+    def work_of(server):
+        for number in range(6):
+            server.psql(STEPS[0].format(n=number))
+            for _ in range(8):
+                server.psql("UPDATE t SET n = n + 1 WHERE id BETWEEN 1000 AND 6000")
+
+    return rolled_forward(scratch / "bursts", work_of)
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +286,31 @@ def test_memory_is_kept_with_many_maps(work, options):
     result = replay(ours, maps.archive, "--memory", str(memory), "--jobs", "2", *options).expect().json
     compare(ours, maps.stock)
     assert result["peak_memory_bytes"] < memory + room, result["peak_memory_bytes"] / 2 ** 20
+
+
+def newest_page(data_dir):
+    """The newest position of a page of relations' main forks."""
+    files = [file for file in (data_dir / "base").glob("*/*") if file.name.split(".")[0].isdigit()]
+    positions = (LSN.unpack_from(page) for file in files for page in pages(file))
+    return max(high << 32 | low for high, low in positions)
+
+
+@pytest.mark.parametrize("memory", ["20MB", "28MB", "40MB"])
+def test_no_page_is_ahead_of_the_control_file(bursts, work, memory):
+    """Memory is short, and then less is to be done: whoever kills it now must not find pages that are newer than where pg_control says that a
+    server is consistent. It is held up again and again, and looked at: pages first, as the control file only goes forward."""
+    ours = bursts.copy(work / "ours")
+    before = newest_page(ours)
+    process, looks = start("replay", "--data-dir", ours, "--wal", bursts.archive, "--memory", memory, "--spill-size", "0"), 0
+    while process.poll() is None:
+        process.send_signal(signal.SIGSTOP)
+        newest, covered = newest_page(ours), parse_lsn(controldata(ours)["Minimum recovery ending location"])
+        assert newest <= max(covered, before), f"look {looks}: a page is of {newest:X}, and pg_control says {covered:X}"
+        looks += 1
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.01)
+    assert process.returncode == 0 and looks > 5, looks
+    compare(ours, bursts.stock)
 
 
 @pytest.mark.parametrize("options", [(), ("--spill-always",)])
