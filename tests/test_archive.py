@@ -1,6 +1,6 @@
 """`walrider wal put` and `get`: an archive in a directory or an object store, segments fetched ahead, and what may go wrong."""
 
-import json
+import hashlib
 import os
 import re
 import shlex
@@ -412,9 +412,13 @@ def test_what_backups_need_stays(archived, work):
     (backups / "tar/base.tar.gz").touch()
     done = expire()
     assert done.returncode == FAILED and "is being taken" in done.stderr and archived.store.objects == archived.objects, done
-    manifest = json.loads((archived.backup / "backup_manifest").read_text())
-    manifest["WAL-Ranges"][0]["Start-LSN"] = f"0/{int(later[16:], 16) << 20:X}"
-    (backups / "tar/backup_manifest").write_text(json.dumps(manifest))
+    *lines, _ = (archived.backup / "backup_manifest").read_text().splitlines(keepends=True)
+    manifest = re.sub(r'"Start-LSN": "[^"]*"', f'"Start-LSN": "0/{int(later[16:], 16) << 20:X}"', "".join(lines))
+    (backups / "tar/backup_manifest").write_text(manifest + '"Manifest-Checksum": "0"}\n')
+    done = expire()
+    assert done.returncode == FAILED and "it is damaged" in done.stderr and archived.store.objects == archived.objects, done
+    checksum = hashlib.sha256(manifest.encode()).hexdigest()
+    (backups / "tar/backup_manifest").write_text(manifest + f'"Manifest-Checksum": "{checksum}"}}\n')
     # One that is under way begins before.
     (backups / "plain/backup_manifest").rename(work / "manifest")
     assert f'segments from "{first}" on stay' in expire("--dry-run").stderr

@@ -343,7 +343,7 @@ def test_what_is_seen_is_durable_before_it_is_told(pair, work):
         apply.wait_caught_up()
         target.psql("ALTER SYSTEM SET wal_writer_delay = '10s'; SELECT pg_reload_conf()")
         for number in range(2, 6):
-            publisher.psql(f"INSERT INTO plain VALUES ({number}, 1, 'x')")
+            publisher.psql(f"INSERT INTO plain VALUES ({number}, {number}, 'x')")
             end = parse_lsn(publisher.value("SELECT pg_current_wal_flush_lsn()"))
             wait_for(lambda: target.value("SELECT count(*) FROM plain") == str(number), "it is applied")
             apply.kill()

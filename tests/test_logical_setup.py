@@ -203,7 +203,7 @@ def test_what_is_published(pair):
                                              (("--all-tables",), 6))):
         target.psql('TRUNCATE account, child, big, "Odd Name", parted_0, parted_1_all')
         done = walrider("logical", "setup", "--source", source.dsn(), "--target", target.dsn(), "--publication", f"p{number}",
-                        "--slot", f"s{number}", "--apply", "--json", *what).expect().json
+                        "--slot", f"s{number}", "--apply", "--jobs", "1", "--json", *what).expect().json
         assert done["publication_created"] and done["tables"] == tables, done
         assert source.value(f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 's{number}'") == done["consistent_lsn"]
         copied = ["account", '"Odd Name"', "big", "child", "parted_0", "parted_1_all"][:tables]

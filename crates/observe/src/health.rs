@@ -39,7 +39,7 @@ pub fn follows(status: &StandbyStatus) -> bool {
     match status.state {
         State::Streaming => true,
         State::Paused | State::Readable => status.connected_since.is_some(),
-        State::Recovering => status.primary.is_none(),
+        State::Recovering => !status.has_primary,
         _ => false,
     }
 }
@@ -101,8 +101,11 @@ mod tests {
             let follows = [State::Streaming, State::Readable].contains(&state);
             assert_eq!(verdict(&status, "").is_ok(), follows, "{state:?}");
         }
-        let archive = StandbyStatus { state: State::Recovering, primary: None, ..streaming() };
+        let archive = StandbyStatus { state: State::Recovering, has_primary: false, primary: None, ..streaming() };
         verdict(&archive, "").unwrap();
+        // It was never reached, and so is not known by name.
+        let unreached = StandbyStatus { has_primary: true, ..archive };
+        assert_eq!(verdict(&unreached, ""), Err("recovering".into()));
         let alone = StandbyStatus { state: State::Readable, connected_since: None, ..streaming() };
         assert_eq!(verdict(&alone, ""), Err("readable, but nothing is received".into()));
         let paused = StandbyStatus { paused: true, ..streaming() };

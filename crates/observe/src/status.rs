@@ -385,6 +385,8 @@ pub struct StandbyStatus {
     pub system_identifier: Option<u64>,
     /// The timeline that is received or replayed.
     pub timeline: Option<NonZeroU32>,
+    /// One is to be followed, reached or not; else only an archive.
+    pub has_primary: bool,
     /// Host and port of the primary, without user and password; none if there is only an archive.
     pub primary: Option<String>,
     /// Replication slot.

@@ -19,6 +19,8 @@ use crate::stages::Stage;
 use crate::stats::Stats;
 use crate::upstream::{Missing, News, Upstream, Wanted};
 
+/// Between two looks for a new timeline while replay is paused: a command may be asked each time.
+const TIMELINE_INTERVAL: Duration = Duration::from_secs(5);
 /// How often to look for more where changes have shown by themselves: in case that one does not.
 const SAFETY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often to look where they have not: on a network file system, or through a link into another directory.
@@ -91,7 +93,7 @@ fn follow_upstream(
     let mut news = News::Perhaps;
     // When replay last got on.
     let mut since = Instant::now();
-    let mut damaged = None;
+    let (mut damaged, mut looked) = (None, Instant::now());
     loop {
         // The one time that this is asked: the answer holds until the next round, or to the end.
         let wanted = upstream.wanted();
@@ -101,7 +103,13 @@ fn follow_upstream(
             Wanted::Pause => {
                 // WAL is received all the same.
                 let _pause = engine.stats.stages.enter(Stage::Pause);
-                bring_more(engine, source, upstream, "replay is paused")?;
+                let news = bring_more(engine, source, upstream, "replay is paused")?;
+                if news == News::Perhaps && latest && looked.elapsed() >= TIMELINE_INTERVAL {
+                    looked = Instant::now();
+                    if look_for_timeline(engine, source)? {
+                        keep_histories(source, upstream)?;
+                    }
+                }
                 upstream.sleep(SAFETY_INTERVAL);
                 continue;
             }

@@ -423,10 +423,18 @@ fn refuse_crashed_without_end(data_dir: &DataDir, archive_recovery: bool) -> Res
     Ok(())
 }
 
+/// Whether a standby has left WAL in `pg_wal` that it had received before its primary had flushed it, and that nothing has replaced.
+///
+/// # Errors
+/// `pg_wal` cannot be read.
+pub fn holds_what_was_early(data_dir: &std::path::Path) -> Result<bool, DataDirError> {
+    let files = list_dir(&data_dir.join("pg_wal"))?;
+    Ok(files.iter().any(|file| file.file_name().to_string_lossy().starts_with(EARLY_PREFIX)))
+}
+
 /// A standby may hold WAL that belongs to a promotion, and that only a standby can tell from what does not.
 fn refuse_what_a_standby_holds(data_dir: &DataDir) -> Result<(), ReplayError> {
-    let files = list_dir(&data_dir.path().join("pg_wal"))?;
-    if files.iter().any(|file| file.file_name().to_string_lossy().starts_with(EARLY_PREFIX)) {
+    if holds_what_was_early(data_dir.path())? {
         return Err(ReplayError::Refused(format!(
             "\"{}\" is of a standby that has received WAL before its primary had flushed it, which belongs to a promotion: \
              start walrider standby on it, and promote that",

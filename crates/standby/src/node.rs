@@ -22,6 +22,7 @@ use walrider_layout::positions::WalPositions;
 use walrider_observe::status::{LastError, StandbyStatus, State, Time};
 use walrider_relay::service::Access;
 use walrider_replay::stages::Stage;
+use walrider_replay::startup::holds_what_was_early;
 use walrider_session::ConnectOptions;
 
 use crate::error::StandbyError;
@@ -255,7 +256,7 @@ impl Node {
     /// Stops it when it is near the end of WAL, or has been at the end of what there is for a while without a primary; gives up when
     /// it is over.
     fn stop_near_the_end(&self, standby: &Standby, turns: &Turns, over: &AtomicBool) {
-        let mut waits_since = None;
+        let (mut waits_since, mut told) = (None, false);
         while !over.load(Ordering::Relaxed) {
             thread::sleep(SHORT);
             let Some(limits) = self.settings().readable.map(|readable| readable.limits) else { return };
@@ -269,6 +270,17 @@ impl Node {
                     format!("replay is {behind} bytes behind")
                 }
                 _ if waits_since.is_some_and(|since| now - since >= limits.patience) => {
+                    if holds_what_was_early(&self.data_dir()).unwrap_or(true) {
+                        if !std::mem::replace(&mut told, true) {
+                            self.complain(
+                                "the primary is away, and there is WAL that it had not flushed when it was received and acknowledged: \
+                                 PostgreSQL would not replay that, and gets the directory only when the primary is there; if it is lost, \
+                                 walrider promote replays it"
+                                    .to_owned(),
+                            );
+                        }
+                        continue;
+                    }
                     "all WAL that there is has been replayed, and the primary is away".to_owned()
                 }
                 _ => continue,

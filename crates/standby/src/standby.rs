@@ -92,7 +92,7 @@ impl Standby {
         let result = self.follow();
         let promotes = shell.state().machine.wishes().promotes;
         shell.hear(Event::Stop);
-        if receiver.is_some_and(|receiver| receiver.join().is_err()) {
+        if receiver.join().is_err() {
             tracing::error!("the receiver panicked");
         }
         let result = match result {
@@ -110,13 +110,11 @@ impl Standby {
     }
 
     /// The thread that waits until there is something to receive.
-    fn start_receiver(&self) -> Result<Option<JoinHandle<()>>, StandbyError> {
+    fn start_receiver(&self) -> Result<JoinHandle<()>, StandbyError> {
         let shell = self.0.shell.clone();
-        if shell.settings().primary.is_none() {
-            return Ok(None);
-        }
+        // Also without a primary: a reload may name one.
         let thread = thread::Builder::new().name("receiver".to_owned()).spawn(move || receiver::run(&shell));
-        thread.map(Some).map_err(|source| StandbyError::System { operation: "start the receiver thread", source })
+        thread.map_err(|source| StandbyError::System { operation: "start the receiver thread", source })
     }
 
     fn follow(&self) -> Result<Outcome, StandbyError> {
@@ -283,7 +281,7 @@ impl Standby {
             None => match machine.link() {
                 Link::Up => State::Streaming,
                 Link::Connecting => State::Connecting,
-                Link::Down if shell.has_found_the_end() => State::Connecting,
+                Link::Down if shell.has_found_the_end() && settings.primary.is_some() => State::Connecting,
                 Link::Down if replayed.lsn.is_valid() => State::Recovering,
                 Link::Down => State::Starting,
             },
@@ -302,6 +300,7 @@ impl Standby {
             consistent: replayed.consistent,
             system_identifier: shell.opened().map(|opened| opened.system_identifier),
             timeline: spool.and_then(|spool| NonZeroU32::new(spool.timeline().0)),
+            has_primary: settings.primary.is_some(),
             primary: kept.primary.clone(),
             slot: kept.slot.clone().or(settings.slot.clone()),
             application_name: kept.application_name.clone(),

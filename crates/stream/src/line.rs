@@ -14,6 +14,9 @@ use walrider_wire::stream::{HotStandbyFeedback, StatusUpdate};
 use crate::error::ReceiveError;
 use crate::positions::{Positions, Report};
 
+/// So long after connecting, nobody counts as needing nothing.
+const GRACE: Duration = Duration::from_secs(10);
+
 /// One session's. The receiver has it while it is awake, and leaves it on the board while it sleeps: who has news for the
 /// primary then tells it.
 pub(crate) struct Line {
@@ -21,8 +24,8 @@ pub(crate) struct Line {
     pub positions: Positions,
     pub spool: Arc<Spool>,
     pub began: Instant,
-    /// What queries need, as it was told last.
-    fed_back: Option<HotStandbyFeedback>,
+    /// What queries need, as it was told last on this connection; the slot may have more of an earlier one.
+    fed_back: Option<Option<HotStandbyFeedback>>,
 }
 
 impl Line {
@@ -49,10 +52,11 @@ impl Line {
     }
 
     /// Says what queries need, if that is news (`XLogWalRcvSendHSFeedback`, `walreceiver.c`). Where nobody needs anything any more, that is
-    /// said, too.
+    /// said, too; and where nobody did so far, after a while: those who do may be about to connect.
     pub fn feed_back(&mut self, feedback: Option<HotStandbyFeedback>) {
         let needs = |said: Option<HotStandbyFeedback>| said.map(|said| HotStandbyFeedback { time: 0, ..said });
-        if needs(feedback) == needs(self.fed_back) {
+        let is_known = self.fed_back.is_some_and(|told| needs(told) == needs(feedback));
+        if is_known || (feedback.is_none() && self.fed_back.is_none() && self.began.elapsed() < GRACE) {
             return;
         }
         let time = TimestampTz::from(SystemTime::now()).0;
@@ -61,7 +65,7 @@ impl Line {
         feedback.map_or(none, |said| HotStandbyFeedback { time, ..said }).encode(&mut payload);
         // Only what was taken is known.
         if self.connection.send_copy_data(&payload) {
-            self.fed_back = feedback;
+            self.fed_back = Some(feedback);
         }
     }
 }

@@ -78,6 +78,8 @@ impl<'a> Streaming<'a> {
         primary_flushed: Lsn,
     ) -> Result<End, ReceiveError> {
         debug_assert_eq!(spool.held(), self.writer.held(), "they are of one spool");
+        // A session before may have ended while it was.
+        self.board.set_disk_full(false);
         let mut line = Box::new(Line::new(connection, spool, self.board.timing(), primary_flushed));
         let socket = line.socket()?;
         loop {

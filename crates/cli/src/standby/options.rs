@@ -256,6 +256,14 @@ impl Resolved {
         let is_read = settings.0.readable.is_some() || settings.1.readable.is_some();
         let same = [
             ("archive", settings.0.archive == settings.1.archive),
+            ("restore_command", is_read || settings.0.restore_command == settings.1.restore_command),
+            ("restartpoint_interval", is_read || settings.0.restartpoint_interval == settings.1.restartpoint_interval),
+            ("restartpoint_wal", is_read || settings.0.restartpoint_wal_bytes == settings.1.restartpoint_wal_bytes),
+            ("timeline", is_read || settings.0.timeline == settings.1.timeline),
+            (
+                "wal",
+                is_read || (&settings.0.wal, &settings.0.wal_archive) == (&settings.1.wal, &settings.1.wal_archive),
+            ),
             ("data_dir", settings.0.data_dir == settings.1.data_dir),
             ("early", is_read || settings.0.early == settings.1.early),
             ("fetch_jobs", settings.0.fetch_jobs == settings.1.fetch_jobs),

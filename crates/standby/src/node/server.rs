@@ -145,7 +145,10 @@ fn tell(settings: &Settings, options: &[&str]) -> Result<(), StandbyError> {
 /// Runs it. It, and a server that it starts, write where we do.
 fn pg_ctl(settings: &Settings, options: &[&str]) -> Result<(), String> {
     let Some(program) = &settings.pg_ctl else { return Err("there is no pg_ctl: name it with --pg-ctl".to_owned()) };
-    let mut command = Command::new(program);
+    // The server takes a lock file of its grandparent's for one that is left over (`CreateLockFile`, `miscinit.c`; `start_postmaster`, `pg_ctl.c`
+    // tells it who that is). That must not be us: where pg_ctl gave up waiting, the lock may be ours again.
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "\"$0\" \"$@\"; exit $?"]).arg(program);
     // That is for us, not for the server.
     command.env_remove("NOTIFY_SOCKET");
     command.args(options).arg("-D").arg(shown(&settings.data_dir)).stdin(Stdio::null());
