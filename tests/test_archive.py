@@ -299,7 +299,7 @@ def test_put_is_killed(archived, work, place):
     env, segment = archived.store.environment, archived.segments[3]
     source = work / segment
     assert wal("get", "--archive", archived.places[place], segment, source, env=env).returncode == 0
-    archived.store.delay = 0.01
+    archived.store.delay, killed = 0.01, 0
     for number in range(25):
         target = work / f"target{number}"
         target.mkdir()
@@ -308,13 +308,14 @@ def test_put_is_killed(archived, work, place):
                                stderr=subprocess.DEVNULL)
         time.sleep(number * 0.004)
         put.kill()
-        put.wait()
+        killed += put.wait() == -signal.SIGKILL
         done = wal("get", "--archive", url, segment, work / "got", env=env)
         assert done.returncode in (0, 1) or "there is no archive" in done.stderr, done
         assert wal("put", "--archive", url, source, env=env).returncode == 0
         assert wal("get", "--archive", url, segment, work / "got", env=env).returncode == 0
         assert (work / "got").read_bytes() == source.read_bytes()
         assert not list(target.glob("wal/unfinished/*"))
+    assert killed > 5, killed
 
 
 def test_whoever_fetches_is_killed(archived, work):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.lab import extension, install
-from tests.lab.server.cluster import PgCluster, ServerError, format_lsn, parse_lsn, run
+from tests.lab.server.cluster import PgCluster, ServerError, parse_lsn, run
 from tests.lab.server.early_server import (LOCAL, PRELOAD, SYNC, check_bytes, disk, flushed, in_fsync, inserted, is_gone, load,
                                            make_server, preload, record_starts, stat, template, wait_for, wal_files, walsender)
 from tests.lab.standby.early_client import Closed, EarlyClient, Follower, Refused
@@ -378,24 +378,31 @@ def test_confirms_only_what_was_sent(make_server):
 
 
 def test_slot(make_server, disk):
-    """The slot never goes past what this server has flushed, whatever the standby has."""
+    """The slot never goes past what this server has flushed, whatever the standby has; and stays a segment, and what may be sent ahead,
+    behind what both have: the standby may have that in its early log alone, and ask for it again."""
     server = make_server(PRELOAD, disk)
     server.psql("SELECT pg_create_physical_replication_slot('early', true)")
     slot = "SELECT active_pid, restart_lsn FROM pg_replication_slots"
+    segment = int(server.value("SELECT setting FROM pg_settings WHERE name = 'wal_segment_size'"))
+    reserved, stays = server.psql(slot)[0][1], segment + (16 << 20)
     with Follower(server, flushed(server), slot="early") as follower, server.session() as one:
         follower.answer = lambda received, _wal_end: (received, received, received)
-        horizon = flushed(server)
         disk.hold_fsync()
         one.send("INSERT INTO t VALUES (1, 'first')")
         follower.wait(lambda it: b"first" in it.wal, "a commit in its fsync")
         wait_for(lambda: server.psql("SELECT flush_lsn > pg_current_wal_flush_lsn() FROM pg_stat_replication") == [["t"]], "the answer")
-        assert server.psql(slot) == [[str(walsender(server)), format_lsn(horizon)]]
+        assert server.psql(slot) == [[str(walsender(server)), reserved]]
         # What the standby has confirmed already counts as soon as it is flushed here, without another word of it.
         confirmed = parse_lsn(server.value("SELECT flush_lsn FROM pg_stat_replication"))
         follower.answer = Follower.nothing
         disk.hold_fsync(False)
         one.wait()
-        wait_for(lambda: parse_lsn(server.psql(slot)[0][1]) >= confirmed, "the slot")
+        follower.answer = lambda received, _wal_end: (received, received, received)
+        one.run("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(2, 60000) g")
+        end = flushed(server)
+        assert end - confirmed > stays
+        wait_for(lambda: parse_lsn(server.psql(slot)[0][1]) >= end - stays, "the slot")
+        assert parse_lsn(server.psql(slot)[0][1]) <= flushed(server) - stays
         with pytest.raises(Refused, match="is active for PID") as refused:
             with EarlyClient(server) as other:
                 other.stream(confirmed, slot="early")

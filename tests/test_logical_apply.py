@@ -228,7 +228,7 @@ def test_crashes(pair, work, rng):
     when they have committed, and executed while they come. It does not try a power cut.
     """
     publisher, target = pair
-    options = ["--batch", "20", "--jobs", "3", "--spill-dir", work]
+    options, under_load = ["--batch", "20", "--jobs", "3", "--spill-dir", work], 0
 
     def start():
         apply.start("--memory", rng.choice(("16kB", "64MB")), *rng.choice(([], ["--streaming", "off"])))
@@ -240,6 +240,8 @@ def test_crashes(pair, work, rng):
             print(f"round {number}: {victims}")
             pgbench = load.run(publisher, work, rng, seconds=60)
             time.sleep(rng.uniform(0.3, 2.0))
+            assert pgbench.poll() is None, pgbench.communicate()
+            under_load += int(publisher.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'") != "0")
             for victim in victims:
                 if victim == "walrider":
                     apply.kill()
@@ -261,6 +263,7 @@ def test_crashes(pair, work, rng):
             assert target.value("SELECT count(*) FROM pg_prepared_xacts") == "0"
         status = apply.status()
         apply.stop()
+    assert under_load == ROUNDS, under_load
     assert not any(status["conflicts"].values()), status
 
 
@@ -309,7 +312,7 @@ def test_a_session_between_two_batches(pair, work):
             publisher.psql("BEGIN; UPDATE plain SET v = 'ours' WHERE id = 1; INSERT INTO altered VALUES (1); COMMIT; INSERT INTO altered VALUES (2)")
             ahead = "SELECT count(*) FROM pg_locks WHERE relation = 'altered'::regclass AND mode = 'RowExclusiveLock' AND granted"
             wait_for(lambda: target.value(ahead) == "1", lambda: f"the second is executed: {apply.status()}\n{apply.log_tail()}")
-            altering = beside.submit(target.psql, "ALTER TABLE altered ADD seen bool")
+            altering = beside.submit(target.psql, "SET statement_timeout = '90s'; ALTER TABLE altered ADD seen bool")
             waits = "SELECT count(*) FROM pg_locks WHERE relation = 'altered'::regclass AND NOT granted"
             wait_for(lambda: target.value(waits) == "1", "it is to be altered")
             theirs.run("COMMIT")

@@ -192,6 +192,26 @@ def test_nothing_published(make_server):
     assert all(ours == 0 for _, _, ours in counts.values()) and counts[3][0] > 100
 
 
+def test_a_publication_that_changes_beside(make_server):
+    """A publication gets a table, or loses it, between a transaction's change of that table and its PREPARE; then the walsender goes. What
+    was sent of it, and what is sent of its end, must fit together: a prepared transaction stayed on the subscriber for ever."""
+    server = make_server("publisher")
+    server.psql(f"CREATE PUBLICATION p FOR TABLE parted; SELECT pg_create_logical_replication_slot('s', '{PLUGIN}', false, true)")
+    found = []
+    for number, change in enumerate(("ADD", "DROP", "ADD")):
+        with server.session() as one:
+            one.run("BEGIN")
+            one.run("INSERT INTO own (v) VALUES ('before')")
+            server.psql(f"ALTER PUBLICATION p {change} TABLE own")
+            server.psql("INSERT INTO own (v) VALUES ('beside')")
+            one.run(f"PREPARE TRANSACTION 'x{number}'")
+        prepared = bytes(message[0] for message in take(server, "s", 3))
+        server.psql(f"COMMIT PREPARED 'x{number}'")
+        ended = bytes(message[0] for message in take(server, "s", 3))
+        found.append((b"P" in prepared, b"K" in ended))
+    assert all(was_sent == ends for was_sent, ends in found), found
+
+
 # Stock subscribers
 
 class Pair:

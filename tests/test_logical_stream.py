@@ -299,7 +299,7 @@ def test_a_restart_of_the_publisher_is_survived(publisher, begin, work):
         publisher.restart(mode, **LISTEN)
     publisher.psql("INSERT INTO t SELECT max(id) + 1, 'last' FROM t")
     wait_for(lambda: "last" in file.read_text(), "the last row")
-    wait_for(lambda: publisher.value("SELECT confirmed_flush_lsn >= pg_current_wal_lsn() FROM pg_replication_slots"), "confirmed")
+    wait_for(lambda: publisher.value("SELECT confirmed_flush_lsn >= pg_current_wal_lsn() FROM pg_replication_slots") == "t", "confirmed")
     running.send_signal(signal.SIGTERM)
     log = running.communicate(timeout=30)[1]
     assert running.returncode == 0, log

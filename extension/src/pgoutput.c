@@ -291,11 +291,22 @@ UpdateProgress(LogicalDecodingContext *ctx, XLogRecPtr lsn, TransactionId xid, b
  * forget that it described relations in messages that we dropped.
  */
 static void
-RefreshCaches(void)
+RefreshCaches(bool refresh)
 {
-	if (my->judging || my->stale)
+	if (refresh || my->stale)
 		InvalidateSystemCaches();
-	my->stale = my->judging;
+	my->stale = refresh;
+}
+
+/*
+ * So that the verdict can be the same, a transaction that catalogs were changed
+ * beside has to be sent with what they were at its beginning, too.
+ */
+static bool
+NeedsOwnCatalogs(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
+{
+	return ctx->slot->data.two_phase &&
+		(txn->ninvalidations_distributed > 0 || rbtxn_distr_inval_overflowed(txn));
 }
 
 /*
@@ -328,7 +339,7 @@ BeginTxn(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, bool streaming)
 	my->open = false;
 	my->judging = WasPrepared(ctx, txn);
 	ChooseOptions(ctx, txn);
-	RefreshCaches();
+	RefreshCaches(my->judging || NeedsOwnCatalogs(ctx, txn));
 }
 
 static void
@@ -344,7 +355,7 @@ static void
 begin_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
 {
 	EndTxn(ctx);
-	RefreshCaches();
+	RefreshCaches(false);
 	my->fate = FATE_SEND;
 	stock.begin_cb(ctx, txn);
 }
@@ -645,7 +656,8 @@ StockWith(LogicalDecodingContext *ctx, OutputPluginOptions *opt, Wish *wish)
  * Note from where on what is prepared is sent by today's options.  Earlier
  * sessions that started no earlier do not count: the subscriber has kept
  * nothing of what they sent, or it would not ask for it.  Entries for WAL that
- * is not decoded again are left out.
+ * is not decoded again are left out.  Functions of SQL, which look at a slot,
+ * are no subscriber, and leave the file as it is.
  */
 static void
 RememberOptions(LogicalDecodingContext *ctx, OutputPluginOptions *opt, XLogRecPtr start)
@@ -675,7 +687,7 @@ RememberOptions(LogicalDecodingContext *ctx, OutputPluginOptions *opt, XLogRecPt
 		wishes = list_delete_first(wishes);
 		changed = true;
 	}
-	if (changed)
+	if (changed && ctx->update_progress != NULL)
 		WriteWishes(ctx, wishes);
 
 	foreach(cell, wishes)

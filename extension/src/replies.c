@@ -45,12 +45,17 @@ InitReplies(void)
 /*
  * The slot keeps what the standby lacks and what this server may send again.
  * Either may have moved: the standby's flush position, or ours.
+ *
+ * What the standby has flushed may be in its early log only.  Its segments
+ * follow once it knows that we have flushed the same, and if it stops before,
+ * it asks from there: so a segment, and as much as may be ahead, stays.
  */
 void
 ConfirmFlushed(void)
 {
 	ReplicationSlot *slot = MyReplicationSlot;
 	XLogRecPtr	lsn = MyWalSnd->flush;
+	uint64		stays = wal_segment_size + walrider_max_ahead * (uint64) 1024;
 	bool		changed = false;
 
 	if (slot == NULL || lsn == InvalidXLogRecPtr)
@@ -58,6 +63,8 @@ ConfirmFlushed(void)
 	lsn = Min(lsn, GetFlushRecPtr(NULL));
 
 	SpinLockAcquire(&slot->mutex);
+	if (slot->data.restart_lsn != InvalidXLogRecPtr && lsn > slot->data.restart_lsn)
+		lsn = Max(slot->data.restart_lsn, lsn > stays ? lsn - stays : 1);
 	if (slot->data.restart_lsn != lsn)
 	{
 		changed = true;

@@ -300,19 +300,21 @@ def replay_ours(directory, info, rng, note):
     if info["options"]["settings"]["wal_consistency_checking"]:
         options += ["--verify-images"]
     moments = [rng.uniform(0.05, 4) for _ in range(rng.choice([0, 0, 1, 2]))]
+    killed = []
     for moment in moments:
         process = start("replay", "--data-dir", ours, "--wal", directory / "archive", *options)
         time.sleep(moment)
+        killed.append(process.poll() is None)
         process.kill()
         process.wait()
         process.stderr.close()
     result = replay(ours, directory / "archive", *options).expect()
-    note(f"replayed with {' '.join(map(str, options))}, killed after {[round(m, 2) for m in moments]}: "
+    note(f"replayed with {' '.join(map(str, options))}, killed after {[round(m, 2) for m in moments]} ({killed}): "
          f"{result.seconds:.1f} s, {result.json.get('images_verified')} images")
     assert result.json["image_differences"] == 0, result.json
     assert result.json["checkpoint_lsn"] == info["final_checkpoint"], result.json
     recovery.pin_tablespaces(ours)
-    return ours, bool(moments)
+    return ours, any(killed)
 
 
 def prove(directory, info, rng, note=print):

@@ -1,5 +1,6 @@
 """Pages of a relation's file, and their checksums (storage/checksum_impl.h)."""
 
+import re
 import struct
 
 BLCKSZ = 8192
@@ -18,6 +19,19 @@ def pages(file):
     """All whole pages of a file."""
     data = file.read_bytes()
     return [data[at:at + BLCKSZ] for at in range(0, len(data) - BLCKSZ + 1, BLCKSZ)]
+
+
+def pages_past(data_dir, bound):
+    """Pages of main forks whose LSN is past `bound`, as (file, block, LSN)."""
+    found = []
+    for path in sorted(data_dir.glob("base/*/*")):
+        if not re.fullmatch(r"\d+(\.\d+)?", path.name):
+            continue
+        for block, page in enumerate(pages(path)):
+            high, low = struct.unpack_from("<II", page)
+            if high << 32 | low > bound:
+                found.append((path.name, block, f"{high:X}/{low:X}"))
+    return found
 
 
 def checksum(page, block):

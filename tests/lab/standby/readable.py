@@ -1,14 +1,13 @@
 """PostgreSQL's own hot standby with early redo: catching up, being killed meanwhile, and being read."""
 
 import os
-import re
 import signal
-import struct
 import time
 from contextlib import ExitStack
 
 from tests.lab.faults.proxy import Proxy
 from tests.lab.oracle.compare import compare
+from tests.lab.oracle.page import pages_past
 from tests.lab.server import recovery
 from tests.lab.server.cluster import controldata, parse_lsn
 from tests.lab.standby import readers
@@ -73,20 +72,6 @@ def summary(server):
 def counters(server):
     """What early redo did so far; the primary has the extension."""
     return server.json("SELECT to_json(r) FROM walrider.stat_redo r")
-
-
-def pages_past(data_dir, bound):
-    """Pages of main forks whose LSN is past `bound`, as (file, block, LSN)."""
-    found = []
-    for path in sorted(data_dir.glob("base/*/*")):
-        if not re.fullmatch(r"\d+(\.\d+)?", path.name):
-            continue
-        data = path.read_bytes()
-        for block in range(len(data) // 8192):
-            high, low = struct.unpack_from("<II", data, block * 8192)
-            if high << 32 | low > bound:
-                found.append((path.name, block, f"{high:X}/{low:X}"))
-    return found
 
 
 def processes(server, backend_type):
