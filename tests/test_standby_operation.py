@@ -322,6 +322,40 @@ def test_receive_is_found_too(primary, work):
         assert receiver.wait_end(1) == DONE
 
 
+def test_a_promote_file_that_is_left_over(primary, directory):
+    """What is there when it starts asks for nothing, whatever the clocks said when it was made; what comes later does."""
+    left = directory / "promote"
+    left.write_text("why there was no promotion")
+    os.utime(left, (time.time() + 86400,) * 2)
+    with Walrider(directory).start() as follower:
+        wait_streaming(primary)
+        wait_for(lambda: not left.exists(), "it is removed")
+        assert follower.process.poll() is None
+        # As by hand: made long ago, by a clock that was behind.
+        left.touch()
+        os.utime(left, (1, 1))
+        assert follower.wait_end(30) == DONE, follower.log_tail()
+    assert (directory / "pg_wal/00000002.history").exists()
+
+
+def test_configuration_elsewhere(primary, directory, work):
+    """As in Debian's packages: `--config-file` says where; what is in it counts, of a standby, a replay and a promotion."""
+    (work / "etc").mkdir()
+    conf = (directory / "postgresql.conf").rename(work / "etc/postgresql.conf")
+    said = walrider("standby", "-D", directory).expect(FAILED).stderr
+    assert "postgresql.conf" in said and "--config-file" in said, said
+    with open(conf, "a") as file:
+        file.write("\nrecovery_min_apply_delay = '2s'\n")
+    with Walrider(directory, "--config-file", conf).start() as follower:
+        wait_streaming(primary)
+        assert follower.status()["min_apply_delay_seconds"] == 2
+        follower.stop()
+    said = walrider("replay", "-D", directory).expect(FAILED).stderr
+    assert "--config-file" in said, said
+    walrider("replay", "-D", directory, "--config-file", conf, "--promote").expect()
+    assert controldata(directory)["Database cluster state"] == "shut down"
+
+
 def test_who_cannot_be_told(primary, directory, work):
     """promote, pause and resume touch nothing but a running standby of ours."""
     for command in ("promote", "pause", "resume"):

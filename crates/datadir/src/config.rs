@@ -183,7 +183,7 @@ impl Config {
         if !main.try_exists().context("stat file", &main)? {
             return Err(DataDirError::Refused(format!(
                 "configuration file \"{}\" does not exist: if the configuration of this cluster is kept elsewhere (as \
-                 under /etc/postgresql), name its postgresql.conf",
+                 under /etc/postgresql), name its postgresql.conf (--config-file)",
                 shown(&main).display()
             )));
         }
@@ -687,7 +687,7 @@ mod tests {
         assert!(error("include_dir 'none'").contains("does not exist"));
         assert!(error("data_directory = '/'").contains("name that directory"));
         fs::remove_file(dir.path().join("postgresql.conf")).unwrap();
-        assert!(Config::read(dir.path(), None).unwrap_err().to_string().contains("name its postgresql.conf"));
+        assert!(Config::read(dir.path(), None).unwrap_err().to_string().contains("name its postgresql.conf (--config-file)"));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use walrider_session::ConnectOptions;
 use crate::error::StandbyError;
 use crate::relay::{Relay, RelaySettings};
 use crate::settings::Settings;
-use crate::shell::{PAUSE_FILE, PROMOTE_FILE};
+use crate::shell::{PAUSE_FILE, PROMOTE_FILE, PromoteFile};
 use crate::standby::{Outcome, Standby};
 use crate::turns::Turns;
 use server::{Seen, Session};
@@ -51,6 +51,8 @@ struct Inner {
     _directory: HeldDir,
     began: Instant,
     started_at: SystemTime,
+    /// Left over from an earlier run.
+    old_promote: Option<PromoteFile>,
     state: Mutex<NodeState>,
     /// Somebody wishes something.
     wished: Condvar,
@@ -130,6 +132,7 @@ impl Node {
             _directory: directory,
             began: Instant::now(),
             started_at: SystemTime::now(),
+            old_promote: PromoteFile::find(&settings.data_dir.join(PROMOTE_FILE)),
             state: Mutex::new(NodeState {
                 settings,
                 standby: None,
@@ -226,7 +229,7 @@ impl Node {
     /// Walrider's turn: ends as [`Standby::run`] does, or stopped near the end of WAL.
     fn follow(&self, turns: Option<&Turns>) -> Result<Outcome, StandbyError> {
         let mut state = self.lock();
-        let standby = Standby::new(state.settings.clone())?;
+        let standby = Standby::new(state.settings.clone(), self.0.old_promote)?;
         if let Some(relay) = self.0.relay.get() {
             standby.relay(relay.clone());
         }

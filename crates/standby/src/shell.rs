@@ -3,6 +3,8 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -93,8 +95,21 @@ pub(crate) struct Shell {
     relay: OnceLock<Arc<Relay>>,
     archiver: OnceLock<Archiver>,
     pub started_at: SystemTime,
+    old_promote: Option<PromoteFile>,
     /// What the machine's times are since.
     began: Instant,
+}
+
+/// A promote file: which one it is, and when it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromoteFile(u64, i64, i64);
+
+impl PromoteFile {
+    /// The one that is there.
+    pub fn find(path: &Path) -> Option<PromoteFile> {
+        let found = std::fs::metadata(path).ok()?;
+        Some(PromoteFile(found.ino(), found.ctime(), found.ctime_nsec()))
+    }
 }
 
 impl Settings {
@@ -105,7 +120,11 @@ impl Settings {
 
 impl Shell {
     /// One that has not begun.
-    pub fn new(settings: Settings, directory: HeldDir) -> Result<Shell, StandbyError> {
+    pub fn new(
+        settings: Settings,
+        directory: HeldDir,
+        old_promote: Option<PromoteFile>,
+    ) -> Result<Shell, StandbyError> {
         let board = Board::new(settings.timing())
             .map_err(|source| StandbyError::System { operation: "make an event descriptor", source })?;
         let machine = Machine::new(settings.rules());
@@ -122,6 +141,7 @@ impl Shell {
             relay: OnceLock::new(),
             archiver: OnceLock::new(),
             started_at: SystemTime::now(),
+            old_promote,
             began: Instant::now(),
         })
     }
@@ -411,11 +431,12 @@ impl Shell {
         }
     }
 
-    /// Removes what is left over from an earlier run, and not meant for this one (`RemovePromoteSignalFiles`).
+    /// Removes what is left over from an earlier run, and not meant for this one (`RemovePromoteSignalFiles`): what was there when the process
+    /// began. Clocks do not count.
     fn remove_old_promote_file(&self) {
         let path = self.settings().data_dir.join(PROMOTE_FILE);
-        let made = std::fs::metadata(&path).and_then(|found| found.modified());
-        if made.is_ok_and(|made| made < self.started_at)
+        if self.old_promote.is_some()
+            && self.old_promote == PromoteFile::find(&path)
             && let Err(error) = std::fs::remove_file(&path)
         {
             tracing::warn!("could not remove file \"{PROMOTE_FILE}\", which is left over: {error}");

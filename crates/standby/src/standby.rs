@@ -30,7 +30,7 @@ use crate::node::server;
 use crate::receiver;
 use crate::relay::Relay;
 use crate::settings::Settings;
-use crate::shell::{PROMOTE_FILE, PROMOTING_FILE, Shell};
+use crate::shell::{PROMOTE_FILE, PROMOTING_FILE, PromoteFile, Shell};
 use walrider_datadir::held::{HeldDir, shown};
 
 /// How a standby ended.
@@ -67,14 +67,15 @@ struct Replayed {
 }
 
 impl Standby {
-    /// One that has not begun.
+    /// One that has not begun. `old_promote`: a promote file that counts for nothing.
     ///
     /// # Errors
     /// If the directory cannot be opened, or the system gives no event descriptor.
-    pub fn new(mut settings: Settings) -> Result<Standby, StandbyError> {
+    pub fn new(mut settings: Settings, old_promote: Option<PromoteFile>) -> Result<Standby, StandbyError> {
         let directory = HeldDir::open(&settings.data_dir)?;
         settings.data_dir = directory.path().to_owned();
-        Ok(Standby(Arc::new(Inner { shell: Arc::new(Shell::new(settings, directory)?), replay: Mutex::default() })))
+        let shell = Arc::new(Shell::new(settings, directory, old_promote)?);
+        Ok(Standby(Arc::new(Inner { shell, replay: Mutex::default() })))
     }
 
     /// Has what is received served, too. To be called before [`Standby::run`].
