@@ -687,7 +687,7 @@ mod tests {
         assert!(error("include_dir 'none'").contains("does not exist"));
         assert!(error("data_directory = '/'").contains("name that directory"));
         fs::remove_file(dir.path().join("postgresql.conf")).unwrap();
-        assert!(Config::read(dir.path(), None).unwrap_err().to_string().contains("name its postgresql.conf (--config-file)"));
+        assert!(Config::read(dir.path(), None).unwrap_err().to_string().contains("name its postgresql.conf"));
     }
 
     #[test]
