@@ -141,9 +141,8 @@ def test_promote(table, work, kind, how):
         with follower.serve() as promoted:
             seconds = time.monotonic() - begun
             print(f"promoted by {how}: writable after {seconds:.2f} s")
-            assert seconds < 30, "2 s are the goal, on a machine that does nothing else"
+            assert seconds < 10, "2 s are the goal, on a machine that does nothing else"
             assert promoted.psql("SELECT id, v FROM t ORDER BY id") == rows
-            assert promoted.value("SELECT timeline_id FROM pg_control_checkpoint()") in ("1", "2")
             assert promoted.value("SELECT pg_walfile_name(pg_current_wal_lsn())").startswith("00000002")
             assert (work / "ours" / "pg_wal" / "00000002.history").exists()
             standby.rewind(table.data_dir, promoted)
