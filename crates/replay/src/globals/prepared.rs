@@ -15,6 +15,8 @@ pub struct Prepared {
     pub full_xid: u64,
     /// Its global identifier, without the terminating zero.
     pub gid: Vec<u8>,
+    /// The newest of its ids, subtransactions' among them.
+    pub newest: TransactionId,
     /// Where its state is.
     pub state: State,
 }
@@ -45,8 +47,8 @@ pub(super) struct PreparedTransactions {
 
 impl PreparedTransactions {
     /// A file that was there at the beginning, of a transaction that is still prepared (`restoreTwoPhaseData`).
-    pub(super) fn restore(&mut self, full_xid: u64, gid: Vec<u8>) {
-        self.by_xid.insert(full_xid as TransactionId, Prepared { full_xid, gid, state: State::OnDisk });
+    pub(super) fn restore(&mut self, full_xid: u64, gid: Vec<u8>, newest: TransactionId) {
+        self.by_xid.insert(full_xid as TransactionId, Prepared { full_xid, gid, newest, state: State::OnDisk });
     }
 
     /// A file that was there at the beginning but must not be, because its transaction has ended, or begins only later
@@ -57,13 +59,13 @@ impl PreparedTransactions {
 
     /// `XLOG_XACT_PREPARE` (`PrepareRedoAdd`). Says whether it is news: after a crash in the middle of a restartpoint the
     /// file may already be there, and then the record is skipped altogether.
-    pub(super) fn prepare(&mut self, full_xid: u64, gid: &[u8], end: Lsn, data: &[u8]) -> bool {
+    pub(super) fn prepare(&mut self, full_xid: u64, gid: &[u8], newest: TransactionId, end: Lsn, data: &[u8]) -> bool {
         let xid = full_xid as TransactionId;
         if self.by_xid.get(&xid).is_some_and(|old| old.full_xid == full_xid && old.state == State::OnDisk) {
             return false;
         }
         let state = State::InMemory { end, data: data.into() };
-        self.by_xid.insert(xid, Prepared { full_xid, gid: gid.to_vec(), state });
+        self.by_xid.insert(xid, Prepared { full_xid, gid: gid.to_vec(), newest, state });
         true
     }
 
@@ -117,8 +119,8 @@ mod tests {
     #[test]
     fn a_file_is_written_at_the_first_checkpoint_whose_redo_position_has_the_prepare_behind_it() {
         let mut prepared = PreparedTransactions::default();
-        assert!(prepared.prepare(EPOCH | 100, b"a", Lsn(1000), b"state a"));
-        assert!(prepared.prepare(EPOCH | 101, b"b", Lsn(2000), b"state b"));
+        assert!(prepared.prepare(EPOCH | 100, b"a", 100, Lsn(1000), b"state a"));
+        assert!(prepared.prepare(EPOCH | 101, b"b", 101, Lsn(2000), b"state b"));
         assert_eq!(prepared.without_file(Lsn(999)), [0; 0]);
         assert_eq!(prepared.without_file(Lsn(1000)), [100], "ends exactly at the redo position");
         prepared.has_file(100);
@@ -129,14 +131,14 @@ mod tests {
     #[test]
     fn finished_ones_leave_no_file() {
         let mut prepared = PreparedTransactions::default();
-        prepared.prepare(EPOCH | 100, b"a", Lsn(1000), b"");
+        prepared.prepare(EPOCH | 100, b"a", 100, Lsn(1000), b"");
         prepared.finish(100);
         assert_eq!(
             (prepared.take_stale_files(), prepared.without_file(Lsn(5000))),
             (vec![], vec![]),
             "it never had a file"
         );
-        prepared.prepare(EPOCH | 101, b"b", Lsn(1000), b"");
+        prepared.prepare(EPOCH | 101, b"b", 101, Lsn(1000), b"");
         assert_eq!(prepared.without_file(Lsn(5000)), [101]);
         prepared.has_file(101);
         prepared.finish(101);
@@ -148,8 +150,8 @@ mod tests {
     #[test]
     fn a_prepare_whose_file_survived_a_crash_is_skipped() {
         let mut prepared = PreparedTransactions::default();
-        prepared.restore(EPOCH | 100, b"a".to_vec());
-        assert!(!prepared.prepare(EPOCH | 100, b"a", Lsn(1000), b"state"));
+        prepared.restore(EPOCH | 100, b"a".to_vec(), 100);
+        assert!(!prepared.prepare(EPOCH | 100, b"a", 100, Lsn(1000), b"state"));
         assert!(on_disk(&prepared, 100));
         prepared.discard_file(EPOCH | 200);
         assert_eq!(prepared.take_stale_files(), [EPOCH | 200]);

@@ -21,8 +21,8 @@ impl Globals {
                 self.prepared.discard_file(file);
             } else {
                 let state = self.twophase_files.read(file)?;
-                let gid = super::xact::prepared_gid(major, &state)?;
-                self.prepared.restore(file, gid);
+                let (gid, newest) = super::xact::prepared_gid(major, &state)?;
+                self.prepared.restore(file, gid, newest);
             }
         }
         Ok(())

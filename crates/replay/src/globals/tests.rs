@@ -218,6 +218,25 @@ fn commit_timestamps_follow_the_parameter() {
     assert!(!cluster.dir.path().join("pg_commit_ts/0000").exists());
 }
 
+/// Its id is in no other record. It was handed out once more after a promotion.
+#[test]
+fn recovery_ends_past_the_subtransactions_of_what_is_prepared() {
+    let mut data = prepare(1003, "sub");
+    put_u32(&mut data, 28, 1);
+    let at = 72 + 8;
+    data.splice(at..at, bytes(&[1007, 0]));
+    let total = data.len() as u32 + 4;
+    put_u32(&mut data, 4, total);
+    let mut cluster = Cluster::new();
+    cluster.done(RmgrId::XACT, PREPARE, 1003, &data);
+    assert_eq!(cluster.globals.next_xid().0, 7 << 32 | 1004, "as in PostgreSQL's recovery");
+    let next = |cluster: &Cluster| cluster.globals.end_of_recovery(Lsn(cluster.lsn), TimelineId(2), 0).next_xid;
+    assert_eq!(next(&cluster), 7 << 32 | 1008);
+    cluster.restartpoint(u64::MAX);
+    cluster.control.checkpoint_copy.next_xid = 7 << 32 | 1004;
+    assert_eq!(next(&cluster.reopen()), 7 << 32 | 1008, "from its file");
+}
+
 #[test]
 fn prepared_transactions_across_restartpoints_and_a_crash() {
     let mut cluster = Cluster::new();

@@ -40,10 +40,15 @@ impl PlainCommit {
     }
 }
 
-/// The identifier in the state of a prepared transaction, of a record or a file.
-pub(super) fn prepared_gid(major: Major, state: &[u8]) -> Result<Vec<u8>, GlobalError> {
+/// The identifier in the state of a prepared transaction, of a record or a file, and the newest of its transactions' ids.
+pub(super) fn prepared_gid(major: Major, state: &[u8]) -> Result<(Vec<u8>, TransactionId), GlobalError> {
     let prepare = Prepare::parse(major, state).ok_or(GlobalError::DataLength("prepared transaction"))?;
-    Ok(prepare.gid.to_vec())
+    Ok((prepare.gid.to_vec(), newest_of(prepare.xid, prepare.subxacts.iter())))
+}
+
+/// The newest of these.
+fn newest_of(xid: TransactionId, subxacts: impl Iterator<Item = TransactionId>) -> TransactionId {
+    subxacts.fold(xid, |newest, subxid| if precedes(newest, subxid) { subxid } else { newest })
 }
 
 impl Globals {
@@ -95,9 +100,7 @@ impl Globals {
         if xid == 0 {
             return Err(GlobalError::CorruptRecord("the end of a transaction without saying which"));
         }
-        let newest =
-            end.subxacts.iter().fold(xid, |newest, subxid| if precedes(newest, subxid) { subxid } else { newest });
-        self.next_xid.advance_past(newest);
+        self.next_xid.advance_past(newest_of(xid, end.subxacts.iter()));
         if status == XidStatus::Committed && self.commit_ts.is_active() {
             let time = end.origin.map_or(end.time, |origin| origin.time);
             for xid in std::iter::once(xid).chain(end.subxacts.iter()) {
@@ -134,7 +137,8 @@ impl Globals {
             return Err(GlobalError::CorruptRecord("a transaction prepares another one"));
         }
         let full_xid = self.next_xid.full(prepare.xid);
-        if self.prepared.prepare(full_xid, prepare.gid, record.end, data) {
+        let newest = newest_of(prepare.xid, prepare.subxacts.iter());
+        if self.prepared.prepare(full_xid, prepare.gid, newest, record.end, data) {
             self.origins.advance(record.origin, prepare.origin_lsn, false);
         }
         Ok(Vec::new())

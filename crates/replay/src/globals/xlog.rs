@@ -88,6 +88,9 @@ impl Globals {
     /// The body of the checkpoint record that ends recovery at `redo`, on a new timeline, at `time` in seconds since 1970: what
     /// is known here at the end of the last record (`CreateCheckPoint`). Nothing runs then but prepared transactions.
     pub fn end_of_recovery(&self, redo: Lsn, timeline: TimelineId, time: i64) -> CheckPoint {
+        // A subtransaction of one that is prepared need not have written anything by itself (`PrescanPreparedTransactions`).
+        let mut next_xid = self.next_xid;
+        self.prepared.iter().for_each(|prepared| next_xid.advance_past(prepared.newest));
         CheckPoint {
             redo,
             timeline,
@@ -95,7 +98,7 @@ impl Globals {
             full_page_writes: self.full_page_writes,
             // Of the WAL so far. A server that is set to another one logs that when it starts (`XLogReportParameters`).
             wal_level: self.parameters.wal_level,
-            next_xid: self.next_xid.0,
+            next_xid: next_xid.0,
             next_oid: self.next_oid,
             next_multi: self.multixacts.next_multi,
             next_multi_offset: self.multixacts.next_offset,
