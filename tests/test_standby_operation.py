@@ -338,6 +338,18 @@ def test_a_promote_file_that_is_left_over(primary, directory):
     assert (directory / "pg_wal/00000002.history").exists()
 
 
+def test_feedback_that_a_slot_has_kept(primary, directory):
+    """A stock standby has left what its queries needed in the slot. Nobody reads here: it goes, or VACUUM on the primary would wait for it for
+    as long as Walrider follows."""
+    primary.psql("SELECT pg_create_physical_replication_slot('one', true)")
+    xmin = "SELECT xmin FROM pg_replication_slots"
+    with standby.Stock(directory, hot_standby="on", hot_standby_feedback="on", primary_slot_name="one", wal_receiver_status_interval="1s").start():
+        wait_for(lambda: primary.value(xmin) != "", "the slot has it")
+    with Walrider(directory, "--slot", "one", "--status-interval", "1s").start():
+        wait_streaming(primary)
+        wait_for(lambda: primary.value(xmin) == "", "it is gone", timeout=40)
+
+
 def test_configuration_elsewhere(primary, directory, work):
     """As in Debian's packages: `--config-file` says where; what is in it counts, of a standby, a replay and a promotion."""
     (work / "etc").mkdir()
