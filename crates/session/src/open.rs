@@ -52,6 +52,8 @@ impl Connection {
         let mut attempts = Vec::new();
         for target in targets {
             for host in &hosts {
+                // To look up a name takes as long as it takes: not another one, then.
+                Patience { deadline: None, interrupt: options.interrupt.clone() }.check()?;
                 let mut addresses = match addresses(host) {
                     Ok(addresses) => addresses,
                     Err(error) => {
