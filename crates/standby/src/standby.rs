@@ -283,7 +283,7 @@ impl Standby {
                 Link::Up => State::Streaming,
                 Link::Connecting => State::Connecting,
                 Link::Down if shell.has_found_the_end() && settings.primary.is_some() => State::Connecting,
-                Link::Down if replayed.lsn.is_valid() => State::Recovering,
+                Link::Down if shell.has_found_the_end() || replayed.lsn.is_valid() => State::Recovering,
                 Link::Down => State::Starting,
             },
         };
