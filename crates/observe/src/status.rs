@@ -531,6 +531,7 @@ pub(crate) mod tests {
             data_dir: "/data".into(),
             system_identifier: Some(u64::MAX),
             timeline: NonZeroU32::new(3),
+            has_primary: true,
             primary: Some("db1:5432".into()),
             slot: Some("s1".into()),
             application_name: Some("walrider".into()),
