@@ -306,7 +306,7 @@ def test_put_is_killed(archived, work, place):
         url = str(target) if place == "directory" else archived.store.url(f"target{number}")
         put = subprocess.Popen([binary(), "wal", "put", "--archive", url, source], env=dict(os.environ, **env),
                                stderr=subprocess.DEVNULL)
-        time.sleep(number * 0.004)
+        time.sleep(number * (0.001 if place == "directory" else 0.004))
         put.kill()
         killed += put.wait() == -signal.SIGKILL
         done = wal("get", "--archive", url, segment, work / "got", env=env)
@@ -315,7 +315,7 @@ def test_put_is_killed(archived, work, place):
         assert wal("get", "--archive", url, segment, work / "got", env=env).returncode == 0
         assert (work / "got").read_bytes() == source.read_bytes()
         assert not list(target.glob("wal/unfinished/*"))
-    assert killed > 5, killed
+    assert killed > 3, killed
 
 
 def test_whoever_fetches_is_killed(archived, work):

@@ -8,7 +8,8 @@ import pytest
 
 from tests.lab.faults.cutter import Cutter
 from tests.lab.oracle.pgoutput import Lasting, Trimmed, undescribed, without_descriptions
-from tests.lab.server.cluster import PgCluster, ServerError, copy_tree
+from tests.lab.install import program
+from tests.lab.server.cluster import PgCluster, ServerError, copy_tree, run
 from tests.lab.waiting import wait_for
 
 PLUGIN = "walrider_pgoutput"
@@ -422,11 +423,20 @@ def test_damaged_file(make_server):
     server = make_server("publisher")
     server.psql(f"CREATE PUBLICATION p FOR TABLE t; SELECT pg_create_logical_replication_slot('s', '{PLUGIN}', false, true)")
     file = server.data_dir / "pg_replslot" / "s" / PLUGIN
+
+    def subscriber():
+        """Asks as one, which what looks at the slot with SQL is not, and writes the file."""
+        run([program("pg_recvlogical"), "-d", server.dsn(), "-S", "s", "--start", "-f", "/dev/null", "-o", "proto_version=3", "-o",
+             "publication_names=p", "-o", "streaming=on", "-E", server.value("SELECT pg_current_wal_flush_lsn()")])
+
+    subscriber()
     for damage in (lambda content: content[:-1], lambda content: b"", lambda content: b"x" + content[1:]):
         assert take(server, "s", 3) == []
         file.write_bytes(damage(file.read_bytes()))
         server.psql("INSERT INTO own (v) VALUES ('on')")
         assert take(server, "s", 3) == [] and f'file "pg_replslot/s/{PLUGIN}" is damaged' in server.log_tail()
+        server.log.write_text("")
+        subscriber()
         server.log.write_text("")
     server.psql("SELECT pg_drop_replication_slot('s')")
     assert not file.exists()

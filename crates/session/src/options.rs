@@ -354,6 +354,8 @@ fn hosts(info: &ConnInfo, user: &str, env: Env<'_>, warnings: &mut Vec<String>) 
         return config(format!("could not match {} port numbers to {count} hosts", ports.len()));
     }
     let database = info.non_empty("dbname").unwrap_or_default();
+    // Where a standby's entry is for "replication", it serves the early stream as well, which is to a database.
+    let spare = (info.get("replication") == Some("database")).then_some("replication");
     let given = info.non_empty("password").map(str::to_owned);
     let file = match (&given, info.non_empty("passfile")) {
         (Some(_), _) => None,
@@ -384,7 +386,8 @@ fn hosts(info: &ConnInfo, user: &str, env: Env<'_>, warnings: &mut Vec<String>) 
                 host = files::default_socket_directory(port).to_owned();
             }
             let named = if host.is_empty() { hostaddr.as_deref().unwrap_or_default() } else { &host };
-            let password = given.clone().or_else(|| files::password(&passwords, named, port, database, user));
+            let find = |database| files::password(&passwords, named, port, database, user);
+            let password = given.clone().or_else(|| find(database)).or_else(|| spare.and_then(find));
             Ok(Host { host, hostaddr, port, password })
         })
         .collect()
@@ -444,6 +447,8 @@ mod tests {
         assert_eq!(password("dbname=shop", Purpose::Ordinary).as_deref(), Some("buys"));
         assert_eq!(password("dbname=shop", Purpose::Logical).as_deref(), Some("buys"));
         assert_eq!(password("", Purpose::Logical).as_deref(), Some("looks"));
+        assert_eq!(password("dbname=other", Purpose::Logical).as_deref(), Some("streams"));
+        assert_eq!(password("dbname=other", Purpose::Ordinary), None);
         assert_eq!(password("", Purpose::Ordinary), None);
     }
 
