@@ -115,7 +115,7 @@ impl Incoming for Shared {
     fn keep_restored(&self, name: &str, contents: &File, complete: bool) -> Result<Kept, StoreError> {
         let mut judge = || Ok(Judgement { replaces: complete, complete, useless: Vec::new() });
         match self.spool.keep_restored(name, contents, &mut judge) {
-            Ok(()) | Err(SpoolError::Full { .. }) => Ok(Kept::InPgWal),
+            Ok(_) | Err(SpoolError::Full { .. }) => Ok(Kept::InPgWal),
             Err(error) => {
                 *self.not_kept.lock().expect("no panic while locked") = Some(error.to_string());
                 Err(StoreError::Refused(error.to_string()))

@@ -32,7 +32,7 @@ pub struct Judgement {
 impl Spool {
     /// Puts a segment that was found elsewhere in the place of what there is of it, durably, if `judge` says so, who compares them while nobody writes
     /// there; zeros follow where it is too short. Nothing is done while the stream brings it, or will, and where it lacks what this run
-    /// has received of it.
+    /// has received of it. False: nothing was looked at, as a writer is there that brings it, or would.
     ///
     /// # Errors
     /// Trouble with files, and what `judge` fails with. The spool goes on.
@@ -41,7 +41,7 @@ impl Spool {
         name: &str,
         contents: &File,
         judge: &mut dyn FnMut() -> io::Result<Judgement>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let shared = &*self.shared;
         shared.check()?;
         let Some(id) = shared.size.parse_file_name(name) else {
@@ -54,7 +54,7 @@ impl Spool {
         }
         let segment_written = shared.size.segment_of(state.written);
         if state.writer && id.1 >= segment_written {
-            return Ok(());
+            return Ok(false);
         }
         if !state.writer {
             state.preparation = Preparation::Idle;
@@ -70,7 +70,7 @@ impl Spool {
             .and_then(|judgement| keep(shared, name, contents, &judgement, received, number));
         shared.lock().restoring -= 1;
         shared.on_flushed.notify_all();
-        kept
+        kept.map(|()| true)
     }
 }
 

@@ -31,7 +31,9 @@ use walrider_wal::decode::WalFormat;
 use crate::admit::admit;
 use crate::archiving;
 use crate::error::StandbyError;
-use crate::machine::{Action, Ended, Event, LOOK_INTERVAL, Look, Machine, Next, Rules, Stored, Task, Verdict, Wait};
+use crate::machine::{
+    Action, Ended, Event, LOOK_INTERVAL, Link, Look, Machine, Next, Rules, Stored, Task, Verdict, Wait,
+};
 use crate::relay::Relay;
 use crate::restored::{Standing, compare, is_full, useless};
 use crate::settings::Settings;
@@ -99,6 +101,9 @@ pub(crate) struct Shell {
     /// What the machine's times are since.
     began: Instant,
 }
+
+/// How long replay waits for what comes of a session whose connection is there.
+const CONNECTING: Duration = Duration::from_secs(5);
 
 /// A promote file: which one it is, and when it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -315,14 +320,24 @@ impl Shell {
             let useless = if replaces { useless(&pg_wal, name, format)? } else { Vec::new() };
             Ok(Judgement { replaces, complete, useless })
         };
-        match spool.keep_restored(name, contents, &mut judge) {
+        // A session that is about to begin with this segment may fail yet, and the next one begin behind it: then nobody brings it.
+        let begun = Instant::now();
+        let kept = loop {
+            match spool.keep_restored(name, contents, &mut judge) {
+                Ok(false) if self.state().machine.link() == Link::Connecting && begun.elapsed() < CONNECTING => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                kept => break kept,
+            }
+        };
+        match kept {
             // As a restore_command fails. It is tried again.
             Err(error @ SpoolError::Full { .. }) if !self.state().machine.wishes().promotes => {
                 tracing::warn!("WAL of the archive must wait: {error}");
                 return Ok(Kept::InPgWal);
             }
             Err(SpoolError::Full { .. }) => return Ok(Kept::No),
-            kept => kept?,
+            kept => drop(kept?),
         };
         Ok(if standing == Standing::Foreign { Kept::No } else { Kept::InPgWal })
     }
