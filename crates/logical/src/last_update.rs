@@ -5,6 +5,7 @@ use walrider_session::Connection;
 use walrider_wire::command::quote_literal;
 
 use crate::error::ApplyError;
+use crate::origins::is_ours_sql;
 use crate::target::ROW;
 
 /// What is added to statements. What a session of ours wrote is the publisher's own: it is changed as it comes.
@@ -17,11 +18,11 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Asks the target for what it needs. `prefix`: of the names of our origins; `source`: the publisher's system identifier.
+    /// Asks the target for what it needs. `origin`: what the names of our origins have in common; `source`: the publisher's system identifier.
     ///
     /// # Errors
     /// The target does not keep the times of commits.
-    pub fn find(control: &mut Connection, prefix: &str, source: u64) -> Result<Rule, ApplyError> {
+    pub fn find(control: &mut Connection, origin: &str, source: u64) -> Result<Rule, ApplyError> {
         let [tracks] = control.query_row("SHOW track_commit_timestamp")?;
         if tracks.as_deref() != Some(b"on") {
             return Err(ApplyError::Refused(
@@ -32,9 +33,8 @@ impl Rule {
         }
         let [ours, system] = control.query_row(&format!(
             "SELECT pg_catalog.array_agg(roident), (SELECT system_identifier FROM pg_catalog.pg_control_system()) \
-             FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, {prefix}) \
-               AND pg_catalog.substr(roname, pg_catalog.length({prefix}) + 1) ~ '^[0-9]+$'",
-            prefix = quote_literal(prefix)
+             FROM pg_catalog.pg_replication_origin WHERE {}",
+            is_ours_sql(origin)
         ))?;
         let text = |value: Option<Vec<u8>>| value.map(|text| String::from_utf8_lossy(&text).into_owned());
         let target: u64 = text(system).and_then(|text| text.parse().ok()).unwrap_or(0);

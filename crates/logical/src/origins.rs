@@ -22,6 +22,17 @@ pub const PROGRESS: &str = "walrider_logical.progress";
 /// Name of its schema, and of itself.
 pub const PROGRESS_NAMES: (&str, &str) = ("walrider_logical", "progress");
 
+/// What the role must be allowed to call.
+pub const FUNCTIONS: [&str; 7] = [
+    "pg_replication_origin_create(text)",
+    "pg_replication_origin_oid(text)",
+    "pg_replication_origin_session_setup(text)",
+    "pg_replication_origin_session_reset()",
+    "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
+    "pg_replication_origin_progress(text, boolean)",
+    "pg_show_replication_origin_status()",
+];
+
 fn make_progress(control: &mut Connection) -> Result<(), ApplyError> {
     let schema = PROGRESS_NAMES.0;
     let find = format!(
@@ -82,18 +93,23 @@ pub fn progress_sql(origin: &str, part: &str, lsn: &str) -> String {
     )
 }
 
-fn name(settings: &Settings, number: usize) -> String {
-    name_of(&settings.origin, number)
+/// What the names of our origins begin with; a number follows.
+fn prefix(origin: &str) -> String {
+    format!("walrider_{origin}_")
 }
 
 /// Name of the replication origin of a session, by what they have in common.
 pub fn name_of(origin: &str, number: usize) -> String {
-    format!("walrider_{origin}_{number}")
+    format!("{}{number}", prefix(origin))
 }
 
-/// What the names of our origins begin with; a number follows.
-pub fn prefix(settings: &Settings) -> String {
-    format!("walrider_{}_", settings.origin)
+/// That an origin of `pg_replication_origin` is ours, as SQL. "a_1" begins with "a_", and so does the first origin of "a_1".
+pub fn is_ours_sql(origin: &str) -> String {
+    let prefix = quote_literal(&prefix(origin));
+    format!(
+        "(pg_catalog.starts_with(roname, {prefix}) \
+         AND pg_catalog.substr(roname, pg_catalog.length({prefix}) + 1) ~ '^[0-9]+$')"
+    )
 }
 
 /// Makes an origin, if there is none; no row if there was one. `origin` is a literal.
@@ -147,7 +163,8 @@ pub fn open_sessions(
         ));
     }
     make_progress(control)?;
-    let origins: Vec<String> = (0..settings.jobs).map(|number| quote_literal(&name(settings, number))).collect();
+    let origins: Vec<String> =
+        (0..settings.jobs).map(|number| quote_literal(&name_of(&settings.origin, number))).collect();
     for origin in &origins {
         control.simple_query(&create_sql(origin)).map_err(explain)?;
     }
@@ -171,10 +188,9 @@ pub fn open_sessions(
 fn explain(error: walrider_session::ConnectError) -> ApplyError {
     if error.is_sqlstate("42501") {
         return ApplyError::Refused(format!(
-            "target: {error}; as a superuser there, GRANT EXECUTE ON FUNCTION pg_replication_origin_create(text), \
-             pg_replication_origin_oid(text), pg_replication_origin_session_setup(text), pg_replication_origin_session_reset(), \
-             pg_replication_origin_xact_setup(pg_lsn, timestamptz), pg_replication_origin_progress(text, boolean), \
-             pg_show_replication_origin_status() TO the role, and SELECT ON pg_replication_origin, pg_replication_origin_status"
+            "target: {error}; as a superuser there, GRANT EXECUTE ON FUNCTION {} TO the role, and SELECT ON pg_replication_origin, \
+             pg_replication_origin_status",
+            FUNCTIONS.join(", ")
         ));
     }
     // configuration_limit_exceeded, or no free origin
@@ -190,19 +206,16 @@ fn explain(error: walrider_session::ConnectError) -> ApplyError {
 /// Where to go on: what has committed, and is durable on return. Nobody must hold one of our origins, those of an earlier run with more
 /// workers among them: a session that is left from it may commit yet.
 pub fn start(control: &mut Connection, settings: &Settings) -> Result<Lsn, ApplyError> {
-    let prefix = prefix(settings);
     let rows = control
         .simple_query(&format!(
-            "SELECT roname FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, {})",
-            quote_literal(&prefix)
+            "SELECT roname FROM pg_catalog.pg_replication_origin WHERE {}",
+            is_ours_sql(&settings.origin)
         ))
         .map_err(explain)?;
-    let ours: Vec<String> = (0..settings.jobs).map(|number| name(settings, number)).collect();
+    let held: Vec<String> = (0..settings.jobs).map(|number| name_of(&settings.origin, number)).collect();
     for row in &rows {
         let Some(name) = row[0].as_deref().and_then(|name| std::str::from_utf8(name).ok()) else { continue };
-        // "a_1" begins with "a_", and so does the first origin of "a_1".
-        let is_ours = name.strip_prefix(&prefix).is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
-        if !is_ours || ours.iter().any(|ours| ours == name) {
+        if held.iter().any(|held| held == name) {
             continue;
         }
         let name = quote_literal(name);
@@ -217,14 +230,7 @@ pub fn start(control: &mut Connection, settings: &Settings) -> Result<Lsn, Apply
         "SELECT max(lsn) FROM {PROGRESS} WHERE origin = {origin} AND NOT pg_catalog.starts_with(part, 'prepared ')"
     ))?;
     // Commits that are seen need not be durable; the publisher forgets what it is told of.
-    let all = quote_literal(&prefix);
-    control
-        .simple_query(&format!(
-            "SELECT pg_catalog.pg_replication_origin_progress(roname, true) FROM pg_catalog.pg_replication_origin \
-             WHERE pg_catalog.starts_with(roname, {all}) \
-               AND pg_catalog.substr(roname, pg_catalog.length({all}) + 1) ~ '^[0-9]+$'"
-        ))
-        .map_err(explain)?;
+    flush(control, settings)?;
     Ok(parsed(last).unwrap_or(Lsn(0)))
 }
 
@@ -283,11 +289,11 @@ pub fn check_prepared(control: &mut Connection) -> Result<(), ApplyError> {
 
 /// Makes durable all that was committed with our origins.
 pub fn flush(control: &mut Connection, settings: &Settings) -> Result<(), ApplyError> {
-    let names: Vec<String> = (0..settings.jobs).map(|number| quote_literal(&name(settings, number))).collect();
-    control.simple_query(&format!(
-        "SELECT pg_catalog.pg_replication_origin_progress(n, true) FROM pg_catalog.unnest(ARRAY[{}]) n",
-        names.join(", ")
-    ))?;
+    let flush = format!(
+        "SELECT pg_catalog.pg_replication_origin_progress(roname, true) FROM pg_catalog.pg_replication_origin WHERE {}",
+        is_ours_sql(&settings.origin)
+    );
+    control.simple_query(&flush).map_err(explain)?;
     Ok(())
 }
 
@@ -346,7 +352,7 @@ impl Durable {
         if applied <= known && self.waiting.is_empty() {
             return Ok(());
         }
-        let prefix = quote_literal(&prefix(settings));
+        let prefix = quote_literal(&prefix(&settings.origin));
         let [local, flushed] = control.query_row(&format!(
             "SELECT max(local_lsn), pg_catalog.pg_current_wal_flush_lsn() FROM pg_catalog.pg_replication_origin_status \
              WHERE pg_catalog.starts_with(external_id, {prefix})"

@@ -154,7 +154,7 @@ impl<'s> Reader<'s> {
         origins::check_publisher(&mut control, settings, &system, start)?;
         let by_time = settings.on_conflict == OnConflict::LastUpdateWins;
         let rule = match by_time {
-            true => Some(Rule::find(&mut control, &origins::prefix(settings), system.system_identifier)?),
+            true => Some(Rule::find(&mut control, &settings.origin, system.system_identifier)?),
             false => None,
         };
         let source = Source::open(&publisher, &wanted, Some(quit))?;

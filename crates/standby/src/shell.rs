@@ -322,14 +322,17 @@ impl Shell {
         };
         // A session that is about to begin with this segment may fail yet, and the next one begin behind it: then nobody brings it.
         let begun = Instant::now();
-        let kept = loop {
-            match spool.keep_restored(name, contents, &mut judge) {
-                Ok(false) if self.state().machine.link() == Link::Connecting && begun.elapsed() < CONNECTING => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                kept => break kept,
+        let mut kept = spool.keep_restored(name, contents, &mut judge);
+        while let Ok(false) = kept {
+            let connects = |state: &mut State| state.machine.link() == Link::Connecting;
+            let left = CONNECTING.saturating_sub(begun.elapsed());
+            let waited = self.changed.wait_timeout_while(self.state(), left, connects).expect("no panic while locked");
+            if left.is_zero() || waited.1.timed_out() || waited.0.machine.link() == Link::Up {
+                break;
             }
-        };
+            drop(waited);
+            kept = spool.keep_restored(name, contents, &mut judge);
+        }
         match kept {
             // As a restore_command fails. It is tried again.
             Err(error @ SpoolError::Full { .. }) if !self.state().machine.wishes().promotes => {

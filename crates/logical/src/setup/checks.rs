@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use walrider_session::Connection;
 
-use crate::origins::PROGRESS;
+use crate::origins::{FUNCTIONS, PROGRESS, is_ours_sql};
 
 use super::{Handover, PLUGIN, Settings, Setup, SetupError, Side, Tables};
 use crate::copy::{Storage, Table};
@@ -121,12 +121,19 @@ fn check_source(source: &mut Connection, settings: &Settings) -> Result<Vec<Stri
 }
 
 fn check_target(target: &mut Connection, settings: &Settings) -> Result<Vec<String>, SetupError> {
+    // Each job has one, whose rows it copies; a subscription has one.
+    let (origins, is_ours) = match settings.handover {
+        Handover::Apply if settings.copy => (settings.jobs.max(1), is_ours_sql(&settings.slot)),
+        _ => (1, "false".to_owned()),
+    };
     let rows: Vec<[String; 4]> = Side::Target.rows(
         target,
-        "SELECT pg_is_in_recovery(), has_parameter_privilege('session_replication_role', 'SET'), \
-         current_user, (SELECT count(*) FROM pg_replication_origin) >= \
-         current_setting(CASE WHEN current_setting('max_active_replication_origins', true) IS NULL \
-         THEN 'max_replication_slots' ELSE 'max_active_replication_origins' END)::int",
+        &format!(
+            "SELECT pg_is_in_recovery(), has_parameter_privilege('session_replication_role', 'SET'), \
+             current_user, (SELECT count(*) FROM pg_replication_origin WHERE NOT {is_ours}) + {origins} > \
+             current_setting(CASE WHEN current_setting('max_active_replication_origins', true) IS NULL \
+             THEN 'max_replication_slots' ELSE 'max_active_replication_origins' END)::int"
+        ),
     )?;
     let row = rows.first().ok_or_else(|| refused("the target gave no answer".into()))?;
     let mut problems = Vec::new();
@@ -141,14 +148,14 @@ fn check_target(target: &mut Connection, settings: &Settings) -> Result<Vec<Stri
         ));
     }
     if row[3] == "t" {
-        problems.push(
-            "target: no replication origin is free: raise max_active_replication_origins (17: max_replication_slots)"
-                .into(),
-        );
+        problems.push(format!(
+            "target: fewer replication origins are free than are needed, {origins}: raise max_active_replication_origins (17: \
+             max_replication_slots), or use fewer jobs"
+        ));
     }
     if settings.handover == Handover::Apply {
         problems.extend(check_progress(target, settings)?);
-        problems.extend(check_origins(target, settings)?);
+        problems.extend(check_origins(target)?);
     }
     Ok(problems)
 }
@@ -166,44 +173,17 @@ fn check_progress(target: &mut Connection, settings: &Settings) -> Result<Option
     }))
 }
 
-/// The rows come with origins, and `walrider logical apply` needs as much.
-fn check_origins(target: &mut Connection, settings: &Settings) -> Result<Vec<String>, SetupError> {
-    let functions = [
-        "create(text)",
-        "oid(text)",
-        "session_setup(text)",
-        "session_reset()",
-        "xact_setup(pg_lsn, timestamptz)",
-        "progress(text, boolean)",
-    ];
-    let functions: Vec<String> = functions.iter().map(|rest| format!("pg_replication_origin_{rest}")).collect();
-    let list =
-        functions.iter().map(|function| literal(&format!("pg_catalog.{function}"))).collect::<Vec<_>>().join(", ");
-    let rows: Vec<[String; 3]> = Side::Target.rows(
-        target,
-        &format!(
-            "SELECT (SELECT bool_and(has_function_privilege(f, 'EXECUTE')) FROM unnest(ARRAY[{list}]) f), current_user, \
-             (SELECT count(*) FROM pg_replication_origin) + {} > \
-             current_setting(CASE WHEN current_setting('max_active_replication_origins', true) IS NULL \
-             THEN 'max_replication_slots' ELSE 'max_active_replication_origins' END)::int",
-            settings.jobs
-        ),
-    )?;
-    let row = rows.first().ok_or_else(|| refused("the target gave no answer".into()))?;
-    let mut problems = Vec::new();
-    if row[0] != "t" {
-        let (role, functions) = (identifier(&row[1]), functions.join(", "));
-        problems.push(format!(
-            "target: role {role} may not use replication origins: as a superuser, GRANT EXECUTE ON FUNCTION {functions} TO {role}"
-        ));
-    }
-    if settings.copy && row[2] == "t" {
-        problems.push(format!(
-            "target: each of {} jobs needs a replication origin: use fewer, or raise max_active_replication_origins (17: max_replication_slots)",
-            settings.jobs
-        ));
-    }
-    Ok(problems)
+/// The rows come with origins, and `walrider logical apply` needs the same rights.
+fn check_origins(target: &mut Connection) -> Result<Option<String>, SetupError> {
+    let list = FUNCTIONS.map(|function| literal(&format!("pg_catalog.{function}"))).join(", ");
+    let ask = format!(
+        "SELECT current_user FROM unnest(ARRAY[{list}]) f GROUP BY 1 HAVING NOT bool_and(has_function_privilege(f, 'EXECUTE'))"
+    );
+    let lacks = Side::Target.rows::<1>(target, &ask)?;
+    Ok(lacks.first().map(|[role]| {
+        let (role, functions) = (identifier(role), FUNCTIONS.join(", "));
+        format!("target: role {role} may not use replication origins: as a superuser, GRANT EXECUTE ON FUNCTION {functions} TO {role}")
+    }))
 }
 
 /// Makes the publication if there is none; whether it did.
