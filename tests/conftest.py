@@ -31,6 +31,8 @@ SHARED_IN_FILE = ("origin", "clusters", "archived", "repository", "catalogue", "
 FIRST = ("test_suites.py", "test_early_crash.py", "test_standby_bank.py", "test_stress.py", "plain", "mixed", "mixed_small", "rest")
 # What tests of power cuts need.
 MEMORY_ROOM = 1 << 30
+# Bytes of the disk without which a test is not begun: what fails for want of them says little of why. A whole run needs some 16 GB.
+DISK_ROOM = 1 << 30
 TURNS = "WALRIDER_TURNS"
 # What a test cannot do without, where it is not fetched by us but the machine's own.
 PROGRAMS = {"test_top_screen.py": "tmux", "test_top_browser.py": "chromium", "test_bench_browser.py": "chromium"}
@@ -77,7 +79,16 @@ def pytest_report_header(config):
     others = "".join(f"; {install.version(other)} in part" for other in MAJORS[1:])
     without_tls = f"; without TLS, {NEEDS_TLS} is left to PostgreSQL 17" if leaves_tls_out() else ""
     return [f"seed: {SEED} (WALRIDER_SEED={SEED} repeats the random choices)",
-            f"PostgreSQL: {install.version()}{others}{without_tls}", f"walrider: {binary()}", *tools_left_out(), *programs_left_out()]
+            f"PostgreSQL: {install.version()}{others}{without_tls}", f"walrider: {binary()}", disk_left(), *tools_left_out(), *programs_left_out()]
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(disk_left())
+
+
+def disk_left():
+    """Whether a run failed for want of space."""
+    return f"free on the disk of {tempfile.gettempdir()}: {shutil.disk_usage(tempfile.gettempdir()).free >> 20} MB"
 
 
 def tools_left_out():
@@ -164,6 +175,11 @@ def pytest_runtest_protocol(item):
     with open(os.environ[TURNS]) as turns:
         fcntl.flock(turns, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         return (yield)
+
+
+def pytest_runtest_setup():
+    if shutil.disk_usage(tempfile.gettempdir()).free < DISK_ROOM:
+        pytest.fail(f"the disk is full: {disk_left()}", pytrace=False)
 
 
 def pytest_sessionstart(session):

@@ -46,7 +46,7 @@ def s3(work):
 def test_s3(work, s3):
     """A primary archives, once and for good; a backup is replayed from there and promoted; old segments expire."""
     place = "s3://bucket/main"
-    server = PgCluster.init(work / "primary", wal_segsize_mb=1, conf="archive_mode = on\nautovacuum = off\n"
+    server = PgCluster.init(work / "primary", wal_segsize_mb=1, conf="archive_mode = on\nautovacuum = off\nwal_keep_size = 64MB\n"
                             f"archive_command = '{binary()} wal put --archive {place} %p'\n")
     server.own_environment = s3
     with server:

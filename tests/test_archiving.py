@@ -241,6 +241,34 @@ def test_a_standby_reads_from_an_archive(table, store, work, kind):
             assert promoted.value("SELECT count(*) FROM t") == str(count + 100)
 
 
+def test_an_archive_that_does_not_answer(table, store, work):
+    """It keeps a standby neither from connecting again when its connection is lost nor from being promoted. Found by a review: each took
+    some minutes, as one request after the other was repeated."""
+    data_dir = work / "standby"
+    count, _ = archived_and_gone(table, data_dir, store.url("main"), store.environment)
+    ours = Walrider(data_dir, "--wal", store.url("main"), "--retry-interval", "200ms", disk=Environment(store.environment))
+    with ours.start():
+        wait_position(table)
+        store.delay = 300
+        before = replication(table)["pid"]
+        began = time.monotonic()
+        table.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_replication", options=LOCALLY)
+        wait_for(lambda: (replication(table) or {}).get("pid", before) != before, ours.log_tail, 300)
+        reconnected = time.monotonic() - began
+        write(table, 100)
+        wait_position(table)
+        table.kill()
+        began = time.monotonic()
+        ours.promote()
+        promoted_after = time.monotonic() - began
+        with ours.serve() as promoted:
+            assert promoted.value("SELECT count(*) FROM t") == str(count + 100)
+        store.delay = 0
+    print(f"connected again after {reconnected:.1f} s, promoted after {promoted_after:.1f} s")
+    assert reconnected < 45 and promoted_after < 45, (reconnected, promoted_after)
+    assert "if it has 00000002.history of an earlier promotion" in ours.log_text()
+
+
 def test_a_gap_is_not_acknowledged(table, store, work):
     """A segment that neither the primary nor the archive has: nothing past it may be told as durable, since it can never be replayed."""
     data_dir = work / "standby"

@@ -410,6 +410,19 @@ def test_slot(make_server, disk):
     wait_for(lambda: server.psql(slot)[0][0] == "", "the release")
 
 
+def test_slot_that_logical_walsenders_wait_for(make_server):
+    """One of synchronized_standby_slots follows what the standby has at once: what is decoded for failover slots waits for it. Found by a
+    review: on a quiet server they waited for ever."""
+    server = make_server(PRELOAD + "wal_level = logical\nsynchronized_standby_slots = 'early'\n")
+    server.psql("SELECT pg_create_physical_replication_slot('early', true)")
+    server.psql("SELECT pg_create_logical_replication_slot('logical', 'test_decoding', failover => true)")
+    with Follower(server, flushed(server), slot="early") as follower:
+        follower.answer = lambda received, _wal_end: (received, received, received)
+        server.psql("INSERT INTO t VALUES (1, 'one')")
+        found = server.psql("SELECT data FROM pg_logical_slot_get_changes('logical', NULL, NULL)", options="-c statement_timeout=10s")
+        assert any("one" in row[0] for row in found), found
+
+
 def test_feedback(make_server):
     """hot_standby_feedback: in the slot, or in the process."""
     server = make_server()

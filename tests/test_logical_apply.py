@@ -224,14 +224,15 @@ def settle(publisher, rng):
 def test_crashes(pair, work, rng):
     """Each side dies at random under load, Walrider too; nothing is applied twice, nothing is lost.
 
-    The target commits asynchronously, so its immediate stops lose what was committed last. Large transactions are streamed, or are sent
-    when they have committed, and executed while they come. It does not try a power cut.
+    With --synchronous-commit off, immediate stops of the target lose what was committed last. Large transactions are streamed, or are
+    sent when they have committed, and executed while they come. It does not try a power cut.
     """
     publisher, target = pair
     options, under_load = ["--batch", "20", "--jobs", "3", "--spill-dir", work], 0
 
     def start():
-        apply.start("--memory", rng.choice(("16kB", "64MB")), *rng.choice(([], ["--streaming", "off"])))
+        apply.start("--memory", rng.choice(("16kB", "64MB")), "--synchronous-commit", rng.choice(("on", "off")),
+                    *rng.choice(([], ["--streaming", "off"])))
 
     with Apply(work, publisher, target, *options) as apply:
         start()
@@ -358,6 +359,30 @@ def test_what_is_seen_is_durable_before_it_is_told(pair, work):
         apply.wait_caught_up()
         apply.stop()
     assert_equal(publisher, target, ["plain"])
+
+
+def test_asynchronous_commits(pair, work):
+    """With --synchronous-commit off nobody waits for the target's disk; the publisher hears of what is there, and sends the rest again when
+    the target has lost it."""
+    publisher, target = pair
+    target.psql("ALTER SYSTEM SET wal_writer_delay = '10s'; SELECT pg_reload_conf()")
+    lost = 0
+    with Apply(work, publisher, target, "--synchronous-commit", "off").start() as apply:
+        for number in range(1, 6):
+            publisher.psql(f"INSERT INTO plain VALUES ({number}, {number}, 'x')")
+            end = parse_lsn(publisher.value("SELECT pg_current_wal_flush_lsn()"))
+            wait_for(lambda: target.value("SELECT count(*) FROM plain") == str(number), "it is applied")
+            told = apply.confirmed() >= end
+            target.stop("immediate")
+            target.start()
+            there = target.value(f"SELECT count(*) FROM plain WHERE id = {number}") == "1"
+            assert there or not told, f"round {number}: the publisher will not send it again"
+            lost += not there
+            wait_for(lambda: target.value("SELECT count(*) FROM plain") == str(number), lambda: f"it comes again\n{apply.log_tail()}")
+        apply.wait_caught_up()
+        apply.stop()
+    assert_equal(publisher, target, ["plain"])
+    assert lost > 0, "each commit was durable before the target died"
 
 
 # Where it stops, and goes on

@@ -194,6 +194,29 @@ PARTITIONS = """DROP TABLE parted; CREATE TABLE parted_0 (id int, k int, PRIMARY
 CREATE TABLE parted_1_all (LIKE parted_0 INCLUDING ALL);"""
 
 
+@pytest.mark.parametrize("way", [("--subscription", "s"), ("--apply",)])
+def test_without_a_copy(pair, work, way):
+    """The target has the rows already, and --no-copy leaves them: it gets the changes from then on, and no row twice."""
+    source, target = pair
+    source.psql(FILL.format(big=10))
+    for server in pair:
+        server.psql("CREATE TABLE had (id int PRIMARY KEY, v text); INSERT INTO had SELECT i, 'before' FROM generate_series(1, 100) i")
+    source.psql("CREATE PUBLICATION p FOR TABLE had")
+    command = ("logical", "setup", "--source", source.dsn(), "--target", target.dsn(), "--publication", "p", "--slot", "s")
+    refused = walrider(*command, *way)
+    assert refused.code == FAILED and "--no-copy" in refused.stderr, refused
+    done = walrider(*command, *way, "--no-copy", "--json").expect().json
+    assert done["rows"] == 0, done
+    source.psql("UPDATE had SET v = 'after' WHERE id <= 10; DELETE FROM had WHERE id = 50; INSERT INTO had VALUES (101, 'after')")
+    if way == ("--apply",):
+        walrider("logical", "apply", "--source", source.dsn(), "--target", target.dsn(), "-S", "s", "-P", "p", "--until",
+                 source.value("SELECT pg_current_wal_insert_lsn()"), timeout=60).expect()
+    else:
+        caught_up(source)
+    ask = "SELECT * FROM had ORDER BY id"
+    assert source.psql(ask) == target.psql(ask)
+
+
 def test_what_is_published(pair):
     """The publication is made: of named tables, of a schema, of all."""
     source, target = pair

@@ -233,6 +233,18 @@ def check_values(lines):
     assert times == sorted(times, key=datetime.fromisoformat) and re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:.]+Z", times[0])
 
 
+def test_from_a_position(publisher):
+    """What was committed before --startpos is not wanted; a slot that is further on begins where it is."""
+    make_slot(publisher, "s")
+    positions = []
+    for number in range(3):
+        positions.append(here(publisher))
+        publisher.psql(f"INSERT INTO t VALUES ({number})")
+    ids = lambda *options: [line["new"]["id"] for line in stream(publisher, "s", *options) if line["kind"] == "insert"]
+    assert ids("--startpos", positions[1]) == [1, 2]
+    assert ids("--startpos", positions[0]) == [], "the slot has moved past them"
+
+
 @pytest.mark.every_major
 @pytest.mark.parametrize("streaming", ["off", "on"])
 def test_kill_and_resume(publisher, begin, work, rng, streaming):

@@ -13,7 +13,7 @@ from tests.lab import extension, install
 from tests.lab.loads import stress
 from tests.lab.oracle.compare import compare
 from tests.lab.seed import seed
-from tests.lab.server.cluster import PgCluster
+from tests.lab.server.cluster import PgCluster, controldata, parse_lsn
 from tests.lab.standby import readable, standby, watched
 from tests.lab.standby.readable import CATCH_UP, EARLY
 from tests.lab.waiting import wait_for
@@ -126,6 +126,32 @@ def test_new_timeline_within_a_record(primary_template, work):
     Not tried: a record that goes over several segments, one that ends within a page of another segment, and a standby that follows by an archive."""
     words = readable.promoted_within_a_record(primary_template, work, seed(), **EARLY)
     assert all("could not open file" in panic for panic in words), words
+
+
+def test_a_timeline_that_ends_with_a_segment(primary_template, work):
+    """A standby that catches up decodes the first record of a new timeline ahead, which is behind the header of a segment. Found by a review:
+    what the old timeline ends with was taken for as far as that record, and after a crash the server did not start any more."""
+    with watched.primary_of(primary_template, work, readable.PRIMARY) as primary, \
+            watched.hot(primary, work, name="first", **readable.WAITS) as first:
+        late = standby.clone(primary, work / "late", first.server.port, "late")
+        primary.psql("CREATE TABLE more AS SELECT g, repeat(md5(g::text), 10) AS v FROM generate_series(1, 40000) g")
+        primary.psql("SELECT pg_switch_wal()")
+        end = primary.value("SELECT pg_current_wal_lsn()")
+        wait_for(lambda: first.server.value(f"SELECT pg_last_wal_replay_lsn() >= '{end}'") == "t", first.log_tail)
+        primary.kill()
+        first.server.psql("SELECT pg_promote()")
+        wal = first.data_dir / "pg_wal"
+        follower = watched.Stock(late, hot_standby="on", restore_command=f"cp {wal}/%f %p", **{**EARLY, **readable.WAITS})
+        for _ in range(2):
+            with follower.start():
+                server = follower.server
+                wait_for(lambda: server.psql(f"SELECT pg_last_wal_replay_lsn() > '{end}'", check=False) == [["t"]], server.log_tail)
+                assert server.log_matches("walrider redoes pages early")
+                follower.kill()
+            # Else what comes behind the switch was not decoded ahead, and nothing is tried.
+            control = controldata(late)
+            assert control["Min recovery ending loc's timeline"] == "1", control
+            assert parse_lsn(control["Minimum recovery ending location"]) == parse_lsn(end) & -(1 << 20), control
 
 
 def test_remote_apply(primary_template, work):

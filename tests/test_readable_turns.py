@@ -4,13 +4,14 @@ Not tried: power cuts while it changes hands, archives alone (it needs a primary
 """
 
 import os
+import re
 import signal
 import time
 
 import pytest
 
 from tests.lab.install import program
-from tests.lab.server.cluster import PgCluster, controldata, copy_tree, run
+from tests.lab.server.cluster import PgCluster, controldata, copy_tree, parse_lsn, run
 from tests.lab.standby import standby, watched
 from tests.lab.standby.node import Node, startup_process
 from tests.lab.standby.standby import wait_position, wait_streaming
@@ -91,6 +92,64 @@ def test_it_falls_behind(primary, node):
     os.kill(pid, signal.SIGCONT)
     wait_for(lambda: node.status()["turns"] == 2, lambda: f"{node.status()}\n{node.log_tail()}", 60)
     assert node.reader().psql(SUMS) == primary.psql(SUMS)
+
+
+def test_it_has_a_logical_slot(primary, node):
+    """One that was made in PostgreSQL's turn, which Walrider could not keep valid: PostgreSQL keeps the directory though it is far behind, and
+    gets it back when it has crashed. Found by a review: Walrider stopped it, refused the directory, and ended."""
+    primary.configure("wal_level = logical", "postgresql.auto.conf")
+    primary.stop()
+    standby.start_primary(primary)
+    node.configure(wal_level="logical")
+    node.start()
+    server = node.reader()
+    wait_streaming(primary)
+    with server.session() as session:
+        session.send("SELECT pg_create_logical_replication_slot('logical', 'pgoutput')")
+        # It waits for one of these.
+        for _ in range(20):
+            primary.psql("SELECT pg_log_standby_snapshot()")
+            time.sleep(0.1)
+        session.wait()
+    pid = startup_process(server)
+    os.kill(pid, signal.SIGSTOP)
+    burst(primary)
+    node.logged("and keeps the directory: it has logical replication slots (logical)")
+    os.kill(pid, signal.SIGCONT)
+    wait_position(primary)
+    assert server.psql(SUMS) == primary.psql(SUMS) and node.status()["turns"] == 1
+    server.kill()
+    node.logged("PostgreSQL gets the directory at once: it has logical replication slots (logical)")
+    wait_for(lambda: node.status()["turns"] == 2, lambda: f"{node.status()}\n{node.log_tail()}", 60)
+    wait_streaming(primary)
+    assert node.reader().psql(SUMS) == primary.psql(SUMS)
+
+
+def test_wal_for_slots_of_its_server(primary, work):
+    """What a slot needs that somebody has on PostgreSQL stays while Walrider has the directory. max_slot_wal_keep_size is not tried."""
+    options = ("--restartpoint-wal", "1MB", "--restartpoint-interval", "1s")
+    # Walrider's turn lasts as long as the load, so that there is a restartpoint.
+    with Node(standby.clone(primary, work / "node"), primary.sockets, *options, within="1kB", wal_keep_size="0").start() as node:
+        server = node.reader()
+        wait_streaming(primary)
+        server.psql("SELECT pg_create_physical_replication_slot('needs', true)")
+        needed = parse_lsn(server.value("SELECT restart_lsn FROM pg_replication_slots")) >> 20
+        pid = startup_process(server)
+        os.kill(pid, signal.SIGSTOP)
+        burst(primary)
+        node.logged("is stopped: Walrider catches up")
+        with watched.load(primary, watched.BATCH, pause=0):
+            os.kill(pid, signal.SIGCONT)
+
+            def restartpoint():
+                primary.psql("CHECKPOINT")
+                redo = re.findall("restartpoint complete: recovery begins at ([0-9A-F/]+)", node.log_text())
+                return redo and parse_lsn(redo[-1]) >> 20 > needed + 1
+            wait_for(restartpoint, node.log_tail, every=0.3)
+        wait_for(lambda: node.status()["turns"] == 2, lambda: f"{node.status()}\n{node.log_tail()}", 60)
+        there = {file.name for file in (node.data_dir / "pg_wal").iterdir()}
+        assert f"{1:08X}{needed >> 12:08X}{needed & 0xFFF:08X}" in there, (needed, sorted(there))
+        assert node.reader().value("SELECT wal_status FROM pg_replication_slots") in ("reserved", "extended")
 
 
 def test_a_query_that_replay_waits_for_is_no_lag(primary, work):

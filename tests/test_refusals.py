@@ -1,5 +1,6 @@
 """What Walrider refuses, and that it says what to do and changes nothing."""
 
+import shutil
 import os
 import subprocess
 
@@ -132,9 +133,13 @@ def test_system_identifier(plain, work):
 
 
 def test_missing_wal(plain, work):
-    """The segment that the backup starts with is not there."""
+    """The segment that the backup starts with is not there; nor is any, as where an archive is not mounted."""
     ours, nothing = plain.copy(work / "ours"), work / "nothing"
     nothing.mkdir()
+    result = replay(ours, nothing)
+    assert result.code == 1 and "has no WAL: is the archive mounted" in result.stderr, result
+    untouched(ours)
+    shutil.copy(plain.segments()[-1], nothing)
     first = next(line for line in (ours / "backup_label").read_text().splitlines() if line.startswith("START WAL"))
     segment = first.split("file ")[1].rstrip(")")
     result = replay(ours, nothing)

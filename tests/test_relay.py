@@ -13,6 +13,7 @@ import time
 import pytest
 
 from tests.lab import install
+from tests.lab.certificates import certificate
 from tests.lab.loads.commit import A_WHILE, TABLE, Commit
 from tests.lab.server.cluster import PgCluster, free_port, parse_lsn, run
 from tests.lab.standby import standby
@@ -190,6 +191,21 @@ def test_flush_on_downstreams(table, work):
                 assert not blocked.done
                 start_primary(b, hot_standby="on")
                 blocked.wait()
+
+
+def test_write_on_downstreams(table, work):
+    """With --ack-write remote_write waits until another has written it, whether it is applied or not; `on` waits for the relay's own disk."""
+    with Relay(work / "relay", table.port, "--ack-write", "ANY 1 (a)").start() as relay:
+        wait_streaming(table)
+        Commit(table, "on").wait()
+        blocked = Commit(table, "remote_write")
+        time.sleep(A_WHILE)
+        assert not blocked.done, "a is not there"
+        with hot_standby(table, work / "a", relay, "a") as a:
+            blocked.wait()
+            Commit(table, "remote_write").wait()
+            a.psql("SELECT pg_wal_replay_pause()")
+            Commit(table, "remote_write").wait()
 
 
 def test_hot_standby_feedback(table, relay, work):
@@ -388,29 +404,35 @@ def test_who_is_served(table, work):
         assert ask(relay, "IDENTIFY_SYSTEM", "replicator", "password=open-sesame")[0][1] == "1"
 
 
-def test_tls(table, work):
+@pytest.fixture
+def certificates(work):
+    """Of two authorities, and by the first of a relay and its clients; how the relay uses them."""
+    for authority in ("ours", "theirs"):
+        certificate(work, authority, f"Authority {authority}")
+    certificate(work, "relay", "localhost", "ours", "subjectAltName=IP:127.0.0.1")
+    certificate(work, "replicator", "replicator", "ours")
+    certificate(work, "another", "another", "ours")
+    certificate(work, "stranger", "replicator", "theirs")
+    return "--tls-certificate", work / "relay.crt", "--tls-key", work / "relay.key"
+
+
+def test_tls(table, work, certificates):
     """Encrypted, with channel binding; whoever comes without is refused where a rule says so.  Clients are the psql of 17 and another
     relay: the libpq that comes with 18 here has no TLS.
     """
-    run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", work / "key.pem", "-out", work / "cert.pem", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"])
-    (work / "key.pem").chmod(0o600)
     table.psql("CREATE ROLE replicator REPLICATION LOGIN PASSWORD 'open-sesame'", options=LOCALLY)
     rules = ('[[allow]]\nfrom = ["loopback"]\ntls = "require"\nmethod = "scram-sha-256"\n'
              f'[users]\nreplicator = "{table.value(SECRET)}"\n')
-    files = ("--tls-certificate", work / "cert.pem", "--tls-key", work / "key.pem")
-    with Relay(work / "relay", table.port, *files, access=rules).start() as relay:
+    with Relay(work / "relay", table.port, *certificates, access=rules).start() as relay:
         wait_streaming(table)
         done = ask(relay, "IDENTIFY_SYSTEM", "replicator", "password=open-sesame sslmode=disable", check=False)
         assert "no rule of the relay allows" in done.stderr and "no encryption" in done.stderr
-        verified = f"password=open-sesame sslmode=verify-full sslrootcert={work / 'cert.pem'} channel_binding=require"
+        verified = f"password=open-sesame sslmode=verify-full sslrootcert={work / 'ours.crt'} channel_binding=require"
         assert ask(relay, "IDENTIFY_SYSTEM", "replicator", verified, psql=install.bindir("17") / "psql")[0][1] == "1"
         far = f"host=127.0.0.1 port={relay.serves} user=replicator application_name=second"
-        for password, certificate, said in (("wrong", "cert.pem", "password authentication failed"), ("open-sesame", "other.pem", "certificate")):
-            run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", work / "x.pem", "-out", work / "other.pem", "-days",
-                 "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"])
-            (work / "received").mkdir(exist_ok=True)
-            done = walrider("receive", "-D", work / "received", "-n", "-d", f"{far} {verified} password={password} sslrootcert={work / certificate}")
+        (work / "received").mkdir()
+        for password, authority, said in (("wrong", "ours", "password authentication failed"), ("open-sesame", "theirs", "certificate")):
+            done = walrider("receive", "-D", work / "received", "-n", "-d", f"{far} {verified} password={password} sslrootcert={work / authority}.crt")
             assert done.code == 1 and said in done.stderr, done
         with Relay(work / "second", f"{far} {verified}", name="second").start() as second:
             relay.wait_downstream("second")
@@ -418,6 +440,30 @@ def test_tls(table, work):
                 end = write(table, 50000)
                 wait_replayed(a, end)
                 assert rows(a) == rows(table)
+
+
+@pytest.mark.parametrize("rule", ['method = "cert"', 'method = "scram-sha-256"\nclientcert = "verify-full"'], ids=["alone", "and a password"])
+def test_clients_certificates(table, work, certificates, rule):
+    """A client has to show a certificate of the authority in --tls-client-ca, with its user's name."""
+    table.psql("CREATE ROLE replicator REPLICATION LOGIN PASSWORD 'open-sesame'", options=LOCALLY)
+    secret = table.value(SECRET)
+    rules = f'[[allow]]\nfrom = ["loopback"]\ntls = "require"\n{rule}\n[users]\nreplicator = "{secret}"\nanother = "{secret}"\n'
+    with Relay(work / "relay", table.port, *certificates, "--tls-client-ca", work / "ours.crt", access=rules).start() as relay:
+        wait_streaming(table)
+
+        def identify(name, user="replicator"):
+            shown = f"sslcert={work / name}.crt sslkey={work / name}.key" if name else "sslcert=none"
+            options = f"password=open-sesame sslmode=verify-full sslrootcert={work / 'ours.crt'} {shown}"
+            return ask(relay, "IDENTIFY_SYSTEM", user, options, check=False, psql=install.bindir("17") / "psql")
+        assert identify("replicator").returncode == 0, identify("replicator").stderr
+        for name, user, said in ((None, "replicator", "certificate"), ("another", "replicator", "certificate"),
+                                 ("stranger", "replicator", "unknown ca"), ("replicator", "another", "certificate")):
+            done = identify(name, user)
+            assert done.returncode != 0 and said in done.stderr, (name, user, done)
+        upstream = f"host=127.0.0.1 port={relay.serves} user=replicator password=open-sesame application_name=second sslmode=verify-full"
+        shown = f"sslrootcert={work / 'ours.crt'} sslcert={work / 'replicator.crt'} sslkey={work / 'replicator.key'}"
+        with Relay(work / "second", f"{upstream} {shown}", name="second").start():
+            relay.wait_downstream("second")
 
 
 @pytest.mark.parametrize("access, said", [

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from tests.lab import install
+from tests.lab.certificates import certificate
 from tests.lab.loads.commit import TABLE
 from tests.lab.server.backups import extract, verify
 from tests.lab.server.cluster import PgCluster, controldata, free_port, parse_lsn, run
@@ -328,10 +329,8 @@ def test_manifests(serving, work, options):
 @pytest.mark.skipif(not install.has_tls(), reason="this PostgreSQL has no TLS")
 def test_encrypted(table, work):
     """What is sent goes through TLS, more than fits its buffers."""
-    run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", work / "key.pem", "-out", work / "cert.pem", "-days", "2",
-         "-subj", "/CN=localhost"])
-    (work / "key.pem").chmod(0o600)
-    serving = Serving(clone(table, work / "serving"), "--tls-certificate", work / "cert.pem", "--tls-key", work / "key.pem")
+    certificate(work, "server", "localhost")
+    serving = Serving(clone(table, work / "serving"), "--tls-certificate", work / "server.crt", "--tls-key", work / "server.key")
     serving.data_dir.with_name("serving.access.toml").write_text('[[allow]]\nfrom = ["loopback"]\ntls = "require"\nmethod = "trust"\n')
     with serving.start():
         wait_streaming(table)

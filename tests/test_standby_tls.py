@@ -5,7 +5,6 @@ The PostgreSQL 17 under `.pg/` has TLS, the 18 has none: `make test` runs these 
 
 import json
 import os
-import shutil
 import signal
 import socket
 import ssl
@@ -14,8 +13,9 @@ import threading
 
 import pytest
 
+from tests.lab.certificates import certificate
 from tests.lab.loads.bank import PROMISING
-from tests.lab.server import cluster, early_primary
+from tests.lab.server import early_primary
 from tests.lab.server.cluster import PgCluster, copy_tree
 from tests.lab.standby import standby
 from tests.lab.standby.standby import LOCALLY, Walrider, wait_streaming
@@ -32,21 +32,6 @@ hostssl postgres,replication trusted 127.0.0.1/32 trust
 hostssl replication certified 127.0.0.1/32 cert
 hostssl postgres,replication scram 127.0.0.1/32 scram-sha-256
 """
-
-
-def certificate(directory, name, subject, authority=None, *extensions):
-    """NAME.key and NAME.crt in the directory, signed by an authority there or, without one, its own."""
-    assert shutil.which("openssl"), "openssl is missing: install it"
-    config = directory / "openssl.cnf"
-    config.write_text("[req]\ndistinguished_name = name\n[name]\n")
-    command = ["openssl", "req", "-config", config, "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-               "-days", "2", "-subj", f"/CN={subject}", "-keyout", directory / f"{name}.key", "-out", directory / f"{name}.crt"]
-    if authority:
-        command += ["-CA", directory / f"{authority}.crt", "-CAkey", directory / f"{authority}.key"]
-    for extension in extensions or [f"basicConstraints=critical,CA:{'FALSE' if authority else 'TRUE'}"]:
-        command += ["-addext", extension]
-    cluster.run(command)
-    (directory / f"{name}.key").chmod(0o600)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogrecovery.h"
 #include "catalog/pg_control.h"
@@ -227,11 +228,27 @@ RaiseNow(XLogRecPtr to, XLogRecPtr needed, TimeLineID tli)
 	return pg_atomic_read_u64(&Control->raised) >= needed;
 }
 
+/*
+ * Where the record before it ends.  A record never begins with the header of a
+ * page, but that may be where a timeline ends: past it minRecoveryPoint would
+ * not be on that timeline any more, and the server would not start.
+ */
+static XLogRecPtr
+EndBefore(const DecodedXLogRecord *record)
+{
+	uint32		header =
+		XLogSegmentOffset(record->lsn, wal_segment_size) < XLOG_BLCKSZ ? SizeOfXLogLongPHD : SizeOfXLogShortPHD;
+
+	return record->lsn % XLOG_BLCKSZ == header ? record->lsn - header : record->lsn;
+}
+
 /* How far it can be raised: the last decoded record may change the timeline, which counts up to its beginning. */
 static XLogRecPtr
 DecodedTo(XLogReaderState *reader)
 {
-	return MayChangeTimeline(reader->decode_queue_tail) ? reader->decode_queue_tail->lsn : reader->decode_queue_tail->next_lsn;
+	DecodedXLogRecord *tail = reader->decode_queue_tail;
+
+	return MayChangeTimeline(tail) ? EndBefore(tail) : tail->next_lsn;
 }
 
 static void
@@ -308,7 +325,7 @@ walrider_raiser_main(Datum arg)
 		}
 		ConditionVariablePrepareToSleep(&Control->asked);
 		if (!IsWanted() && !ShutdownRequestPending)
-			(void) ConditionVariableTimedSleep(&Control->asked, 1000, RedoWaitEvent());
+			AwaitSignal();
 		ConditionVariableCancelSleep();
 	}
 	proc_exit(0);

@@ -263,6 +263,7 @@ extern int	WantedWorkers(void);
 extern int	RunningWorkers(void);
 extern uint32 RedoWaitEvent(void);
 extern void BeginRedoProcess(int row);
+extern void AwaitSignal(void);
 extern void RegisterRedoProcesses(void);
 extern Size WorkersSharedSize(void);
 extern void AttachWorkersShared(void);

@@ -48,7 +48,9 @@ InitReplies(void)
  *
  * What the standby has flushed may be in its early log only.  Its segments
  * follow once it knows that we have flushed the same, and if it stops before,
- * it asks from there: so a segment, and as much as may be ahead, stays.
+ * it asks from there: so a segment, and as much as may be ahead, stays.  Not
+ * where logical walsenders wait for the slot (synchronized_standby_slots): on a
+ * quiet server they would wait for ever.
  */
 void
 ConfirmFlushed(void)
@@ -60,6 +62,8 @@ ConfirmFlushed(void)
 
 	if (slot == NULL || lsn == InvalidXLogRecPtr)
 		return;
+	if (SlotExistsInSyncStandbySlots(NameStr(slot->data.name)))
+		stays = 0;
 	lsn = Min(lsn, GetFlushRecPtr(NULL));
 
 	SpinLockAcquire(&slot->mutex);

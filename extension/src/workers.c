@@ -32,6 +32,7 @@
 #include "storage/bufmgr.h"
 #include "storage/condition_variable.h"
 #include "storage/ipc.h"
+#include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "storage/s_lock.h"
 #include "storage/shmem.h"
@@ -402,6 +403,18 @@ BeginRedoProcess(int row)
 	CountAs(row);
 }
 
+/*
+ * Between ConditionVariablePrepareToSleep and ConditionVariableCancelSleep: a
+ * second at most.  ConditionVariableTimedSleep would not end when the server is
+ * to stop, which waits for this process.
+ */
+void
+AwaitSignal(void)
+{
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1000, RedoWaitEvent());
+	ResetLatch(MyLatch);
+}
+
 void
 walrider_redo_worker_main(Datum arg)
 {
@@ -423,7 +436,7 @@ walrider_redo_worker_main(Datum arg)
 			continue;
 		ConditionVariablePrepareToSleep(&Work->given_out);
 		if (!IsToBeClaimed() && !ShutdownRequestPending)
-			(void) ConditionVariableTimedSleep(&Work->given_out, 1000, RedoWaitEvent());
+			AwaitSignal();
 		ConditionVariableCancelSleep();
 	}
 	proc_exit(0);

@@ -1,6 +1,7 @@
 //! What an archive does: it takes files, once and for good, and gives them back as they were.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use crate::check::{self, SegmentFacts};
 use crate::directory::Directory;
@@ -129,9 +130,18 @@ impl Archive {
     /// # Errors
     /// When the environment lacks something, or has something wrong.
     pub fn open(place: &Place) -> Result<Archive> {
-        Ok(Archive::new(match place {
-            Place::Directory(path) => Box::new(Directory::new(path)),
-            Place::Objects(url) => Box::new(Objects::open(url)?),
+        Archive::answering_within(place, None)
+    }
+
+    /// One that counts as out of reach if it does not begin to answer in that time.
+    ///
+    /// # Errors
+    /// As [`Archive::open`].
+    pub fn answering_within(place: &Place, time: Option<Duration>) -> Result<Archive> {
+        Ok(Archive::new(match (place, time) {
+            (Place::Directory(path), _) => Box::new(Directory::new(path)),
+            (Place::Objects(url), None) => Box::new(Objects::open(url)?),
+            (Place::Objects(url), Some(time)) => Box::new(Objects::open(url)?.answering_within(time)),
         }))
     }
 

@@ -26,12 +26,23 @@ impl Directory {
     }
 
     /// Whether an archive is there, and not a directory of plain segments.
-    pub fn is_archive(path: &Path) -> bool {
-        let Ok(entries) = fs::read_dir(path.join(WAL)) else { return false };
-        entries.flatten().any(|entry| {
-            let name = entry.file_name();
-            is_timeline(&name.to_string_lossy()) && entry.file_type().is_ok_and(|kind| kind.is_dir())
-        })
+    ///
+    /// # Errors
+    /// When that cannot be told: what nobody may read is not plain.
+    pub fn is_archive(path: &Path) -> Result<bool> {
+        let wal = path.join(WAL);
+        let failed = |error| DataDirError::io("open directory", &wal, error);
+        let entries = match fs::read_dir(&wal) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(false),
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            if is_timeline(&entry.file_name().to_string_lossy()) && entry.file_type().map_err(failed)?.is_dir() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Makes a directory below, and those above it as far as the archive's own, which has to be there: it may be a mount point that

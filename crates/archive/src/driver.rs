@@ -33,6 +33,12 @@ pub struct ArchiveDriver {
 
 /// How often it is said that it is out of reach.
 const COMPLAIN: Duration = Duration::from_secs(60);
+/// How long one may be silent that who asks does not wait for, before it is taken for out of reach.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+/// An error that takes so long is none that the place answers.
+const SLOW: Duration = Duration::from_secs(1);
+/// How long it is not asked again then: replay asks for several files before it gives up, and a standby connects no sooner.
+const LEFT_ALONE: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 struct State {
@@ -40,6 +46,10 @@ struct State {
     idle: Vec<Archive>,
     stops: bool,
     complained: Option<Instant>,
+    /// Until then it is not asked, and everything counts as missing.
+    silent_until: Option<Instant>,
+    /// What was asked for last was taken for missing, and may be there.
+    unsure: bool,
     next: u64,
     delivered: Option<String>,
     stats: FetchStats,
@@ -52,7 +62,9 @@ impl ArchiveDriver {
     /// When the environment lacks something, or has something wrong.
     pub fn new(place: Place, pg_wal: impl Into<PathBuf>, jobs: usize) -> Result<ArchiveDriver> {
         let pg_wal = pg_wal.into();
-        let state = State { idle: vec![Archive::open(&place)?], ..State::default() };
+        // What is wrong with the environment is said at once.
+        Archive::open(&place)?;
+        let state = State::default();
         let cluster = Cluster::of(&pg_wal.join("x"));
         Ok(ArchiveDriver { place, pg_wal, cluster, jobs: jobs.max(1), waits: false, state: Mutex::new(state) })
     }
@@ -75,7 +87,8 @@ impl ArchiveDriver {
         let number = state.next;
         let idle = state.idle.pop();
         drop(state);
-        let archive = idle.map_or_else(|| Archive::open(&self.place), Ok)?;
+        let answers = self.waits.then_some(ANSWERS_WITHIN);
+        let archive = idle.map_or_else(|| Archive::answering_within(&self.place, answers), Ok)?;
         let fetched = archive.get(name, &mut || ());
         self.state().idle.push(archive);
         let Some(fetched) = fetched? else { return Ok(None) };
@@ -98,9 +111,13 @@ impl Driver for ArchiveDriver {
     fn get(&self, request: &Request<'_>) -> std::result::Result<Answer, StoreError> {
         let Some(name) = WalName::parse(request.name) else { return Ok(Answer::Missing(None)) };
         let began = Instant::now();
+        if self.state().silent_until.is_some_and(|until| began < until) {
+            return Ok(Answer::Missing(None));
+        }
         let fetched = self.fetch(&name);
         let mut state = self.state();
         state.stats.commands += began.elapsed();
+        state.unsure = false;
         match fetched {
             Ok(Some(opened)) => {
                 if name.is_wal() {
@@ -111,7 +128,14 @@ impl Driver for ArchiveDriver {
             }
             // An archive that cannot be asked is an error: that it has no such file is certain.
             Ok(None) => Ok(Answer::Missing(None)),
-            Err(error @ (ArchiveError::Store { .. } | ArchiveError::Empty { .. })) if self.waits => {
+            Err(error @ (ArchiveError::Store { .. } | ArchiveError::Empty { .. } | ArchiveError::File(_)))
+                if self.waits && !state.stops =>
+            {
+                state.unsure = true;
+                // One that refuses at once may have others.
+                if began.elapsed() >= SLOW {
+                    state.silent_until = Some(Instant::now() + LEFT_ALONE);
+                }
                 if state.complained.is_none_or(|at| at.elapsed() >= COMPLAIN) {
                     state.complained = Some(Instant::now());
                     tracing::warn!("the archive is out of reach, and asked again: {error}");
@@ -140,6 +164,10 @@ impl Remote for ArchiveDriver {
 
     fn delivered(&self) -> Option<String> {
         self.state().delivered.clone()
+    }
+
+    fn is_unsure(&self) -> bool {
+        self.state().unsure
     }
 
     fn stats(&self) -> FetchStats {

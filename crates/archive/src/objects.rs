@@ -1,6 +1,7 @@
 //! An archive in an object store.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{join, join_all};
 use futures_util::stream::{self, StreamExt};
@@ -16,6 +17,8 @@ use crate::place::environment;
 
 /// How long one request may take: a segment of 16 MB, or a piece of a backup's, at 2 Mbit/s. What takes longer is asked for again.
 const REQUEST_TIMEOUT: &str = "60 seconds";
+/// Longer than one, and shorter than it takes until one that is repeated is given up.
+const ONE_REQUEST: Duration = Duration::from_secs(90);
 
 /// An object store, spoken to by the thread that asks.
 pub struct Objects {
@@ -23,6 +26,8 @@ pub struct Objects {
     prefix: Path,
     shown: String,
     runtime: Runtime,
+    /// How long it may take to begin an answer, repetitions and all; `None`: as long as it is repeated.
+    answers_within: Option<Duration>,
 }
 
 impl Objects {
@@ -47,7 +52,20 @@ impl Objects {
     pub fn new(store: Arc<dyn ObjectStore>, prefix: Path, shown: &str) -> Result<Objects> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| ArchiveError::Refused(format!("could not begin to fetch: {error}")))?;
-        Ok(Objects { store, prefix, shown: shown.to_owned(), runtime })
+        Ok(Objects { store, prefix, shown: shown.to_owned(), runtime, answers_within: None })
+    }
+
+    /// One that is asked for files by who has something better to do than to wait for one that is silent.
+    pub fn answering_within(self, time: Duration) -> Objects {
+        Objects { answers_within: Some(time), ..self }
+    }
+
+    async fn in_time<T>(&self, asks: impl Future<Output = object_store::Result<T>>) -> object_store::Result<T> {
+        let Some(time) = self.answers_within else { return asks.await };
+        tokio::time::timeout(time, asks).await.unwrap_or_else(|_| {
+            let source = format!("no answer within {} s", time.as_secs()).into();
+            Err(Error::Generic { store: "archive", source })
+        })
     }
 
     /// The store.
@@ -68,7 +86,9 @@ impl Objects {
         let listed = self.runtime.block_on(self.store.list_with_delimiter(Some(&self.prefix)));
         let listed = listed.map_err(|source| failed("list", self.shown.clone(), source))?;
         let name = |path: &Path| path.filename().unwrap_or_default().to_owned();
-        let objects = listed.objects.iter().map(|object| (name(&object.location), Some(object.size)));
+        // Consoles make an object for a folder, which has its name.
+        let objects = listed.objects.iter().filter(|object| object.location != self.prefix);
+        let objects = objects.map(|object| (name(&object.location), Some(object.size)));
         Ok(objects.chain(listed.common_prefixes.iter().map(|path| (name(path), None))).collect())
     }
 
@@ -77,7 +97,7 @@ impl Objects {
     }
 
     async fn which_of(&self, keys: &[String]) -> Result<Option<String>> {
-        let heads = keys.iter().map(|key| async move { (key, self.store.head(&self.path(key)).await) });
+        let heads = keys.iter().map(|key| async move { (key, self.in_time(self.store.head(&self.path(key))).await) });
         for (key, head) in join_all(heads).await {
             match head {
                 Ok(_) => return Ok(Some(key.clone())),
@@ -101,7 +121,7 @@ fn failed(operation: &'static str, object: String, source: Error) -> ArchiveErro
 impl Backend for Objects {
     fn read(&self, key: &str, found: &mut dyn FnMut()) -> Result<Option<Vec<u8>>> {
         let read = async {
-            let object = match self.store.get(&self.path(key)).await {
+            let object = match self.in_time(self.store.get(&self.path(key))).await {
                 Err(Error::NotFound { .. }) => return Ok(Ok(None)),
                 other => other?,
             };
@@ -121,7 +141,14 @@ impl Backend for Objects {
     fn create(&self, key: &str, bytes: &[u8]) -> Result<bool> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let payload = PutPayload::from(bytes.to_vec());
-        match self.runtime.block_on(self.store.put_opts(&self.path(key), payload, options)) {
+        let put = || self.runtime.block_on(self.store.put_opts(&self.path(key), payload.clone(), options.clone()));
+        let began = Instant::now();
+        let done = match put() {
+            // The library repeats refusals alone, as it may have been done; then the next is told so, and who asks compares.
+            Err(Error::Generic { .. }) if began.elapsed() < ONE_REQUEST => put(),
+            done => done,
+        };
+        match done {
             Ok(_) => Ok(true),
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
             Err(error) => Err(self.failed("write", key)(error)),
@@ -140,13 +167,13 @@ impl Backend for Objects {
     fn look(&self, keys: &[String]) -> Result<Look> {
         // Beside each other: recovery waits for the answer.
         let wal = self.path(WAL);
-        let listed = self.store.list_with_delimiter(Some(&wal));
+        let listed = self.in_time(self.store.list_with_delimiter(Some(&wal)));
         let (there, listed) = self.runtime.block_on(join(self.which_of(keys), listed));
         if let Some(key) = there? {
             return Ok(Look::There(key));
         }
         let listed = listed.map_err(self.failed("list", WAL))?;
-        let empty = listed.common_prefixes.is_empty() && listed.objects.is_empty();
+        let empty = listed.common_prefixes.is_empty() && listed.objects.iter().all(|object| object.location == wal);
         Ok(if empty { Look::Empty } else { Look::Missing })
     }
 

@@ -24,7 +24,7 @@ use crate::error::{ArchiveError, Result};
 use crate::frame::{MAX_CONTENTS, checksum};
 use crate::name::{Kind, WalName};
 use crate::place::Place;
-use crate::temporary::{Temporary, sweep};
+use crate::temporary::{Temporary, open_to_lock, sweep};
 
 const LOCK: &str = "lock";
 const POSITION: &str = "position";
@@ -192,7 +192,7 @@ impl Spool {
                 continue;
             }
             let mut contents = Vec::new();
-            let read = File::open(&path).and_then(|file| {
+            let read = open_to_lock(&path).and_then(|file| {
                 // Two that ask for the same: one has it, the other fetches.
                 file.try_lock().map_err(|_| ErrorKind::WouldBlock)?;
                 (&file).take(MAX_CONTENTS).read_to_end(&mut contents)?;

@@ -2,15 +2,13 @@
 //! can be told from what one still writes, and is removed.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use walrider_datadir::DataDirError;
-use walrider_datadir::durable::unlink_if_there;
-
 use crate::error::Result;
+use walrider_datadir::DataDirError;
 
 /// Numbers of those that this process makes.
 static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -32,11 +30,12 @@ impl Temporary {
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = directory.join(format!("{prefix}{}.{number}", std::process::id()));
-            // One of this name is that of a process of the same number that is gone, perhaps on another host.
-            unlink_if_there(&path)?;
             let failed = |operation, error| DataDirError::io(operation, &path, error);
-            let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-            let file = file.map_err(|error| failed("create", error))?;
+            let file = match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+                // A process of the same number has it, or had, on another host or in another container.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                file => file.map_err(|error| failed("create", error))?,
+            };
             // A file system without locks: then nobody sweeps either.
             let swept = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
             let mut made = Temporary { file, path: path.clone(), kept: false };
@@ -111,6 +110,11 @@ impl Drop for Temporary {
     }
 }
 
+/// Opens a file so that it can be locked: NFS locks for its writers alone what nobody else may have.
+pub fn open_to_lock(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
+}
+
 /// Removes files whose names begin so, and that nobody writes any more. What cannot be removed is left: it is in nobody's way.
 pub fn sweep(directory: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(directory) else { return };
@@ -118,7 +122,7 @@ pub fn sweep(directory: &Path, prefix: &str) {
         if !entry.file_name().to_string_lossy().starts_with(prefix) {
             continue;
         }
-        let Ok(file) = File::open(entry.path()) else { continue };
+        let Ok(file) = open_to_lock(&entry.path()) else { continue };
         if file.try_lock().is_ok() {
             let _ = fs::remove_file(entry.path());
         }
@@ -128,6 +132,19 @@ pub fn sweep(directory: &Path, prefix: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Found by a review: in containers each has process 1, and two that archived to one volume wrote into each other's file.
+    #[test]
+    fn what_another_host_writes_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let next = NEXT.load(Ordering::Relaxed);
+        let others = (next..next + 3).map(|number| dir.path().join(format!("x.{}.{number}", std::process::id())));
+        let others: Vec<_> = others.collect();
+        others.iter().for_each(|path| fs::write(path, "another's").unwrap());
+        let ours = Temporary::write(dir.path(), "x.", b"ours").unwrap();
+        ours.rename(&dir.path().join("done")).unwrap();
+        assert!(others.iter().all(|path| fs::read(path).unwrap() == b"another's"));
+    }
 
     #[test]
     fn only_what_nobody_writes_is_swept() {

@@ -557,7 +557,7 @@ fn complain(summary: &Summary) -> ExitCode {
             difference.lsn, difference.what, difference.at
         ));
     }
-    if let Some(warning) = summary.promoted.as_ref().and_then(|promoted| promoted.warning.as_ref()) {
+    for warning in summary.promoted.iter().flat_map(|promoted| &promoted.warnings) {
         failure::warning(warning);
     }
     match why_incomplete(summary) {

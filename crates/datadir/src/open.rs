@@ -3,6 +3,8 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use walrider_layout::Major;
 use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile, DbState};
@@ -19,6 +21,10 @@ use crate::slots::{self, Slot};
 use crate::slru::Slru;
 use crate::sync::Tree;
 use crate::twophase::TwoPhaseFiles;
+
+/// How often the control file is read again that does not check, and when.
+const CONTROL_RETRIES: u32 = 10;
+const CONTROL_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The SLRUs that replay writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -223,8 +229,19 @@ pub fn read_version(data_dir: &Path) -> Result<Major> {
     })
 }
 
-/// The control file of a data directory, checked. Needs no lock.
+/// The control file of a data directory, checked. Needs no lock: what a server writes there meanwhile may be seen in part, and is read
+/// again then (`get_controlfile`, `common/controldata_utils.c`).
 pub fn read_control(data_dir: &Path) -> Result<ControlFile> {
+    for _ in 0..CONTROL_RETRIES {
+        match try_read_control(data_dir) {
+            Err(DataDirError::Control { .. }) => thread::sleep(CONTROL_RETRY_INTERVAL),
+            done => return done,
+        }
+    }
+    try_read_control(data_dir)
+}
+
+fn try_read_control(data_dir: &Path) -> Result<ControlFile> {
     let path = control_path(data_dir);
     let Some(contents) = read_file(&path, CONTROL_FILE_SIZE as u64)? else {
         let upgraded = path.with_extension("old").try_exists().context("stat file", &path)?;

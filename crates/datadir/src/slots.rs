@@ -27,7 +27,7 @@ pub struct Slot {
     pub database: Oid,
     /// PostgreSQL keeps it when it starts (`RS_PERSISTENT`).
     pub persistent: bool,
-    /// The oldest WAL that it needs.
+    /// The oldest WAL that it needs; [`Lsn::INVALID`] if it needs none, or has been invalidated.
     pub restart_lsn: Lsn,
 }
 
@@ -55,7 +55,7 @@ impl Slot {
             name: name.to_owned(),
             database: u32_at(data, 64),
             persistent: u32_at(data, 68) == 0,
-            restart_lsn: Lsn(u64_at(data, 80)),
+            restart_lsn: if u32_at(data, 88) == 0 { Lsn(u64_at(data, 80)) } else { Lsn::INVALID },
         })
     }
 }
@@ -77,17 +77,19 @@ pub fn read_slots(data_dir: &Path) -> Result<Vec<Slot>> {
     Ok(slots)
 }
 
+/// The names of the logical ones; `None` if there are none.
+pub fn logical_slots(slots: &[Slot]) -> Option<String> {
+    let names: Vec<&str> = slots.iter().filter(|slot| slot.is_logical()).map(|slot| slot.name.as_str()).collect();
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
 /// Refuses a directory with logical slots: stock replay invalidates those that a record conflicts with, which needs to
 /// look into them while replaying.
 pub fn refuse_logical_slots(slots: &[Slot]) -> Result<()> {
-    let logical: Vec<&str> = slots.iter().filter(|slot| slot.is_logical()).map(|slot| slot.name.as_str()).collect();
-    if logical.is_empty() {
-        return Ok(());
-    }
+    let Some(names) = logical_slots(slots) else { return Ok(()) };
     Err(DataDirError::Refused(format!(
-        "the directory has logical replication slots ({}), which only a running server can keep valid: drop them before, \
-         or remove their directories in pg_replslot if they are not needed here, or let PostgreSQL replay",
-        logical.join(", ")
+        "the directory has logical replication slots ({names}), which only a running server can keep valid: drop them before, \
+         or remove their directories in pg_replslot if they are not needed here, or let PostgreSQL replay"
     )))
 }
 

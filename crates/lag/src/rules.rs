@@ -89,12 +89,14 @@ impl Series {
     }
 
     fn primary(&self) -> Option<Spoken<'_>> {
-        self.servers().find(|spoken| !spoken.last.in_recovery)
+        let (primary, _) = self.samples.last()?.primary()?;
+        self.servers().find(|spoken| spoken.name() == primary.name)
     }
 
     /// What the views say of a standby, one after the other.
-    fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Standby> + 'a {
-        self.views.iter().filter_map(move |view| view.standbys.iter().find(|standby| standby.name == name))
+    fn of(&self, standby: &Standby) -> impl Iterator<Item = &Standby> {
+        let key = standby.key();
+        self.views.iter().filter_map(move |view| view.standbys.iter().find(|standby| standby.key() == key))
     }
 
     /// Everything that is found, the worst first.

@@ -26,6 +26,17 @@ pub struct Sample {
     pub servers: Vec<ServerSample>,
 }
 
+impl Sample {
+    /// The primary: of several the first that answers. One that died is still there beside the one that took over.
+    pub fn primary(&self) -> Option<(&ServerSample, &Server)> {
+        let primaries = || {
+            let said = self.servers.iter().filter_map(|at| Some((at, at.server.as_ref()?)));
+            said.filter(|(_, server)| !server.in_recovery)
+        };
+        primaries().find(|(at, _)| at.error.is_none()).or_else(|| primaries().next())
+    }
+}
+
 /// One server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -38,7 +38,8 @@ pub fn slots(primary: &Server) -> Vec<SlotView> {
                 used_by: user.map(|sender| sender.application_name.clone()).filter(|name| !name.is_empty()),
                 held: primary.flush_lsn.zip(slot.restart_lsn).map(|(flush, restart)| flush.0.saturating_sub(restart.0)),
                 wal_status: slot.wal_status.clone(),
-                safe_wal_size: slot.safe_wal_size,
+                // PostgreSQL counts from the beginning of WAL for a slot that keeps nothing yet (`pg_get_replication_slots`, slotfuncs.c).
+                safe_wal_size: slot.safe_wal_size.filter(|_| slot.restart_lsn.is_some()),
             }
         })
         .collect();
@@ -49,7 +50,7 @@ pub fn slots(primary: &Server) -> Vec<SlotView> {
 /// What is not seen, and what would show it.
 pub fn notes(sample: &Sample, standbys: &[Standby]) -> Vec<String> {
     let mut notes = Vec::new();
-    let mut primaries = 0;
+    let shown = sample.primary().map(|(at, _)| at.name.as_str());
     for at in &sample.servers {
         let ServerSample { name, server: Some(server), .. } = at else {
             let unknown = at.error.as_ref().filter(|_| at.walrider.is_none());
@@ -58,9 +59,11 @@ pub fn notes(sample: &Sample, standbys: &[Standby]) -> Vec<String> {
         };
         let unseen = at.wal.as_ref().and_then(|wal| wal.unseen.as_ref());
         notes.extend(unseen.map(|unseen| format!("{name}: {unseen}")));
-        primaries += u32::from(!server.in_recovery);
-        if !server.in_recovery && primaries > 1 {
-            notes.push(format!("{name}: a primary, too, and not shown: name one"));
+        if !server.in_recovery && shown != Some(name) {
+            notes.push(match &at.error {
+                Some(error) => format!("{name}: it was a primary, and does not answer: {error}"),
+                None => format!("{name}: a primary, too, and not shown: name one"),
+            });
         }
         if !server.sees_all {
             let unseen = match server.in_recovery {
@@ -98,12 +101,14 @@ mod tests {
     #[test]
     fn what_holds_most_comes_first_and_who_uses_it_is_named() {
         let sender = Walsender { application_name: "s1".into(), slot: Some("near".into()), ..Walsender::default() };
+        let unused = Slot { safe_wal_size: Some(-1000), ..slot("lost", None) };
         let primary = Server {
             flush_lsn: Some(Lsn(1000)),
-            slots: vec![slot("lost", None), slot("near", Some(900)), slot("far", Some(100))],
+            slots: vec![unused, slot("near", Some(900)), slot("far", Some(100))],
             replication: vec![sender],
             ..Server::default()
         };
+        assert!(slots(&primary).iter().all(|slot| slot.safe_wal_size.is_none()), "it keeps nothing, and loses nothing");
         let shown: Vec<_> = slots(&primary).into_iter().map(|slot| (slot.name, slot.held, slot.used_by)).collect();
         assert_eq!(
             shown,

@@ -8,13 +8,12 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::Serialize;
 use walrider_layout::Lsn;
 use walrider_observe::status::StandbyStatus;
+use walrider_wire::history::History;
 
 use crate::content::WalContent;
 use crate::sample::{Sample, Server, ServerSample, Walsender};
 use crate::slots::{self, SlotView};
 
-/// Moments that are remembered of a primary: at one a second an hour, then coarser.
-const MAX_POINTS: usize = 3600;
 /// A process that is seen in a state this often, as a share of all looks, owes its lag to it.
 const TELLING: f64 = 0.3;
 /// Seconds over which the speed of Walrider's replay is told.
@@ -23,6 +22,9 @@ const WINDOW: f64 = 5.0;
 const LARGEST_MESSAGE: u64 = 128 << 10;
 /// Less replay than this, as a share of all time, says nothing of how fast it could be.
 const LEAST_UTILISATION: f64 = 0.02;
+
+/// [`Standby::state`] where nobody says.
+pub const UNKNOWN: &str = "unknown";
 
 /// What lag is made of, in the order of the way that WAL goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -154,59 +156,6 @@ fn by_part<T: Ord>(shares: &BTreeMap<String, f64>, part: impl Fn(&str) -> T) -> 
     parts
 }
 
-/// When the primary had flushed how much.
-#[derive(Clone, Debug, Default)]
-pub struct History {
-    points: VecDeque<(f64, u64)>,
-}
-
-impl History {
-    /// At `time`, the primary had flushed up to `flushed`.
-    pub fn note(&mut self, time: f64, flushed: Lsn) {
-        match self.points.back() {
-            // Another server by the same name, or the same after it lost something: what was known is of no use.
-            Some(&(_, last)) if flushed.0 < last => self.points.clear(),
-            Some(&(last, _)) if time <= last => return,
-            _ => {}
-        }
-        self.points.push_back((time, flushed.0));
-        if self.points.len() > MAX_POINTS {
-            // Every other one of the older half.
-            let mut nth = 0;
-            self.points.retain(|_| {
-                nth += 1;
-                nth > MAX_POINTS / 2 || nth % 2 == 1
-            });
-        }
-    }
-
-    /// How old a position is at `time`, in seconds, and whether it is older than what is known, so that this is the least.
-    pub fn age(&self, position: Lsn, time: f64) -> Option<(f64, bool)> {
-        let &(last_time, last) = self.points.back()?;
-        if position.0 >= last {
-            return Some((0.0, false));
-        }
-        let next = self.points.partition_point(|&(_, lsn)| lsn <= position.0);
-        debug_assert!(next < self.points.len());
-        let at = match next.checked_sub(1) {
-            None => self.points[0].0,
-            Some(before) => {
-                // It grew evenly in between, as far as anybody knows.
-                let ((from, low), (to, high)) = (self.points[before], self.points[next]);
-                from + (to - from) * (position.0 - low) as f64 / (high - low) as f64
-            }
-        };
-        Some(((time.max(last_time) - at).max(0.0), next == 0))
-    }
-
-    /// Bytes a second, over the last `seconds`.
-    pub fn rate(&self, seconds: f64) -> Option<f64> {
-        let &(to, high) = self.points.back()?;
-        let &(from, low) = self.points.iter().rev().take_while(|(time, _)| to - time <= seconds + 0.5).last()?;
-        (to > from).then(|| (high - low) as f64 / (to - from))
-    }
-}
-
 /// A stage of a standby.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Stage {
@@ -245,7 +194,7 @@ pub struct Standby {
     pub address: String,
     /// The primary has a walsender for it. Where not, nothing that is shown of it is 0 because nobody said anything.
     pub connected: bool,
-    /// `streaming`, `catchup`, ..., or `not connected`.
+    /// `streaming`, `catchup`, ..., `not connected`, or [`UNKNOWN`] while no primary answers.
     pub state: String,
     /// `sync`, `async`, `quorum`, `potential`.
     pub sync_state: Option<String>,
@@ -271,6 +220,13 @@ pub struct Standby {
     pub replaying: BTreeMap<String, f64>,
     /// The same of the process that receives.
     pub receiving: BTreeMap<String, f64>,
+}
+
+impl Standby {
+    /// Tells standbys apart: two may have one name.
+    pub fn key(&self) -> String {
+        format!("{} {}", self.name, self.address)
+    }
 }
 
 /// A primary with what follows it.
@@ -314,12 +270,12 @@ pub struct Observer {
 impl Observer {
     /// The newest sample; what it comes to, with those before.
     pub fn look(&mut self, sample: &Sample) -> View {
-        let primary = sample.servers.iter().find(|at| at.server.as_ref().is_some_and(|server| !server.in_recovery));
-        let Some((at, server)) = primary.and_then(|at| at.server.as_ref().map(|server| (at, server))) else {
+        let Some((at, server)) = sample.primary() else {
             let error =
                 sample.servers.iter().find_map(|at| at.error.clone()).or(Some("no primary among the servers".into()));
             let mut standbys = self.standbys(sample, None);
             Observer::name_as_before(&mut self.names, &mut standbys);
+            standbys.iter_mut().for_each(forget_primary);
             self.remember(sample);
             return View { error, notes: slots::notes(sample, &standbys), standbys, ..View::default() };
         };
@@ -341,7 +297,7 @@ impl Observer {
             record_rate: rate(&|server| Some(server.wal?.records)),
             fpi_rate: rate(&|server| Some(server.wal?.fpi)),
             commit_rate: rate(&|server| server.commits),
-            slots: slots::slots(server),
+            slots: if at.error.is_none() { slots::slots(server) } else { Vec::new() },
             wal: at.wal.clone().filter(|wal| wal.unseen.is_none()),
             notes: slots::notes(sample, &standbys),
             standbys,
@@ -370,8 +326,8 @@ impl Observer {
             .filter(|sender| !sender.logical)
             .map(|sender| {
                 let alone = senders.len() == 1 && asked.len() == 1;
-                let found = asked.iter().position(|at| is_of(at, sender, alone));
-                self.standby(primary, Some(sender), found.map(|nth| asked.remove(nth)))
+                let found = (0..asked.len()).filter_map(|nth| Some((likeness(asked[nth], sender, alone)?, nth))).min();
+                self.standby(primary, Some(sender), found.map(|(_, nth)| asked.remove(nth)))
             })
             .collect();
         standbys.extend(asked.into_iter().map(|at| self.standby(primary, None, Some(at))));
@@ -447,6 +403,8 @@ impl Observer {
     }
 
     fn remember(&mut self, sample: &Sample) {
+        // Those after it are from before the clock was set back.
+        self.recent.retain(|older| older.time <= sample.time);
         self.recent.push_back(sample.clone());
         while self.recent.front().is_some_and(|oldest| oldest.time < sample.time - WINDOW) {
             self.recent.pop_front();
@@ -518,9 +476,9 @@ impl Observer {
     }
 }
 
-/// The primary does not answer: what it last said is no news, and nobody knows how far it has come since.
+/// The primary does not answer: what it last said, if anything, is no news, and nobody knows how far it has come since.
 fn forget_primary(standby: &mut Standby) {
-    (standby.connected, standby.state, standby.sync_state) = (false, "unknown".to_owned(), None);
+    (standby.connected, standby.state, standby.sync_state) = (false, UNKNOWN.to_owned(), None);
     standby.sent = Stage::default();
     for stage in [&mut standby.write, &mut standby.flush, &mut standby.replay] {
         *stage = Stage { lsn: stage.lsn, ..Stage::default() };
@@ -567,24 +525,30 @@ fn own_positions(at: &ServerSample) -> Own {
     }
 }
 
-/// Whether a server that was asked is the one at the end of this walsender; `alone`: there is one of each.
-fn is_of(at: &ServerSample, sender: &Walsender, alone: bool) -> bool {
-    if let Some(status) = &at.walrider {
-        return match (&status.slot, &sender.slot) {
-            (Some(slot), Some(used)) => slot == used,
-            _ => status.application_name.as_deref() == Some(&sender.application_name),
-        };
-    }
-    let Some(server) = &at.server else { return false };
-    let receiver = server.receiver.as_ref();
-    match (receiver.and_then(|receiver| receiver.slot_name.as_deref()).filter(|slot| !slot.is_empty()), &sender.slot) {
-        (Some(slot), Some(used)) => slot == used,
-        _ => {
+/// How well a server that was asked fits the end of this walsender, the less the better; `None`: it is another. `alone`: there is one
+/// of each. One that answers comes before one that does not, of which nobody knows what it does now.
+fn likeness(at: &ServerSample, sender: &Walsender, alone: bool) -> Option<(bool, u8)> {
+    let (slot, named) = match (&at.walrider, &at.server) {
+        (Some(status), _) => (status.slot.as_deref(), status.application_name.as_deref()),
+        (None, Some(server)) => {
+            let receiver = server.receiver.as_ref();
+            if receiver.is_none() && at.error.is_none() {
+                // It receives nothing.
+                return None;
+            }
             let named = receiver.and_then(|receiver| receiver.application_name.as_deref());
             // What a walreceiver calls itself (`libpqrcv_connect` in walreceiver.c).
-            named.or(server.cluster_name.as_deref()).unwrap_or("walreceiver") == sender.application_name || alone
+            let named = named.or(server.cluster_name.as_deref()).unwrap_or("walreceiver");
+            (receiver.and_then(|receiver| receiver.slot_name.as_deref()), Some(named))
         }
-    }
+        (None, None) => return None,
+    };
+    let how = match (slot.filter(|slot| !slot.is_empty()), &sender.slot) {
+        (Some(slot), Some(used)) => (slot == used).then_some(0),
+        _ if named == Some(&sender.application_name) => Some(1),
+        _ => (alone && at.walrider.is_none()).then_some(2),
+    };
+    how.map(|how| (at.error.is_some(), how))
 }
 
 fn name_of(sender: Option<&Walsender>, asked: Option<&ServerSample>) -> String {
@@ -621,9 +585,19 @@ fn parts(
     let doing: BTreeMap<Part, f64> =
         by_part(&standby.replaying, replay_part).into_iter().filter_map(|(part, share)| Some((part?, share))).collect();
     let fetches = sender.is_none() && doing.get(&Part::WalFetch).is_some_and(|share| *share >= TELLING);
-    // What was received long ago, or never, says nothing where all comes from an archive.
-    let flush = if fetches { Some(0.0) } else { standby.flush.seconds };
-    let (Some(replay), Some(flush)) = (standby.replay.seconds, flush) else { return Vec::new() };
+    let Some(replay) = standby.replay.seconds else { return Vec::new() };
+    let flush = match standby.flush.seconds {
+        // What was received long ago, or never, says nothing where all comes from an archive.
+        _ if fetches => 0.0,
+        // What is replayed is there, also if it came another way.
+        Some(flush) => flush.min(replay),
+        // It has never received anything.
+        None if sender.is_none() => {
+            let part = if live.is_some_and(has_archive) { Part::WalFetch } else { Part::NotConnected };
+            return if replay > 0.0 { vec![(part, replay)] } else { Vec::new() };
+        }
+        None => return Vec::new(),
+    };
     // Up to where it is durable on the standby.
     let (sent, write) =
         (standby.sent.seconds.unwrap_or(0.0).min(flush), standby.write.seconds.unwrap_or(flush).min(flush));
@@ -666,6 +640,13 @@ pub fn receive_part(wait: &str) -> Option<Part> {
     }
 }
 
+/// Whether it has WAL from an archive.
+fn has_archive(at: &ServerSample) -> bool {
+    let command = at.server.as_ref().and_then(|server| server.settings.get("restore_command"));
+    at.walrider.as_ref().is_some_and(|status| status.primary.is_none())
+        || command.is_some_and(|command| !command.is_empty())
+}
+
 fn is_paused(at: &ServerSample) -> bool {
     match (&at.walrider, &at.server) {
         (Some(status), _) => status.paused,
@@ -675,74 +656,4 @@ fn is_paused(at: &ServerSample) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A walsender that a slow network holds up waits in `WalSenderMain`, as an idle one does, and sends now and then: found under load,
-    /// where that was taken for one that is slow itself.
-    #[test]
-    fn a_walsender_that_is_held_up_between_two_looks() {
-        let at = |wait: Option<&str>, sent| Walsender {
-            pid: 7,
-            wait: wait.map(str::to_owned),
-            sent_lsn: Some(Lsn(sent)),
-            write_lsn: Some(Lsn(1000)),
-            ..Walsender::default()
-        };
-        let server = |sender: &Walsender| Server {
-            flush_lsn: Some(Lsn(2_000_000)),
-            replication: vec![sender.clone()],
-            ..Server::default()
-        };
-        let sample = |wait: Option<&str>| Sample {
-            servers: vec![ServerSample { server: Some(server(&at(wait, 1_000_000))), ..ServerSample::default() }],
-            ..Sample::default()
-        };
-        let held_up = |before: &[Option<&str>], now: Walsender| {
-            let observer = Observer { recent: before.iter().copied().map(sample).collect(), ..Observer::default() };
-            let server = server(&now);
-            let standby = observer.standby(Some((&ServerSample::default(), &server)), Some(&now), None);
-            observer.is_held_up(&standby, &server, &now)
-        };
-        let main = Some("Activity:WalSenderMain");
-        assert!(held_up(&[], at(main, 1_000_000)));
-        assert!(!held_up(&[], at(None, 1_000_000)), "it does something");
-        assert!(!held_up(&[], at(main, 2_000_000)), "nothing is left to send");
-        assert!(!held_up(&[], at(main, 1000)), "all that was sent has come: it is stopped");
-        assert!(held_up(&[None, main, main], at(None, 1_000_000)));
-        assert!(!held_up(&[None, main, main], Walsender { pid: 8, ..at(None, 1_000_000) }));
-        assert!(!held_up(&[None, main, None], at(None, 1_000_000)));
-    }
-
-    /// Standbys of a primary that died have no lag that anybody knows; they do not look as if they were fine.
-    #[test]
-    fn a_primary_that_does_not_answer() {
-        let sender = Walsender {
-            application_name: "s".into(),
-            state: Some("streaming".into()),
-            sent_lsn: Some(Lsn(1000)),
-            replay_lsn: Some(Lsn(1000)),
-            flush_lsn: Some(Lsn(1000)),
-            ..Walsender::default()
-        };
-        let server = Server { flush_lsn: Some(Lsn(1000)), replication: vec![sender], ..Server::default() };
-        let at = |time, error| ServerSample {
-            name: "p:1".into(),
-            answered_at: time,
-            error,
-            server: Some(server.clone()),
-            ..ServerSample::default()
-        };
-        let sample = |at| Sample { servers: vec![at], ..Sample::default() };
-        let mut observer = Observer::default();
-        let standby = observer.look(&sample(at(1.0, None))).standbys.remove(0);
-        assert_eq!((standby.connected, standby.replay.seconds, standby.replay.bytes), (true, Some(0.0), Some(0)));
-        let view = observer.look(&sample(at(1.0, Some("gone".into()))));
-        let standby = &view.standbys[0];
-        assert_eq!((standby.connected, standby.state.as_str(), view.wal_rate), (false, "unknown", None));
-        for stage in [standby.sent, standby.write, standby.flush, standby.replay] {
-            assert_eq!((stage.bytes, stage.seconds), (None, None));
-        }
-        assert_eq!(standby.replay.lsn, Some(Lsn(1000)));
-    }
-}
+mod tests;

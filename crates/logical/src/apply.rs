@@ -95,8 +95,10 @@ pub struct Progress {
     pub executing: u64,
     /// Transactions that were read and are in no batch that has committed.
     pub queued: u64,
-    /// Since when everything that was received is applied, if so.
+    /// Everything that was received is applied.
     pub idle: bool,
+    /// When it last was so.
+    pub was_idle: Option<Instant>,
     /// How often it has connected.
     pub connections: u64,
     /// Why it last had to connect again.

@@ -516,6 +516,7 @@ impl<'s> Reader<'s> {
             progress.queued = queued;
             progress.flushed = progress.flushed.max(flushed);
             progress.idle = idle;
+            progress.was_idle = if idle { Some(Instant::now()) } else { progress.was_idle };
         });
         let until = self.apply.settings.until;
         if self.ending.is_none() && idle && until.is_some_and(|until| self.received >= until) {

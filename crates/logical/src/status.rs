@@ -16,13 +16,17 @@ impl Apply {
         let (progress, counters) = (self.progress(), &self.counters);
         let known = |lsn: u64| Some(Lsn(lsn)).filter(|lsn| lsn.0 > 0);
         let now = Time::now();
-        let applied = known(Counters::get(&counters.applied));
+        // While there is nothing to apply, the publisher is told of more than was.
+        let applied = known(Counters::get(&counters.applied).max(progress.flushed.0));
         let streaming = matches!(progress.state, ApplyState::Streaming | ApplyState::Paused);
         let received = known(progress.received.0).max(applied);
         let caught_up = progress.idle && streaming;
         let lag = received.zip(applied).map(|(received, applied)| received.0.saturating_sub(applied.0));
         let age = Time::from_timestamptz(counters.applied_time.load(Ordering::Relaxed))
             .map(|time| (now.unix_seconds() - time.unix_seconds()).max(0.0));
+        // The last commit may be older than a quiet night.
+        let behind = progress.was_idle.map(|time| time.elapsed().as_secs_f64());
+        let age = age.map(|age| behind.map_or(age, |behind| age.min(behind)));
         let (source, target) = progress.peers.unzip();
         let conflict = |(kind, count): (Kind, &std::sync::atomic::AtomicU64)| (kind.name(), Counters::get(count));
         ApplyStatus {

@@ -79,7 +79,7 @@ pub const METRICS: &[Metric] = &[
     metric("behind_bytes", "How far each stage is behind the primary's flush position.", Gauges("stage", behind)),
     metric(
         "replay_lag_seconds",
-        "Age of the last commit replayed; 0 when all that the primary told of is replayed.",
+        "How long ago the primary had more than what is replayed; 0 when all that it told of is replayed.",
         Gauge(|s| s.replay_lag_seconds),
     ),
     metric(

@@ -418,8 +418,8 @@ pub struct StandbyStatus {
     pub transfer_seconds: Option<f64>,
     /// Commit time of the last transaction replayed, by the primary's clock.
     pub replayed_commit: Option<Time>,
-    /// Seconds by which replay is behind the primary: none if all that the primary told of is replayed, else the age of the
-    /// last commit replayed. Where the clocks differ, so does this.
+    /// Seconds by which replay is behind the primary: since when the primary has had more than what is replayed, none if all that it told of
+    /// is; where that was before it was first heard, the age of the last commit replayed, by two clocks.
     pub replay_lag_seconds: Option<f64>,
     /// `recovery_min_apply_delay`.
     pub min_apply_delay_seconds: f64,
@@ -448,8 +448,15 @@ impl StandbyStatus {
         }
     }
 
-    /// Sets the positions, [`Lsn::INVALID`] where nothing is known, and last of all what follows from them and from the times.
-    pub fn at(mut self, wal: &WalPositions, reported: Lsn, checkpoint_redo: Lsn) -> StandbyStatus {
+    /// Sets the positions, [`Lsn::INVALID`] where nothing is known, and last of all what follows from them and from the times. `age`: how many
+    /// seconds ago the primary had flushed more than what is replayed, and whether that is the least.
+    pub fn at(
+        mut self,
+        wal: &WalPositions,
+        reported: Lsn,
+        checkpoint_redo: Lsn,
+        age: Option<(f64, bool)>,
+    ) -> StandbyStatus {
         let known = |lsn: Lsn| lsn.is_valid().then_some(lsn);
         let horizon = known(wal.horizon);
         let position = |lsn| {
@@ -468,9 +475,12 @@ impl StandbyStatus {
         let message = self.last_message_sent.zip(self.last_message_received);
         self.silent_seconds = self.last_message_received.map(|received| self.time.seconds_since(received));
         self.transfer_seconds = message.map(|(sent, received)| received.seconds_since(sent));
-        self.replay_lag_seconds = match self.positions.replayed.behind_bytes {
-            Some(0) => Some(0.0),
-            _ => self.replayed_commit.map(|commit| self.time.seconds_since(commit)),
+        let commit = self.replayed_commit.map(|commit| self.time.seconds_since(commit));
+        self.replay_lag_seconds = match (self.positions.replayed.behind_bytes, age) {
+            (Some(0), _) => Some(0.0),
+            // One transaction may take an hour, and the last before it may be older than a night.
+            (Some(_), Some((age, false))) => Some(age),
+            (_, age) => commit.or(age.map(|(least, _)| least)),
         };
         self
     }
@@ -584,7 +594,7 @@ pub(crate) mod tests {
             },
             ..StandbyStatus::new()
         }
-        .at(&WAL, Lsn(0x1_0000_0030), Lsn(0x1_0000_0000))
+        .at(&WAL, Lsn(0x1_0000_0030), Lsn(0x1_0000_0000), None)
     }
 
     const WAL: WalPositions = WalPositions {
@@ -651,7 +661,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_not_known_is_null() {
-        let told = StandbyStatus::new().at(&WalPositions::default(), Lsn::INVALID, Lsn::INVALID).to_json();
+        let told = StandbyStatus::new().at(&WalPositions::default(), Lsn::INVALID, Lsn::INVALID, None).to_json();
         for key in ["system_identifier", "timeline", "primary", "horizon", "last_error", "replay_lag_seconds"] {
             assert!(told[key].is_null(), "{key}");
         }
@@ -661,13 +671,25 @@ pub(crate) mod tests {
     #[test]
     fn all_replayed_is_no_lag_however_long_ago() {
         let lag = |applied, status: StandbyStatus| {
-            status.at(&WalPositions { applied, ..WAL }, Lsn::INVALID, Lsn::INVALID).replay_lag_seconds
+            status.at(&WalPositions { applied, ..WAL }, Lsn::INVALID, Lsn::INVALID, None).replay_lag_seconds
         };
         assert_eq!(lag(WAL.horizon, streaming()), Some(0.0));
         assert_eq!(lag(Lsn::INVALID, streaming()), Some(2.0));
         let ahead = Some(Time(streaming().time.0 + Duration::from_secs(9)));
         let primary_is_ahead = StandbyStatus { replayed_commit: ahead, ..streaming() };
         assert_eq!(lag(Lsn::INVALID, primary_is_ahead), Some(0.0));
+    }
+
+    /// Found by a review: while one long transaction was replayed, or after a quiet night, a standby that kept up had the lag of the last
+    /// commit's age, and was unhealthy.
+    #[test]
+    fn what_is_known_of_the_primary_counts_and_not_the_last_commit() {
+        let lag = |age| {
+            let wal = WalPositions { applied: Lsn(WAL.horizon.0 - 8), ..WAL };
+            streaming().at(&wal, Lsn::INVALID, Lsn::INVALID, age).replay_lag_seconds
+        };
+        assert_eq!(lag(Some((0.5, false))), Some(0.5));
+        assert_eq!(lag(Some((0.5, true))), Some(2.0));
     }
 
     #[test]

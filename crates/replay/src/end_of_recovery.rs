@@ -15,6 +15,7 @@ use walrider_datadir::unlogged::reset_unlogged_relations;
 use walrider_datadir::wal_dir::WalDir;
 use walrider_datadir::{DataDir, command, config};
 use walrider_layout::control::DbState;
+use walrider_layout::history::history_file_name;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
 use walrider_store::read::ReadWal;
@@ -42,8 +43,8 @@ pub struct Promoted {
     pub switch_point: Lsn,
     /// Its first record, a checkpoint: where PostgreSQL starts.
     pub checkpoint: Lsn,
-    /// `recovery_end_command` failed, which keeps nobody from starting.
-    pub warning: Option<String>,
+    /// `recovery_end_command` failed, or the timeline may be another's, too: which keeps nobody from starting.
+    pub warnings: Vec<String>,
 }
 
 /// Ends recovery where the engine stands: all that was replayed is durable, the directory is consistent, and handed over.
@@ -73,6 +74,14 @@ pub fn end_of_recovery(
     let timeline = newest.0.checked_add(1).map(TimelineId).ok_or_else(|| {
         ReplayError::Refused(format!("there is no timeline after {newest}: dump the databases into a new cluster"))
     })?;
+    let warnings = source.is_unsure().then(|| {
+        format!(
+            "the archive is out of reach: if it has {} of an earlier promotion, it will take neither this server's nor its WAL; look \
+             there when it is back",
+            history_file_name(timeline)
+        )
+    });
+    let warnings = warnings.into_iter().collect();
     let old_timeline = source.timeline_at(Lsn(switch_point.0 - 1));
     let pages = PageFormat {
         major: control.major,
@@ -108,13 +117,7 @@ pub fn end_of_recovery(
     // Of the checkpoint that it will begin with, a server with a signal file could reach neither the target nor the timeline.
     let keep_out = settings.target.is_some() || matches!(settings.target_timeline, TargetTimeline::Number(_));
     recovery.end(globals, &checkpoint, keep_out)?;
-    finish(
-        &data_dir,
-        &wal_dir,
-        settings,
-        old_timeline,
-        Promoted { timeline, switch_point, checkpoint: lsn, warning: None },
-    )
+    finish(&data_dir, &wal_dir, settings, old_timeline, Promoted { timeline, switch_point, checkpoint: lsn, warnings })
 }
 
 /// Does `one` in a thread of its own, if there is one to be had, and `other` meanwhile.
@@ -164,8 +167,12 @@ pub fn end_again(
     let newest = *history.newest_first().next().expect("never empty");
     let old_timeline = history.timeline_at(Lsn(newest.begin.0.saturating_sub(1)));
     let wal_dir = WalDir::new(data_dir.path(), control.segment_size);
-    let promoted =
-        Promoted { timeline: body.timeline, switch_point: newest.begin, checkpoint: control.checkpoint, warning: None };
+    let promoted = Promoted {
+        timeline: body.timeline,
+        switch_point: newest.begin,
+        checkpoint: control.checkpoint,
+        warnings: Vec::new(),
+    };
     finish(data_dir.path(), &wal_dir, settings, old_timeline, promoted).map(Some)
 }
 
@@ -191,9 +198,9 @@ fn finish(
     if let Some(command) = &settings.recovery_end_command {
         let size = wal_dir.segment_size();
         let oldest = size.file_name(promoted.timeline, size.segment_of(promoted.checkpoint));
-        promoted.warning = command::run(data_dir, &expand_end_command(command, &oldest)?)
-            .err()
-            .map(|why| format!("recovery_end_command \"{command}\": {why}"));
+        if let Err(why) = command::run(data_dir, &expand_end_command(command, &oldest)?) {
+            promoted.warnings.push(format!("recovery_end_command \"{command}\": {why}"));
+        }
     }
     wal_dir.remove_non_parent(promoted.switch_point, promoted.timeline)?;
     wal_dir.remove_before_gap(promoted.checkpoint)?;

@@ -126,7 +126,12 @@ impl<'o> Opened<'o> {
         if *archive_recovery && data_dir.control().wal_level == WAL_LEVEL_MINIMAL {
             return Err(ReplayError::Refused(GlobalError::MinimalWal.to_string()));
         }
-        options.wal.as_deref().map_or(Ok(()), foreign_archive::refuse)?;
+        if let Some(wal) = &options.wal {
+            foreign_archive::refuse(wal)?;
+            if !options.follow {
+                foreign_archive::refuse_empty(wal)?;
+            }
+        }
         let wanted = override_settings(options, settings)?;
         let control = data_dir.control();
         let format = WalFormat {

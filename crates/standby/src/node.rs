@@ -16,6 +16,7 @@ use walrider_datadir::durable::unlink;
 use walrider_datadir::held::{HeldDir, shown};
 use walrider_datadir::lock;
 use walrider_datadir::open::read_control;
+use walrider_datadir::slots::{logical_slots, read_slots};
 use walrider_layout::Lsn;
 use walrider_layout::control::DbState;
 use walrider_layout::positions::WalPositions;
@@ -24,6 +25,7 @@ use walrider_relay::service::Access;
 use walrider_replay::stages::Stage;
 use walrider_replay::startup::holds_what_was_early;
 use walrider_session::ConnectOptions;
+use walrider_wire::history::History;
 
 use crate::error::StandbyError;
 use crate::relay::{Relay, RelaySettings};
@@ -66,6 +68,8 @@ struct NodeState {
     standby: Option<Standby>,
     /// What PostgreSQL said last in its turn.
     seen: Option<Seen>,
+    /// How far the primary was when, by what PostgreSQL said.
+    horizons: History,
     wishes: Wishes,
     last_error: Option<(SystemTime, String)>,
     /// Since when PostgreSQL receives, in its turn.
@@ -102,6 +106,8 @@ struct Told {
     pause: bool,
     /// Somebody has asked to look at the file.
     look: bool,
+    /// Why it keeps the directory although it is far behind.
+    keeps: bool,
 }
 
 impl Told {
@@ -137,6 +143,7 @@ impl Node {
                 settings,
                 standby: None,
                 seen: None,
+                horizons: History::default(),
                 wishes: Wishes::default(),
                 last_error: None,
                 connected_since: None,
@@ -200,9 +207,19 @@ impl Node {
         }
         loop {
             if !server {
-                let outcome = self.follow(Some(&turns))?;
-                if !matches!(outcome, Outcome::Stopped(_)) || self.lock().wishes.stop {
-                    return Ok(outcome);
+                if let Some(names) = self.logical_slots() {
+                    self.complain(format!("PostgreSQL gets the directory at once: {}", why_it_keeps(&names)));
+                    while !turns.may_lend(self.now()) {
+                        if self.lock().wishes.stop {
+                            return Ok(Outcome::ServerStopped);
+                        }
+                        thread::sleep(SHORT);
+                    }
+                } else {
+                    let outcome = self.follow(Some(&turns))?;
+                    if !matches!(outcome, Outcome::Stopped(_)) || self.lock().wishes.stop {
+                        return Ok(outcome);
+                    }
                 }
                 server = self.start_server(&mut turns);
                 if !server {
@@ -380,12 +397,30 @@ impl Node {
             self.tell(seen);
             if turns.is_far(behind, self.now()) && !server::is_promoted(&settings) {
                 let behind = behind.unwrap_or_default();
+                if let Some(names) = self.logical_slots() {
+                    if !std::mem::replace(&mut told.keeps, true) {
+                        let why = why_it_keeps(&names);
+                        self.complain(format!("PostgreSQL is {behind} bytes behind, and keeps the directory: {why}"));
+                    }
+                    continue;
+                }
                 tracing::warn!("PostgreSQL is {behind} bytes behind and is stopped: Walrider catches up");
                 self.forget();
                 server::stop(&settings)?;
                 return Ok(Ended::FellBehind);
             }
         }
+    }
+
+    /// The logical slots that PostgreSQL has there, as one that was made in its turn: Walrider refuses a directory with such.
+    fn logical_slots(&self) -> Option<String> {
+        let settings = self.settings();
+        let data_dir = &settings.data_dir;
+        // Where it is no standby's yet, or PostgreSQL must not have it, the refusal says what is to be done.
+        if server::is_promoted(&settings) || holds_what_was_early(data_dir).unwrap_or(true) {
+            return None;
+        }
+        logical_slots(&read_slots(data_dir).ok()?)
     }
 
     /// What it has said does not hold any more.
@@ -397,6 +432,7 @@ impl Node {
     fn tell(&self, seen: Seen) {
         let mut state = self.lock();
         state.connected_since = if seen.connected { state.connected_since.or(Some(SystemTime::now())) } else { None };
+        state.horizons.note(self.now().as_secs_f64(), seen.horizon());
         state.seen = Some(seen);
     }
 
@@ -540,18 +576,25 @@ impl Node {
             ..StandbyStatus::new()
         };
         let (settings, seen) = (state.settings.clone(), state.seen.clone());
+        let replayed = seen.as_ref().map(|seen| seen.replayed).filter(|replayed| replayed.is_valid());
+        let age = replayed.and_then(|replayed| state.horizons.age(replayed, self.now().as_secs_f64()));
         drop(state);
-        of_server(&settings, seen, status)
+        of_server(&settings, seen, age, status)
     }
 }
 
 /// The status in PostgreSQL's turn.
-fn of_server(settings: &Settings, seen: Option<Seen>, status: StandbyStatus) -> StandbyStatus {
+fn of_server(
+    settings: &Settings,
+    seen: Option<Seen>,
+    age: Option<(f64, bool)>,
+    status: StandbyStatus,
+) -> StandbyStatus {
     let control = read_control(&settings.data_dir).ok();
     let readable = seen.is_some();
     let seen = seen.unwrap_or_default();
     let positions = WalPositions {
-        horizon: seen.horizon.max(seen.received),
+        horizon: seen.horizon(),
         received: seen.received,
         // What a walreceiver counts as received it has flushed.
         held: seen.received,
@@ -571,11 +614,18 @@ fn of_server(settings: &Settings, seen: Option<Seen>, status: StandbyStatus) -> 
         primary: seen.primary,
         slot: seen.slot.or(settings.slot.clone()),
         application_name: name(settings),
+        has_primary: settings.primary.is_some(),
         replayed_commit: seen.commit.and_then(Time::from_timestamptz),
         min_apply_delay_seconds: settings.min_apply_delay.as_secs_f64(),
         ..status
     }
-    .at(&positions, seen.replayed, control.map_or(Lsn::INVALID, |control| control.checkpoint_copy.redo))
+    .at(&positions, seen.replayed, control.map_or(Lsn::INVALID, |control| control.checkpoint_copy.redo), age)
+}
+
+fn why_it_keeps(slots: &str) -> String {
+    format!(
+        "it has logical replication slots ({slots}), which Walrider's replay could not keep valid; drop them to have that"
+    )
 }
 
 /// Of a standby of the primary's: PostgreSQL's is Walrider's.

@@ -158,7 +158,7 @@ impl Receive {
             status.slots = relay.slots();
         }
         status.archiver = archiving::status(inner.archiver.get());
-        status.at(&positions, Lsn::INVALID, Lsn::INVALID)
+        status.at(&positions, Lsn::INVALID, Lsn::INVALID, None)
     }
 }
 

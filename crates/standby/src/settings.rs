@@ -31,6 +31,8 @@ pub struct ReadableSettings {
     pub limits: Limits,
     /// How to connect to the server on the directory, besides host and port, which are found.
     pub local_conninfo: String,
+    /// Bytes of WAL that a slot of the server can hold back (`max_slot_wal_keep_size`).
+    pub max_slot_keep: Option<u64>,
 }
 
 /// What a standby is told. The command line, its file and the directory's own configuration have been brought together.

@@ -14,6 +14,7 @@ use walrider_datadir::command;
 use walrider_datadir::durable::{read_file, write_file};
 use walrider_datadir::held::HeldDir;
 use walrider_datadir::open::read_control;
+use walrider_datadir::slots::read_slots;
 use walrider_datadir::{DataDir, DataDirError};
 use walrider_layout::control::ControlFile;
 use walrider_layout::history::{TimelineHistory, history_file_name};
@@ -322,17 +323,14 @@ impl Shell {
         };
         // A session that is about to begin with this segment may fail yet, and the next one begin behind it: then nobody brings it.
         let begun = Instant::now();
-        let mut kept = spool.keep_restored(name, contents, &mut judge);
-        while let Ok(false) = kept {
-            let connects = |state: &mut State| state.machine.link() == Link::Connecting;
-            let left = CONNECTING.saturating_sub(begun.elapsed());
-            let waited = self.changed.wait_timeout_while(self.state(), left, connects).expect("no panic while locked");
-            if left.is_zero() || waited.1.timed_out() || waited.0.machine.link() == Link::Up {
-                break;
+        let kept = loop {
+            match spool.keep_restored(name, contents, &mut judge) {
+                Ok(false) if self.state().machine.link() != Link::Up && begun.elapsed() < CONNECTING => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                kept => break kept,
             }
-            drop(waited);
-            kept = spool.keep_restored(name, contents, &mut judge);
-        }
+        };
         match kept {
             // As a restore_command fails. It is tried again.
             Err(error @ SpoolError::Full { .. }) if !self.state().machine.wishes().promotes => {
@@ -487,6 +485,21 @@ impl Shell {
     }
 }
 
+/// From where on PostgreSQL's slots need WAL, which it serves again in its next turn; without such turns nobody could drop one
+/// (`KeepLogSeg`, `access/transam/xlog.c`).
+fn kept_for_slots(settings: &Settings, redo: Lsn) -> Lsn {
+    let Some(readable) = &settings.readable else { return redo };
+    let slots = match read_slots(&settings.data_dir) {
+        Ok(slots) => slots,
+        Err(error) => {
+            tracing::warn!("all WAL is kept, as it is not known what the replication slots need: {error}");
+            return Lsn::INVALID;
+        }
+    };
+    let needed = slots.iter().map(|slot| slot.restart_lsn).filter(|lsn| lsn.is_valid()).min().unwrap_or(redo);
+    needed.max(Lsn(redo.0.saturating_sub(readable.max_slot_keep.unwrap_or(u64::MAX))))
+}
+
 fn stored(spool: &Spool) -> Stored {
     let (timeline, written) = spool.timeline_and_written();
     Stored { timeline, written }
@@ -612,7 +625,8 @@ impl Upstream for Shell {
     fn restartpoint(&self, redo: Lsn, timeline: TimelineId) {
         self.state().shown.checkpoint_redo = redo;
         let Some(spool) = self.spool() else { return };
-        let keep_from = Lsn(redo.0.saturating_sub(self.settings().wal_keep_bytes));
+        let settings = self.settings();
+        let keep_from = Lsn(redo.0.saturating_sub(settings.wal_keep_bytes)).min(kept_for_slots(&settings, redo));
         match spool.remove_before(keep_from, timeline) {
             Ok(old) => tracing::info!(
                 "restartpoint complete: recovery begins at {redo} now; {} WAL files removed, {} recycled",

@@ -223,7 +223,7 @@ impl Standby {
         if let Some(refusal) = &summary.refusal {
             tracing::info!("the archive had no more WAL when the standby was promoted: {refusal}");
         }
-        if let Some(warning) = &promoted.warning {
+        for warning in &promoted.warnings {
             tracing::warn!("{warning}");
         }
         tracing::info!(
@@ -320,7 +320,12 @@ impl Standby {
             archiver: archiving::status(shell.archiver()),
             ..StandbyStatus::new()
         }
-        .at(&positions, board.reported(), kept.checkpoint_redo)
+        .at(
+            &positions,
+            board.reported(),
+            kept.checkpoint_redo,
+            board.age(replayed.lsn).filter(|_| replayed.lsn.is_valid()),
+        )
     }
 }
 

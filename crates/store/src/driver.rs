@@ -92,6 +92,11 @@ pub trait Remote {
     /// The segment that was delivered last.
     fn delivered(&self) -> Option<String>;
 
+    /// What it was asked for last it could not be asked, and it was taken for missing.
+    fn is_unsure(&self) -> bool {
+        false
+    }
+
     /// What it has cost so far.
     fn stats(&self) -> FetchStats;
 

@@ -260,8 +260,8 @@ impl Finder {
         }
     }
 
-    /// Finds a segment, and where; a `.partial` one if there is no other, or if it has been written to since the other, which may be the copy that
-    /// we left for PostgreSQL.
+    /// Finds a segment, and where; a `.partial` one if there is no other, or if it has been written to since the other in `pg_wal`, which may be
+    /// the copy that we left for PostgreSQL.
     fn look(&self, name: &str, segment: u64, refusal: &mut Option<Refusal>) -> Result<Option<FoundIn<'_>>, StoreError> {
         let whole = self.look_for(name, segment, &|_| true, refusal)?;
         if whole.as_ref().is_some_and(|(whole, _)| whole.fetched) {
@@ -278,6 +278,8 @@ impl Finder {
             let is_pg_wal = |place: &Arc<dyn Driver>| self.places.last().is_some_and(|last| Arc::ptr_eq(last, place));
             let is_kept = |whole: &FoundIn<'_>| self.incoming.is_some() && is_pg_wal(whole.1) && !is_pg_wal(place);
             match &whole {
+                // That of an archive has all: one that was left by a promotion ends before it (`XLogArchivePartial`).
+                Some(whole) if !is_pg_wal(whole.1) => {}
                 Some(whole) if !is_kept(whole) && modified(&partial)? <= modified(&whole.0)? => {}
                 _ => return Ok(Some((partial, place))),
             }

@@ -37,6 +37,26 @@ pub fn refuse(wal: &Path) -> Result<(), StoreError> {
     )))
 }
 
+/// Refuses a directory without any WAL: an archive that is not mounted looks so, and a backup that brings WAL along would be promoted
+/// without all that was archived after it.
+///
+/// # Errors
+/// [`StoreError::Refused`] if there is none, or no such directory.
+pub fn refuse_empty(wal: &Path) -> Result<(), StoreError> {
+    let failed = |error| DataDirError::io("read directory", wal, error);
+    for entry in fs::read_dir(wal).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+        // Also one that is packed, or partial.
+        if name.get(..24).is_some_and(|name| is_hex(name, 24)) || name.ends_with(".history") {
+            return Ok(());
+        }
+    }
+    Err(StoreError::Refused(format!(
+        "\"{}\" has no WAL: is the archive mounted, and is this the directory of its segments? Leave --wal out where the backup has all that is wanted",
+        wal.display()
+    )))
+}
+
 /// Which tool's it is, by names alone. A directory that has a segment of its own is nobody's.
 fn recognise(wal: &Path) -> std::io::Result<Option<Tool>> {
     let mut found = None;
@@ -110,6 +130,19 @@ mod tests {
             fs::write(path, "").unwrap();
         }
         refuse(dir.path()).map_or_else(|error| error.to_string(), |()| "WAL".into())
+    }
+
+    /// Found by a review: a backup with WAL of its own was promoted where the archive was not mounted.
+    #[test]
+    fn what_is_not_mounted_is_no_archive() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("README"), "").unwrap();
+        assert!(refuse_empty(dir.path()).unwrap_err().to_string().contains("has no WAL"));
+        for name in [SEGMENT, "000000010000000000000001.partial", "000000010000000000000001.gz", "00000002.history"] {
+            fs::write(dir.path().join(name), "").unwrap();
+            refuse_empty(dir.path()).unwrap();
+            fs::remove_file(dir.path().join(name)).unwrap();
+        }
     }
 
     #[test]

@@ -160,6 +160,11 @@ impl Source {
         Ok(newest)
     }
 
+    /// An archive is out of reach, so that [`newest_timeline`](Source::newest_timeline), if asked last, may have missed some.
+    pub fn is_unsure(&self) -> bool {
+        self.finder().remote().is_some_and(Remote::is_unsure)
+    }
+
     /// Path and contents of a timeline's history file, if it has one.
     ///
     /// # Errors

@@ -4,15 +4,20 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use walrider_layout::Lsn;
+use walrider_wire::history::History;
 use walrider_wire::pulse::{Link, Timing};
 use walrider_wire::stream::HotStandbyFeedback;
 
 use crate::error::ReceiveError;
 use crate::line::Line;
 use crate::positions::Limit;
+
+/// How often it is noted how far the primary is.
+const NOTED_EVERY_MS: u64 = 1000;
 
 /// Shared by all threads of a standby. Whoever changes something that the receiver waits for wakes it.
 pub struct Board {
@@ -23,6 +28,10 @@ pub struct Board {
     applied: AtomicU64,
     commits: AtomicBool,
     horizon: AtomicU64,
+    /// When it moved, in seconds since `began`, and the milliseconds of the last time that was noted.
+    horizons: Mutex<History>,
+    noted: AtomicU64,
+    began: Instant,
     received: AtomicU64,
     reported: AtomicU64,
     sent_at: AtomicI64,
@@ -57,6 +66,9 @@ impl Board {
             applied: AtomicU64::new(0),
             commits: AtomicBool::new(false),
             horizon: AtomicU64::new(0),
+            horizons: Mutex::new(History::default()),
+            noted: AtomicU64::new(0),
+            began: Instant::now(),
             received: AtomicU64::new(0),
             reported: AtomicU64::new(0),
             sent_at: AtomicI64::new(0),
@@ -189,7 +201,27 @@ impl Board {
     }
 
     pub(crate) fn set_horizon(&self, horizon: Lsn) {
-        self.horizon.store(horizon.0, Ordering::Release);
+        let before = self.horizon.swap(horizon.0, Ordering::AcqRel);
+        if horizon.0 == before {
+            return;
+        }
+        let now = self.began.elapsed();
+        if before == 0 || now.as_millis() as u64 >= self.noted.load(Ordering::Relaxed) + NOTED_EVERY_MS {
+            self.noted.store(now.as_millis() as u64, Ordering::Relaxed);
+            self.horizons.lock().expect("no panic while locked").grow(now.as_secs_f64(), Lsn(before), horizon);
+        }
+    }
+
+    /// How long ago the primary told that it had flushed more than up to there, in seconds, and whether it was before that was noted, so that
+    /// this is the least. `None` before it has told anything.
+    pub fn age(&self, position: Lsn) -> Option<(f64, bool)> {
+        let (horizons, now) =
+            (self.horizons.lock().expect("no panic while locked"), self.began.elapsed().as_secs_f64());
+        match horizons.newest()? {
+            // It moved soon after that, and has not since.
+            (time, newest) if newest <= position && position < self.horizon() => Some((now - time, false)),
+            _ => horizons.age(position, now),
+        }
     }
 
     /// Up to where WAL has come over the wire.

@@ -438,9 +438,15 @@ impl StandbyOptions {
         // Empty is a way to say none, as in postgresql.conf.
         let some = |text: Option<String>| text.filter(|text| !text.is_empty());
         let seconds = Duration::from_secs;
+        // -1 is no bound.
+        let slot_keep =
+            config.get("max_slot_wal_keep_size").map(|setting| setting.number(Unit::Megabytes)).transpose()?;
         let readable = (self.readable == Some(true)).then(|| ReadableSettings {
             limits: self.limits(),
             local_conninfo: self.local_conninfo.clone().unwrap_or_default(),
+            max_slot_keep: slot_keep
+                .and_then(|megabytes| u64::try_from(megabytes).ok())
+                .map(|megabytes| megabytes << 20),
         });
         // Whoever has the directory, the primary knows it by one name.
         let name = if readable.is_some() { POSTGRES_NAME } else { APPLICATION_NAME };

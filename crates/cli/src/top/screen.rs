@@ -47,7 +47,7 @@ pub struct Shown<'a> {
 /// What the user chose.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Screen {
-    /// The chosen standby, by [`trend::key`]; the first, if there is no such one.
+    /// The chosen standby, by [`Standby::key`]; the first, if there is no such one.
     selected: Option<String>,
     /// The display stands still.
     pub held: bool,
@@ -91,13 +91,13 @@ impl Screen {
     }
 
     fn chosen(&self, view: &View) -> usize {
-        let named = |standby: &Standby| self.selected.as_ref() == Some(&trend::key(standby));
+        let named = |standby: &Standby| self.selected.as_ref() == Some(&standby.key());
         view.standbys.iter().position(named).unwrap_or(0)
     }
 
     fn choose(&mut self, view: &View, step: isize) {
         let next = self.chosen(view).saturating_add_signed(step).min(view.standbys.len().saturating_sub(1));
-        self.selected = view.standbys.get(next).map(trend::key);
+        self.selected = view.standbys.get(next).map(Standby::key);
     }
 
     fn colour(&self, colour: Color) -> Style {
@@ -236,7 +236,11 @@ impl Screen {
         frame.render_widget(Paragraph::new(self.stacked(standby, all, usize::from(stack.width))), stack);
         let [parts, stages] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(36)]).areas(body);
         let lines: Vec<Line<'_>> = if standby.parts.is_empty() {
-            vec![Line::raw(if standby.replay.seconds.is_some() { "no lag" } else { "its lag is not known" })]
+            vec![Line::raw(match standby.replay.seconds {
+                Some(0.0) => "no lag",
+                Some(_) => "what it is made of is not known",
+                None => "its lag is not known",
+            })]
         } else {
             standby.parts.iter().enumerate().map(|(nth, part)| self.part(nth, part, all, parts.width)).collect()
         };
@@ -255,7 +259,7 @@ impl Screen {
         frame.render_widget(Paragraph::new(lines), stages);
         frame.render_widget(Paragraph::new(text::speed(standby)).wrap(Wrap { trim: true }), speed);
         let none = trend::StandbyTrend::default();
-        let before = trend.standbys.get(&trend::key(standby)).unwrap_or(&none);
+        let before = trend.standbys.get(&standby.key()).unwrap_or(&none);
         self.sparkline(frame, lag, "lag", &before.lag_seconds, Color::Red, duration);
         let rate = |rate: f64| format!("{}/s", bytes(rate));
         self.sparkline(frame, replay, "replays", &before.replay_rate, Color::Green, rate);

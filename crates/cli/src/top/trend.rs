@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
-use walrider_lag::split::{Standby, View};
+use walrider_lag::split::View;
 
 /// Rounds that are remembered.
 pub const MOST: usize = 300;
@@ -25,13 +25,8 @@ pub struct StandbyTrend {
 pub struct Trend {
     /// Bytes of WAL a second.
     pub wal_rate: Line,
-    /// By [`key`].
+    /// By [`Standby::key`](walrider_lag::split::Standby::key).
     pub standbys: BTreeMap<String, StandbyTrend>,
-}
-
-/// Tells standbys apart: two may have one name.
-pub fn key(standby: &Standby) -> String {
-    format!("{} {}", standby.name, standby.address)
 }
 
 impl Trend {
@@ -39,10 +34,10 @@ impl Trend {
     pub fn note(&mut self, view: &View) {
         push(&mut self.wal_rate, view.wal_rate.filter(|_| view.error.is_none()));
         for standby in &view.standbys {
-            self.standbys.entry(key(standby)).or_default();
+            self.standbys.entry(standby.key()).or_default();
         }
         self.standbys.retain(|name, trend| {
-            let standby = view.standbys.iter().find(|standby| key(standby) == *name);
+            let standby = view.standbys.iter().find(|standby| standby.key() == *name);
             push(&mut trend.replay_rate, standby.and_then(|standby| standby.speed.rate));
             push(&mut trend.lag_seconds, standby.and_then(|standby| standby.replay.seconds));
             standby.is_some() || trend.lag_seconds.iter().chain(&trend.replay_rate).any(Option::is_some)
@@ -59,6 +54,8 @@ fn push(line: &mut Line, value: Option<f64>) {
 
 #[cfg(test)]
 mod tests {
+    use walrider_lag::split::Standby;
+
     use super::*;
 
     #[test]

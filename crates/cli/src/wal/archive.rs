@@ -153,7 +153,7 @@ pub fn named_archive(
 ) -> Result<Option<NamedArchive>, ArchiveError> {
     let place = match wal.to_str() {
         Some(text) if text.contains("://") => Place::parse(text)?,
-        _ if Directory::is_archive(wal) => {
+        _ if Directory::is_archive(wal)? => {
             let path = std::fs::canonicalize(wal).map_err(|error| DataDirError::io("open", wal, error))?;
             Place::Directory(path)
         }

@@ -186,7 +186,9 @@ fn slots(series: &Series, primary: &Spoken<'_>, findings: &mut Vec<Finding>) {
 
 fn archiver(primary: &Spoken<'_>, findings: &mut Vec<Finding>) {
     let Some(archiver) = &primary.last.archiver else { return };
-    if archiver.last_failed_at <= archiver.last_archived_at || archiver.last_failed_at.is_none() {
+    // Statistics outlive it: nothing of it fails any more.
+    let off = primary.last.settings.get("archive_mode").is_some_and(|mode| mode == "off");
+    if off || archiver.last_failed_at <= archiver.last_archived_at || archiver.last_failed_at.is_none() {
         return;
     }
     let failed = primary.grown(|server| Some(server.archiver.as_ref()?.failed));

@@ -59,11 +59,11 @@ fn not_connected(standby: &Standby, findings: &mut Vec<Finding>) {
 }
 
 /// The means of all views: what lag is made of, in seconds.
-fn mean_parts(series: &Series, name: &str) -> Vec<(Part, f64)> {
+fn mean_parts(series: &Series, standby: &Standby) -> Vec<(Part, f64)> {
     let mut sums: BTreeMap<Part, f64> = BTreeMap::new();
     let mut views = 0.0;
     // The first has not been looked at for long.
-    for standby in series.of(name).skip(1) {
+    for standby in series.of(standby).skip(1) {
         views += 1.0;
         standby.parts.iter().for_each(|(part, seconds)| *sums.entry(*part).or_default() += seconds);
     }
@@ -73,14 +73,14 @@ fn mean_parts(series: &Series, name: &str) -> Vec<(Part, f64)> {
 }
 
 /// Seconds that replay is behind, as a mean of all views.
-fn mean_lag(series: &Series, name: &str) -> f64 {
-    mean(series.of(name).skip(1).filter_map(|standby| standby.replay.seconds)).unwrap_or(0.0)
+fn mean_lag(series: &Series, standby: &Standby) -> f64 {
+    mean(series.of(standby).skip(1).filter_map(|standby| standby.replay.seconds)).unwrap_or(0.0)
 }
 
 fn bottleneck(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
-    let lag = mean_lag(series, &standby.name);
+    let lag = mean_lag(series, standby);
     let behind = standby.replay.bytes.unwrap_or(0);
-    let parts = mean_parts(series, &standby.name);
+    let parts = mean_parts(series, standby);
     let Some((worst, seconds)) = parts.first().copied().filter(|_| lag >= LEAST_LAG.0 && behind >= LEAST_LAG.1) else {
         return;
     };
@@ -212,10 +212,10 @@ fn explain(part: Part) -> (&'static str, &'static str, &'static str) {
 
 /// It keeps up, and would not with a little more WAL.
 fn headroom(series: &Series, standby: &Standby, findings: &mut Vec<Finding>) {
-    let busy = mean(series.of(&standby.name).skip(1).filter_map(|standby| standby.speed.utilisation));
-    let capacity = mean(series.of(&standby.name).skip(1).filter_map(|standby| standby.speed.capacity));
+    let busy = mean(series.of(standby).skip(1).filter_map(|standby| standby.speed.utilisation));
+    let capacity = mean(series.of(standby).skip(1).filter_map(|standby| standby.speed.capacity));
     let (Some(busy), Some(capacity)) = (busy, capacity) else { return };
-    if busy < BUSY || mean_lag(series, &standby.name) >= LEAST_LAG.0 {
+    if busy < BUSY || mean_lag(series, standby) >= LEAST_LAG.0 {
         return;
     }
     findings.push(Finding {

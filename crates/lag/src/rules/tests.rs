@@ -27,7 +27,7 @@ fn series(behind: u64, replaying: &Value, primary: &Value, standby: &Value) -> S
         );
         let standby = merged(
             json!({"now": time, "version": 180_006, "sees_all": true, "in_recovery": true, "cluster_name": "s",
-                   "replay_lsn": replayed, "receive_lsn": lsn(flushed)}),
+                   "replay_lsn": replayed, "receive_lsn": lsn(flushed), "receiver": {"flushed_lsn": lsn(flushed)}}),
             standby,
         );
         let sample = json!({"schema_version": 1, "time": time, "servers": [
@@ -119,4 +119,39 @@ fn settings_that_cost_replay_time_are_told_where_it_computes() {
     let said = evidence(&json!({"": 9}));
     assert!(said.contains("data_checksums = on") && said.contains("pglz (lz4"), "{said}");
     assert!(!evidence(&json!({"IO:DataFileRead": 9})).contains("checksums"));
+}
+
+/// Found by a review: two standbys without a name of their own are both "walreceiver", and the lag of the one that keeps up was taken for
+/// that of the other, too.
+#[test]
+fn two_of_one_name_are_two() {
+    let replays = |share: u32| json!({"": share, "Activity:RecoveryWalStream": 10 - share});
+    let mut both = series(4 << 20, &replays(10), &json!({}), &json!({}));
+    both.views.clear();
+    let mut series = Series::default();
+    for mut sample in std::mem::take(&mut both.samples) {
+        let mut healthy = sample.servers[1].clone();
+        healthy.name = "healthy:1".into();
+        healthy.replaying = serde_json::from_value(replays(1)).unwrap();
+        let server = healthy.server.as_mut().unwrap();
+        server.replay_lsn = server.receive_lsn;
+        let primary = sample.servers[0].server.as_mut().unwrap();
+        let mut sender = primary.replication[0].clone();
+        sender.replay_lsn = primary.flush_lsn;
+        primary.replication.insert(0, sender);
+        sample.servers.insert(1, healthy);
+        series.add(sample);
+    }
+    let found = found(&series);
+    assert_eq!(found.keys().collect::<Vec<_>>(), [&"lag_replay_cpu"], "{found:?}");
+}
+
+#[test]
+fn an_archiver_that_is_off_fails_no_more() {
+    let with = |mode: &str| {
+        let archiver = json!({"settings": {"archive_mode": mode}, "archiver": {"failed": 3, "last_failed_at": 2.0, "last_archived_at": 1.0}});
+        found(&series(0, &json!({"Activity:RecoveryWalStream": 9}), &archiver, &json!({})))
+            .contains_key("archiver_fails")
+    };
+    assert!(with("on") && !with("off"));
 }

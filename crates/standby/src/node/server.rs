@@ -45,7 +45,7 @@ pub(super) struct Seen {
     /// It receives.
     pub connected: bool,
     /// What the primary has told of last; [`Lsn::INVALID`] where that is not known.
-    pub horizon: Lsn,
+    pub told: Lsn,
     pub timeline: Option<NonZeroU32>,
     pub primary: Option<String>,
     pub slot: Option<String>,
@@ -56,6 +56,11 @@ pub(super) struct Seen {
 }
 
 impl Seen {
+    /// How far the primary has flushed, at least.
+    pub fn horizon(&self) -> Lsn {
+        self.told.max(self.received)
+    }
+
     /// Bytes that the speed of replay alone is behind; `None` while something else holds it, or the primary is away: then nobody
     /// could tell when Walrider is near its end.
     pub fn behind(&self) -> Option<u64> {
@@ -75,7 +80,7 @@ impl Seen {
             replayed: lsn(next()?),
             paused: flag(next()?),
             connected: flag(next()?),
-            horizon: lsn(next()?),
+            told: lsn(next()?),
             timeline: next()?.and_then(|text| text.parse().ok()),
             primary: next()?,
             slot: next()?,

@@ -124,6 +124,21 @@ fn a_partial_file_counts_where_there_is_no_whole_one_since() {
     assert_eq!(mark(&source, 3).unwrap(), Some(9));
 }
 
+/// Found by a review: a primary that went on after its standby's promotion archives the whole segment, and the standby archives, later, the part of it
+/// that it had. WAL ended there, though there was more.
+#[test]
+fn a_partial_file_in_an_archive_does_not_hide_the_whole_one() {
+    let dirs = Dirs::new();
+    dirs.put(1, 3, "", 1);
+    dirs.put(1, 3, ".partial", 9);
+    let partial = fs::File::open(dirs.archive().join(size().file_name(TimelineId(1), 3) + ".partial")).unwrap();
+    partial.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(10)).unwrap();
+    let places: Vec<Arc<dyn Driver>> =
+        vec![Arc::new(Directory::new(dirs.archive())), Arc::new(Directory::new(dirs.data().join("pg_wal")))];
+    let source = Source::new(places, size(), TimelineHistory::alone(TimelineId(1)));
+    assert_eq!(mark(&source, 3).unwrap(), Some(1));
+}
+
 #[test]
 fn what_was_not_there_is_found_once_it_is() {
     let dirs = Dirs::new();
