@@ -1,7 +1,7 @@
 """What Walrider refuses, and that it says what to do and changes nothing."""
 
-import shutil
 import os
+import shutil
 import subprocess
 
 import pytest

@@ -144,7 +144,8 @@ pub fn status(args: &StatusArgs) -> ExitCode {
     let receives = running.as_ref().is_some_and(|running| [Kind::Receive, Kind::Relay].contains(&running.kind));
     let control = match read_control(directory) {
         Ok(control) => Some(control),
-        Err(_) if receives => None,
+        // Also one that has stopped.
+        Err(_) if receives || is_of_receiver(directory) => None,
         Err(error) => return fail(&error, NO_DIRECTORY),
     };
     let (told, json) = running.as_ref().and_then(ask).unzip();
@@ -159,6 +160,11 @@ pub fn status(args: &StatusArgs) -> ExitCode {
         Some(Kind::Standby | Kind::Replay | Kind::Receive | Kind::Relay) => ExitCode::SUCCESS,
         _ => ExitCode::from(NOT_RUNNING),
     }
+}
+
+/// Whether `walrider receive` or `walrider relay` has worked there.
+fn is_of_receiver(directory: &Path) -> bool {
+    directory.join(walrider_standby::RECEIVE_LOCK_FILE).exists()
 }
 
 /// What a process tells at its own /status, if it was told to serve that: read, and as it is, with what a newer version may add.

@@ -70,7 +70,7 @@ enum Command {
     Logical(Box<logical::LogicalArgs>),
     Status(control::StatusArgs),
     Stop(control::StopArgs),
-    /// Tell a running standby to read its configuration again
+    /// Tell a running standby or relay to read its configuration again
     Reload(promote::TellArgs),
     Top(top::TopArgs),
     ExplainLag(top::ExplainLagArgs),

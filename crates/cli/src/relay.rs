@@ -11,6 +11,8 @@ use crate::service::{self, ServiceError, Wish};
 use crate::serving::{ServingError, ServingOptions};
 use crate::values::parse_size;
 
+const DEFAULT_WAL_KEEP_SIZE: u64 = 1 << 30;
+
 /// Receive WAL into a directory, and serve it to PostgreSQL standbys, pg_receivewal and other relays
 ///
 /// The primary has one stream, across the distance once. Standbys have the relay as their primary_conninfo, with slots of the
@@ -28,9 +30,9 @@ pub struct RelayArgs {
     pub upstream: UpstreamArgs,
     #[command(flatten)]
     serving: ServingOptions,
-    /// WAL that stays although no slot needs it, as wal_keep_size
-    #[arg(long, value_name = "SIZE", default_value = "1GB", value_parser = parse_size)]
-    wal_keep_size: u64,
+    /// WAL that stays although no slot needs it, as wal_keep_size; what is older is removed [default: 1GB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    wal_keep_size: Option<u64>,
 }
 
 /// Why it ended early.
@@ -62,8 +64,11 @@ pub fn run(args: RelayArgs) -> ExitCode {
 }
 
 fn relay(args: RelayArgs) -> Result<(), RunError> {
-    let serving = args.serving.resolve(args.wal_keep_size)?;
+    let serving = args.serving.resolve(args.wal_keep_size.unwrap_or(DEFAULT_WAL_KEEP_SIZE))?;
     let (settings, files) = serving.ok_or(ServingError::Refused("a relay needs --listen and --access"))?;
+    if args.wal_keep_size.is_none() {
+        Relay::refuse_anothers_wal(args.upstream.directory())?;
+    }
     let http = args.upstream.http();
     let receive = args.upstream.settings().map_err(StandbyError::from)?;
     let (receive, relay) = Relay::start(receive, settings, files.read()?)?;

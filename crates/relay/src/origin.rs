@@ -176,20 +176,21 @@ impl Origin {
 
     /// The file of the segment that has `lsn`, on `timeline`; of the segment in which that was `left`, the one of the timeline that follows, which
     /// has both (`WalSndSegmentOpen`, `walsender.c`, PostgreSQL 18), or else that of `timeline`. Replay that has a segment from an archive
-    /// may have it of a later timeline, which it has not gone over to yet.
+    /// may have it of a later timeline, which it has not gone over to yet. Up to where that file has `timeline`, too.
     ///
     /// # Errors
     /// [`OriginError::Removed`], or trouble with the file.
-    pub fn open_segment(&self, lsn: Lsn, timeline: TimelineId, left: Option<Left>) -> Result<File, OriginError> {
+    pub fn open_segment(&self, lsn: Lsn, timeline: TimelineId, left: Option<Left>) -> Result<(File, Lsn), OriginError> {
         let segment = self.size.segment_of(lsn);
         let next = match left {
-            Some((at, next)) => Some(next).filter(|_| self.size.segment_of(at) == segment),
+            Some(left) => Some(left).filter(|(at, _)| self.size.segment_of(*at) == segment),
             None => self.follows_in_segment(timeline, lsn)?,
         };
         let name = |timeline| self.size.file_name(timeline, segment);
-        for timeline in next.into_iter().chain([timeline]) {
+        let whole = (self.size.start_of(segment + 1), timeline);
+        for (upto, timeline) in next.into_iter().chain([whole]) {
             if let Some(file) = self.open(&name(timeline))? {
-                return Ok(file);
+                return Ok((file, upto));
             }
         }
         Err(OriginError::Removed(name(timeline)))
@@ -214,15 +215,54 @@ impl Origin {
     }
 
     /// The newest timeline with a history that leaves `timeline` in this segment, behind `lsn`.
-    fn follows_in_segment(&self, timeline: TimelineId, lsn: Lsn) -> Result<Option<TimelineId>, OriginError> {
+    fn follows_in_segment(&self, timeline: TimelineId, lsn: Lsn) -> Result<Option<Left>, OriginError> {
         let (mut found, mut next) = (None, TimelineId(timeline.0.saturating_add(1)));
         while self.history_file(next)?.is_some() {
             let left = self.history(next)?.switch_point(timeline);
-            if left.is_some_and(|at| at > lsn && self.size.segment_of(at) == self.size.segment_of(lsn)) {
-                found = Some(next);
-            }
+            let in_segment = |at: &Lsn| *at > lsn && self.size.segment_of(*at) == self.size.segment_of(lsn);
+            found = left.filter(in_segment).map(|at| (at, next)).or(found);
             next = TimelineId(next.0 + 1);
         }
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use walrider_spool::{ArchiveStatus, SpoolOptions};
+
+    use super::*;
+
+    /// Found by a review: while replay has a segment of the next timeline from an archive, and has not got to where that begins, more of it was sent
+    /// as this timeline's.
+    #[test]
+    fn a_segment_of_the_next_timeline_has_this_one_up_to_where_that_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        let size = SegmentSize::new(1 << 20).unwrap();
+        for (timeline, fill) in [(1, 1_u8), (2, 2)] {
+            let contents = vec![fill; size.bytes() as usize];
+            std::fs::write(dir.path().join(size.file_name(TimelineId(timeline), 3)), contents).unwrap();
+        }
+        std::fs::write(dir.path().join("00000002.history"), "1\t0/304000\tno\n").unwrap();
+        let spool = Spool::open(SpoolOptions {
+            directory: dir.path().to_owned(),
+            segment_size: size,
+            archive_status: ArchiveStatus::None,
+            partial: false,
+            group_access: false,
+            max_recycled: 0,
+        });
+        let identity = Identity { system_identifier: 1, server_version: "18.0".into() };
+        let origin = Origin::new(identity, dir.path(), spool.unwrap(), true, (TimelineId(1), Lsn(0x38_0000)));
+        let open = |lsn| {
+            let (file, upto) = origin.open_segment(Lsn(lsn), TimelineId(1), None).unwrap();
+            let mut first = [0];
+            file.read_exact_at(&mut first, 0).unwrap();
+            (first[0], upto)
+        };
+        assert_eq!(open(0x30_0000), (2, Lsn(0x30_4000)));
+        assert_eq!(open(0x30_4000), (1, Lsn(0x40_0000)));
     }
 }

@@ -40,6 +40,8 @@ pub(crate) struct Sender<'a> {
 struct Open {
     segment: u64,
     file: Arc<File>,
+    /// It has the timeline that is sent up to there.
+    upto: Lsn,
 }
 
 impl Sender<'_> {
@@ -151,19 +153,22 @@ impl Sender<'_> {
     fn send_piece(&mut self, end: Lsn, open: &mut Option<Open>) -> Result<(), Stopped> {
         let size = self.origin.segment_size();
         let segment = size.segment_of(self.sent);
-        let mut file = match open {
-            Some(open) if open.segment == segment => open.file.clone(),
-            _ => Arc::new(self.origin.open_segment(self.sent, self.timeline, self.left)?),
+        let (mut file, upto) = match open {
+            Some(open) if open.segment == segment && self.sent < open.upto => (open.file.clone(), open.upto),
+            _ => {
+                let (file, upto) = self.origin.open_segment(self.sent, self.timeline, self.left)?;
+                (Arc::new(file), upto)
+            }
         };
         let offset = size.offset_of(self.sent);
-        let len = (end.0 - self.sent.0).min(MAX_PIECE).min(size.bytes() - offset);
+        let len = (end.min(upto).0 - self.sent.0).min(MAX_PIECE);
         let header = Streamed::XLogData { start: self.sent, wal_end: end, send_time: now(), data: &[] };
         // A file that may be written again is read, and looked at, before any of it is sent (`CheckXLogRemoved`).
         let read = match self.origin.recycles() {
             true => Some(self.read_piece(&mut file, offset, len)?),
             false => None,
         };
-        *open = Some(Open { segment, file: file.clone() });
+        *open = Some(Open { segment, file: file.clone(), upto });
         self.link.queue(|out| {
             out.extend(server::copy_data_header(XLOG_DATA_HEADER + len as usize));
             header.encode(out);
@@ -183,7 +188,7 @@ impl Sender<'_> {
         let mut piece = vec![0; len as usize];
         loop {
             file.read_exact_at(&mut piece, offset).map_err(LinkError::Io)?;
-            let now = self.origin.open_segment(self.sent, self.timeline, self.left)?;
+            let (now, _) = self.origin.open_segment(self.sent, self.timeline, self.left)?;
             let inode = |file: &File| file.metadata().map(|found| (found.dev(), found.ino())).map_err(LinkError::Io);
             if inode(file)? == inode(&now)? {
                 return Ok(piece);

@@ -435,6 +435,11 @@ impl<'a> Session<'a> {
                 format!("requested starting point {start} is ahead of the WAL flush position of this server {end}");
             return Err(Refusal::new("XX000", message).into());
         }
+        if let Some(slot) = &slot
+            && self.service.slots.go_back(slot, start)?
+        {
+            self.service.slot_made();
+        }
         // Said before the stream begins, as far as it can be.
         if left.is_some() || start < end {
             origin.open_segment(start, timeline, left)?;

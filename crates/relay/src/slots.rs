@@ -224,6 +224,27 @@ impl Slots {
         }
     }
 
+    /// Who uses the slot begins before what it has kept so far, as with one that was made for an older backup: from now on it keeps WAL from there
+    /// on, as far as there is any (`PhysicalConfirmReceivedLocation` goes back, too). Whether it moved; durable on return.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn go_back(&self, name: &str, start: Lsn) -> Result<bool, SlotError> {
+        let _file = self.file.lock().expect("no panic while locked");
+        let mut kept = self.lock().clone();
+        let Some(slot) = kept.get_mut(name).filter(|slot| slot.restart_lsn.is_some_and(|at| at > start)) else {
+            return Ok(false);
+        };
+        slot.restart_lsn = Some(start);
+        if !slot.temporary {
+            self.write(&kept)?;
+        }
+        if let Some(slot) = self.lock().get_mut(name) {
+            (slot.restart_lsn, slot.saved) = (Some(start), Some(start));
+        }
+        Ok(true)
+    }
+
     /// Saves what has moved, and tells from where on WAL is needed: what the file says, so that no crash makes a slot need what is gone.
     /// Slots that would hold back WAL before `limit` are given up, and named. Who confirms does not wait for the file.
     ///
@@ -302,6 +323,21 @@ mod tests {
         let again = slots(directory.path());
         assert_eq!(again.all().keys().collect::<Vec<_>>(), ["a", "unused"]);
         assert_eq!(again.get("a").unwrap().restart_lsn, Some(Lsn(100)));
+    }
+
+    /// Found by a review: one that was made for an older backup, or a temporary one, kept nothing of what who used it was still to be sent.
+    #[test]
+    fn who_begins_further_back_is_kept_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = slots(directory.path());
+        first.create("a", None, || Some(Lsn(100))).unwrap();
+        first.create("t", Some(7), || Some(Lsn(100))).unwrap();
+        assert!(!first.go_back("a", Lsn(100)).unwrap() && !first.go_back("none", Lsn(1)).unwrap());
+        assert!(first.go_back("a", Lsn(60)).unwrap() && first.go_back("t", Lsn(50)).unwrap());
+        assert_eq!(first.keep_from(Lsn(0)).unwrap().0, Some(Lsn(50)));
+        assert_eq!(slots(directory.path()).get("a").unwrap().restart_lsn, Some(Lsn(60)));
+        first.confirm("t", Lsn(70));
+        assert_eq!(first.keep_from(Lsn(0)).unwrap().0, Some(Lsn(60)));
     }
 
     /// A crash sets a slot back to what the file says, which must not be gone.

@@ -49,6 +49,13 @@ fn flush(shared: &Shared, timeline: TimelineId, unsynced: &Unsynced, written: Ls
 
     let end = shared.size.start_of(unsynced.segment + 1);
     let complete = end <= written;
+    if complete && name != final_name {
+        // The data is durable under the one name; the other must not be taken for complete before that. Nor may the end be told as flushed before the
+        // other is durable (`close_walfile`, `pg_basebackup/receivelog.c`): after a crash the segment begins again, which the primary then keeps for nobody.
+        let renamed = shared.directory.rename(&name, &final_name);
+        renamed.map_err(|error| shared.fail("rename to", &final_name, error))?;
+        shared.sync_directory()?;
+    }
     let mut state = shared.lock();
     state.flushed = end.min(written);
     let held_durable = state.early.ends.held_durable(state.flushed);
@@ -64,12 +71,6 @@ fn flush(shared: &Shared, timeline: TimelineId, unsynced: &Unsynced, written: Ls
     shared.call_back(held_durable);
 
     if complete {
-        if name != final_name {
-            // The data is durable under the one name; the other must not be taken for complete before that.
-            let renamed = shared.directory.rename(&name, &final_name);
-            renamed.map_err(|error| shared.fail("rename to", &final_name, error))?;
-            shared.sync_directory()?;
-        }
         shared.note_complete(&final_name);
         shared.lock().filing = None;
     }

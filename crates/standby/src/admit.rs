@@ -24,7 +24,7 @@ use crate::shell::{PROMOTING_FILE, Shell};
 /// Longest wait for the primary, in case that it does not even refuse: a standby can begin without it.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Longest history file that is compared.
-const MAX_HISTORY_BYTES: u64 = 1 << 20;
+pub(crate) const MAX_HISTORY_BYTES: u64 = 1 << 20;
 
 /// Errors unless the directory is a standby's, or may be made one, and the primary is the one that it is a copy of. A promotion
 /// that was interrupted goes on whoever the primary is.

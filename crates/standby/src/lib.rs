@@ -20,7 +20,7 @@ mod turns;
 
 pub use error::StandbyError;
 pub use node::Node;
-pub use receive::{Receive, ReceiveSettings};
+pub use receive::{LOCK_FILE as RECEIVE_LOCK_FILE, Receive, ReceiveSettings};
 pub use relay::{Relay, RelaySettings};
 pub use settings::{EarlyMode, ReadableSettings, Settings, describe_primary};
 pub use shell::{PAUSE_FILE, PROMOTE_FILE};

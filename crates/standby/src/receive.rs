@@ -1,6 +1,7 @@
 //! `walrider receive`: WAL into a directory, acknowledged when written and when durable; nothing is replayed
 //! (`StreamLog`, `bin/pg_basebackup/pg_receivewal.c`, PostgreSQL 18).
 
+use std::fs::File;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -8,10 +9,13 @@ use std::time::Duration;
 
 use tracing::Level;
 use walrider_archive::archiver::{Archiver, ArchiverSettings};
+use walrider_datadir::DataDirError;
 use walrider_datadir::config::{Unit, parse_number};
-use walrider_layout::Lsn;
+use walrider_datadir::durable::read_file;
+use walrider_layout::history::{TimelineHistory, history_file_name};
 use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
+use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{Command, LastError, StandbyStatus, State, Time};
 use walrider_relay::origin::Identity;
 use walrider_session::{ConnectError, ConnectOptions, Connection, Start};
@@ -24,12 +28,18 @@ use walrider_stream::timelines::check_next;
 use walrider_stream::upstream::{Early, Expected, Opened, Slot, Upstream, slot_position};
 use walrider_wire::pulse::Timing;
 
+use crate::admit::MAX_HISTORY_BYTES;
 use crate::archiving;
 use crate::error::StandbyError;
 use crate::machine::{FIRST_PAUSE, Task};
-use crate::relay::Relay;
+use crate::relay::{self, Relay};
 use crate::repeats::Repeats;
 use crate::standby::spool_status;
+
+/// What a receiver locks in its directory.
+pub const LOCK_FILE: &str = "walrider.receive.lock";
+/// `ERRCODE_DUPLICATE_OBJECT` (`errcodes.txt`).
+const DUPLICATE_OBJECT: &str = "42710";
 
 /// What `walrider receive` is told.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,14 +83,17 @@ struct Inner {
     changed: Condvar,
     /// Who serves what is received, if anybody does.
     relay: OnceLock<Arc<Relay>>,
+    /// Nobody else receives there, and takes our files for what a crash has left.
+    _lock: File,
 }
 
 impl Receive {
-    /// One that has not begun.
+    /// One that has not begun. The directory is its own from now on; before that nothing is asked of the primary, as to make a slot.
     ///
     /// # Errors
-    /// When the system gives no event descriptor.
+    /// When there is no such directory, another has it, or the system gives no event descriptor.
     pub fn new(settings: ReceiveSettings) -> Result<Receive, StandbyError> {
+        let lock = relay::lock(&settings.directory, LOCK_FILE)?;
         let timing = Timing { status_interval: settings.status_interval, timeout: settings.receiver_timeout };
         let board = Board::new(timing)
             .map_err(|source| StandbyError::System { operation: "make an event descriptor", source })?;
@@ -98,6 +111,7 @@ impl Receive {
             shown: Mutex::new(shown),
             changed: Condvar::new(),
             relay: OnceLock::new(),
+            _lock: lock,
         })))
     }
 
@@ -189,6 +203,8 @@ impl Inner {
             let is_first = self.shown.lock().expect("no panic while locked").connections == 0;
             let never_heals = matches!(&error, StandbyError::Receive(error) if error.never_heals());
             let is_final = match &error {
+                // Behind one name there may be an old primary for a while.
+                StandbyError::Receive(ReceiveError::OldTimeline { .. }) => false,
                 StandbyError::Receive(error) => error.is_final() || error.is_missing_wal() || (never_heals && is_first),
                 _ => true,
             };
@@ -239,6 +255,7 @@ impl Inner {
         };
         let has = |name: &str| self.settings.directory.join(name).exists();
         opened.fetch_histories(task.timeline, has, |timeline, contents| spool.write_history(timeline, contents))?;
+        let task = self.within_history(task, opened.identity.timeline, size)?;
         let mut writer = spool.start_at(task.timeline, task.start)?;
         *next = Some(task);
         if let Some(relay) = self.relay.get() {
@@ -311,7 +328,13 @@ impl Inner {
         };
         let mut opened = upstream.open()?;
         if let Some(slot) = settings.slot.as_ref().filter(|_| creates_slot && !settings.if_not_exists) {
-            opened.connection.create_physical_slot(slot, false).map_err(ReceiveError::from)?;
+            opened.connection.create_physical_slot(slot, false).map_err(|error| {
+                // Time does not help, and an archiver that seems to run must receive.
+                match error.is_sqlstate(DUPLICATE_OBJECT) {
+                    true => DataDirError::Refused(format!("{error}; --if-not-exists uses one that is there")).into(),
+                    false => StandbyError::from(ReceiveError::from(error)),
+                }
+            })?;
         }
         self.show(|shown| {
             shown.primary = Some(opened.connection.peer().to_owned());
@@ -354,6 +377,26 @@ impl Inner {
 
     /// Where to begin: past what the directory has, else where the slot stands, else at the segment that is being
     /// written (`FindStreamingStart`, `StreamLog`).
+    /// Where to go on if the server has gone over to another timeline before what was received of this one, in the same segment: the beginning of a
+    /// record whose end nobody has. Then the segment comes again, as after a start, and as a walreceiver has it each time.
+    fn within_history(&self, task: Task, timeline: TimelineId, size: SegmentSize) -> Result<Task, StandbyError> {
+        if timeline == task.timeline {
+            return Ok(task);
+        }
+        let path = self.settings.directory.join(history_file_name(timeline));
+        let Some(contents) = read_file(&path, MAX_HISTORY_BYTES)? else { return Ok(task) };
+        let text = String::from_utf8_lossy(&contents);
+        let history =
+            TimelineHistory::parse(timeline, &text).map_err(|error| DataDirError::corrupt(&path, error.to_string()))?;
+        let start = match history.switch_point(task.timeline) {
+            Some(at) if at < task.start && size.segment_of(at) == size.segment_of(task.start) => {
+                size.start_of(size.segment_of(at))
+            }
+            _ => task.start,
+        };
+        Ok(Task { start, ..task })
+    }
+
     fn start(&self, opened: &mut Opened, spool: &Spool) -> Result<Task, StandbyError> {
         let size = spool.segment_size();
         let (timeline, at) = match streaming_start(&self.settings.directory, size)? {

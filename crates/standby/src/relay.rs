@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use walrider_datadir::{DataDirError, durable};
+use walrider_datadir::DataDirError;
+use walrider_datadir::durable::{self, list_dir};
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{DownstreamStatus, SlotStatus, Time, text};
@@ -101,7 +102,7 @@ impl Relay {
     /// # Errors
     /// An address cannot be had, or the slots' file is none.
     pub fn listen(directory: &Path, settings: RelaySettings, access: Access) -> Result<Arc<Relay>, StandbyError> {
-        let lock = lock(directory)?;
+        let lock = lock(directory, LOCK_FILE)?;
         let slots = Slots::load(directory)?;
         let listeners = Listeners::open(&settings.listen)?;
         for address in listeners.addresses() {
@@ -132,6 +133,27 @@ impl Relay {
         let thread = thread::Builder::new().name("relay-remove".into()).spawn(move || remove_old(&removing));
         thread.map_err(|source| StandbyError::System { operation: "start a thread", source })?;
         Ok(relay)
+    }
+
+    /// Refuses a directory with WAL that no relay has received, as of `pg_receivewal` or `walrider receive`: who has it wants to keep it, and
+    /// may not know that a relay removes what is old.
+    ///
+    /// # Errors
+    /// Such a one, or one that cannot be read.
+    pub fn refuse_anothers_wal(directory: &Path) -> Result<(), StandbyError> {
+        let is_segment =
+            |name: &str| name.get(..24).is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        let names = list_dir(directory)?;
+        let found = names.iter().any(|entry| is_segment(&entry.file_name().to_string_lossy()));
+        if found && !directory.join(IDENTITY_FILE).exists() {
+            return Err(DataDirError::Refused(format!(
+                "\"{}\" has WAL that no relay has received, and a relay removes what is older than --wal-keep-size: say how much is to stay, or \
+                 name another directory",
+                directory.display()
+            ))
+            .into());
+        }
+        Ok(())
     }
 
     /// A receiver whose WAL is served.
@@ -346,15 +368,18 @@ impl Relay {
 }
 
 /// Slots are known to one process alone.
-fn lock(directory: &Path) -> Result<File, StandbyError> {
-    let failed = |source| StandbyError::System { operation: "lock file \"walrider.relay.lock\"", source };
-    let path = directory.join(LOCK_FILE);
-    let file = File::options().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+pub(crate) fn lock(directory: &Path, name: &str) -> Result<File, StandbyError> {
+    let path = directory.join(name);
+    let failed = |source| DataDirError::io("lock file", &path, source);
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::Error(error)) => Err(failed(error)),
+        Err(TryLockError::Error(error)) => Err(failed(error).into()),
         Err(TryLockError::WouldBlock) => {
-            let why = format!("another walrider serves \"{}\" already", directory.display());
+            let why = format!(
+                "another walrider receives into \"{0}\" or serves it already: it has {0}/{name}",
+                directory.display()
+            );
             Err(DataDirError::Refused(why).into())
         }
     }

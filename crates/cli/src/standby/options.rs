@@ -377,7 +377,18 @@ impl StandbyOptions {
         let refused = |reason: &str| Err(OptionsError::Refused(format!("readable {reason}")));
         let delays = |options: &StandbyOptions| options.min_apply_delay.is_some_and(|delay| !delay.is_zero());
         if self.readable != Some(true) {
-            return Ok(());
+            let alone = [
+                self.readable_within.is_some(),
+                self.catch_up_beyond.is_some(),
+                self.catch_up_after.is_some(),
+                self.local_conninfo.is_some(),
+            ];
+            return match alone.contains(&true) {
+                true => Err(OptionsError::Refused(
+                    "readable_within, catch_up_beyond, catch_up_after and local_conninfo are for a standby with readable".into(),
+                )),
+                false => Ok(()),
+            };
         }
         if self.pg_ctl.is_none() {
             return refused("needs pg_ctl: name that of the server");

@@ -127,7 +127,7 @@ impl Segment<'_> {
             self.tally.pages += 1;
             match (a_pages.get(at), b_pages.get(at)) {
                 (Some(a), Some(b)) if equal || a == b => {
-                    if self.rules.checksums == [true; 2] {
+                    if self.rules.checksums.contains(&true) {
                         self.verify(block, [Some(a), Some(b)]);
                     }
                 }

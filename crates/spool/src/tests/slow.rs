@@ -181,7 +181,7 @@ fn a_segment_is_not_removed_before_it_has_its_name() {
     gate.close();
     writer.write(Lsn(MB), &vec![1; MB as usize + 1]).unwrap();
     gate.await_someone();
-    assert_eq!(spool.flushed(), Lsn(2 * MB));
+    assert_eq!(spool.flushed(), Lsn(MB), "nobody is told before it has its name");
     assert_eq!(spool.remove_before(Lsn(2 * MB), ONE).unwrap().removed, 0);
     gate.open();
     spool.wait_flushed(Lsn(2 * MB + 1)).unwrap();
