@@ -467,7 +467,7 @@ def test_killed_at_any_step(origin, work, rng):
 
 
 # Where recovery ends, and the timeline it follows.
-KILLED = [("here", "latest"), ("here", "current"), ("here", "1"), ("boundary", "latest"), (None, None)]
+KILLED = [("here", "latest"), ("here", "current"), ("here", "1"), ("boundary", "latest"), ("time", "latest"), ("xid", "latest"), (None, None)]
 
 
 @pytest.mark.parametrize("end, timeline", KILLED, ids=str)
@@ -475,15 +475,17 @@ def test_killed_with_a_transaction_prepared_in_the_last_segment(origin, work, rn
     """Before whatever a promotion does to history, segments, prepared transactions, control file and signals: stock finishes,
     or is kept out, and the same command does; what was prepared just before can be committed.
 
-    With a target, for each way to name the timeline; where a segment ends; without a target, where WAL ends in this segment.
-    By default in the two places that count and another one.  What power loss takes with it is not tried here.
+    With a target, for each way to name the timeline; where a segment ends; a time, and before a transaction, which recovery once passed when it
+    followed the timeline that it had begun; without a target, where WAL ends in this segment. By default in the two places that count, at the
+    beginning, and in another one.  What power loss takes with it is not tried here.
     """
     wal = work / "archive"
     wal.mkdir()
     for file in origin.archive.iterdir():
         if end or file.name <= origin.switch:
             os.link(file, wal / file.name)
-    options = dict(here=["--target-name", "here"], boundary=["--target-lsn", origin.ends[True, 0]]).get(end, [])
+    options = dict(here=["--target-name", "here"], boundary=["--target-lsn", origin.ends[True, 0]],
+                   time=["--target-time", origin.target["time"]], xid=["--target-xid", origin.target["xid"], "--target-exclusive"]).get(end, [])
     options += ["--target-timeline", timeline] if timeline else []
     disk = shim.Disk(work / "disk", work)
     begun = origin.copy(work / "begun")
@@ -497,7 +499,7 @@ def test_killed_with_a_transaction_prepared_in_the_last_segment(origin, work, rn
     at_control = len(calls) - calls[::-1].index("global/pg_control")
     # Each is the moment before the call.
     steps = range(first + 1, len(calls) + 1)
-    chosen = steps if ROUNDS >= len(steps) else sorted({behind_history, at_control, rng.choice(steps)})
+    chosen = steps if ROUNDS >= len(steps) else sorted({steps[0], behind_history, at_control, rng.choice(steps)})
     finished = []
     for step in chosen:
         ours = PgCluster(copy_tree(begun.data_dir, work / f"round{step}"))

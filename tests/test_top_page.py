@@ -91,8 +91,9 @@ def test_the_page_and_its_data(primary, work):
         status, headers, text = get(port, "/metrics")
         assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
         told = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        assert told[f'walrider_top_connected{{standby="{standby["name"]}"}}'] == "1" and float(told["walrider_top_wal_bytes_per_second"]) > 0
-        assert f'walrider_top_lag_seconds{{standby="{standby["name"]}",part="replay_cpu"}}' in told, text
+        labels = f'standby="{standby["name"]}",address="{standby["address"]}"'
+        assert told[f"walrider_top_connected{{{labels}}}"] == "1" and float(told["walrider_top_wal_bytes_per_second"]) > 0
+        assert f'walrider_top_lag_seconds{{{labels},part="replay_cpu"}}' in told, text
         before = data["time"]
         wait_for(lambda: newest()["time"] > before, "a newer one")
         process.send_signal(signal.SIGTERM)

@@ -12,13 +12,17 @@ use walrider_layout::history::history_file_name;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 
-use crate::durable::{fsync_dir, list_dir, rename, unlink_if_there, write_file};
+use crate::durable::{fsync_dir, list_dir, read_file, rename, unlink_if_there, write_file};
 use crate::error::{IoContext, Result};
 
 /// How the names of files begin that hold WAL which the primary has not flushed (the spool's early log).
 pub const EARLY_PREFIX: &str = "walrider.early.";
 /// Files of this name are removed by a server that starts (`RemoveTempXlogFiles`).
 const TEMPORARY: &str = "xlogtemp.walrider";
+/// The timeline that an end of recovery begins.
+const BEGINS: &str = "walrider.begins";
+/// A number, in bytes.
+const MAX_BEGINS: u64 = 16;
 /// Files are compared in pieces of so many bytes.
 const COMPARED_BYTES: u64 = 1 << 18;
 /// Files are written in pieces of so many bytes.
@@ -84,6 +88,40 @@ impl WalDir {
             self.remove(timeline, segment)?;
         }
         Ok(())
+    }
+
+    /// Notes durably that a timeline begins, which `pg_control` does not tell yet.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn note_beginning(&self, timeline: TimelineId) -> Result<()> {
+        write_file(&self.path.join(BEGINS), timeline.0.to_string().as_bytes())
+    }
+
+    /// What [`note_beginning`](WalDir::note_beginning) noted counts no more.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub fn forget_beginning(&self) -> Result<()> {
+        unlink_if_there(&self.path.join(BEGINS)).map(drop)
+    }
+
+    /// Takes back a timeline that an end of recovery began, and that never was the directory's, which is on `current`: recovery would follow it, past the
+    /// target that it was to end at.
+    ///
+    /// # Errors
+    /// Files that cannot be read or removed.
+    pub fn undo_beginning(&self, current: TimelineId) -> Result<()> {
+        let Some(noted) = read_file(&self.path.join(BEGINS), MAX_BEGINS)? else { return Ok(()) };
+        let noted = std::str::from_utf8(&noted).ok().and_then(|text| text.parse().ok()).map(TimelineId);
+        if let Some(timeline) = noted.filter(|timeline| *timeline > current) {
+            let name = history_file_name(timeline);
+            unlink_if_there(&self.path.join(&name))?;
+            fsync_dir(&self.path)?;
+            self.forget_status(&name)?;
+            self.remove_timeline(timeline)?;
+        }
+        self.forget_beginning()
     }
 
     /// Makes a segment of what `contents` gives, up to its size, zeros behind that. When this returns it is there, whole and

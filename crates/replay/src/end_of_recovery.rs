@@ -57,6 +57,7 @@ pub fn end_of_recovery(
     engine: &mut Engine<'_>,
     source: &Source,
     settings: &RecoverySettings,
+    unset_targets: &mut dyn FnMut() -> Result<(), ReplayError>,
 ) -> Result<Promoted, ReplayError> {
     let end_command = settings.recovery_end_command.as_deref();
     end_command.map_or(Ok(String::new()), |command| expand_end_command(command, ""))?;
@@ -113,11 +114,17 @@ pub fn end_of_recovery(
         Ok(globals.checkpoint(&checkpoint)?)
     };
     side_by_side(segments, all_else)?;
+    if settings.target.is_some() {
+        // From here on, until the control file counts, a recovery finds the new timeline, and would pass a target that is a time or lies before a transaction.
+        wal_dir.note_beginning(timeline)?;
+        config::keep_servers_out(&data_dir)?;
+    }
     write_histories(&wal_dir, source, timeline, switch_point, &reason, settings.archiving)?;
     // Of the checkpoint that it will begin with, a server with a signal file could reach neither the target nor the timeline.
     let keep_out = settings.target.is_some() || matches!(settings.target_timeline, TargetTimeline::Number(_));
     recovery.end(globals, &checkpoint, keep_out)?;
-    finish(&data_dir, &wal_dir, settings, old_timeline, Promoted { timeline, switch_point, checkpoint: lsn, warnings })
+    let promoted = Promoted { timeline, switch_point, checkpoint: lsn, warnings };
+    finish(&data_dir, &wal_dir, settings, old_timeline, unset_targets, promoted)
 }
 
 /// Does `one` in a thread of its own, if there is one to be had, and `other` meanwhile.
@@ -148,6 +155,7 @@ pub fn end_again(
     format: &WalFormat,
     settings: &RecoverySettings,
     wanted: TimelineId,
+    unset_targets: &mut dyn FnMut() -> Result<(), ReplayError>,
 ) -> Result<Option<Promoted>, ReplayError> {
     let control = data_dir.control();
     let body = &control.checkpoint_copy;
@@ -173,7 +181,7 @@ pub fn end_again(
         checkpoint: control.checkpoint,
         warnings: Vec::new(),
     };
-    finish(data_dir.path(), &wal_dir, settings, old_timeline, promoted).map(Some)
+    finish(data_dir.path(), &wal_dir, settings, old_timeline, unset_targets, promoted).map(Some)
 }
 
 /// Where the record at `lsn` ends, if there is one.
@@ -191,10 +199,14 @@ fn finish(
     wal_dir: &WalDir,
     settings: &RecoverySettings,
     old_timeline: TimelineId,
+    unset_targets: &mut dyn FnMut() -> Result<(), ReplayError>,
     mut promoted: Promoted,
 ) -> Result<Promoted, ReplayError> {
     config::remove_signals(data_dir)?;
+    // Before a server may start, whose backups would have them.
+    unset_targets()?;
     config::let_servers_in(data_dir)?;
+    wal_dir.forget_beginning()?;
     if let Some(command) = &settings.recovery_end_command {
         let size = wal_dir.segment_size();
         let oldest = size.file_name(promoted.timeline, size.segment_of(promoted.checkpoint));
@@ -363,6 +375,12 @@ fn write_histories(
     let history = source.history();
     let parent = history.target();
     let mut contents = Vec::new();
+    if history.parent().is_some() && source.history_file(parent)?.is_none() {
+        let name = history_file_name(parent);
+        return Err(ReplayError::Refused(format!(
+            "{name} was there, and is not to be had any more: without it the new timeline's history would lack its ancestors; run the same command again when the archive can be reached"
+        )));
+    }
     for entry in history.newest_first() {
         let Some((_, text)) = source.history_file(entry.timeline)? else { continue };
         wal_dir.keep_history(entry.timeline, &text)?;

@@ -69,7 +69,6 @@ pub fn replay(options: &Options, progress: &mut dyn FnMut(&Stats, Lsn) -> Flow) 
     }
     let planned = opened.plan()?;
     if let Some(promoted) = planned.end_again()? {
-        remove_targets(planned.opened.data_dir.path(), &planned.wanted)?;
         return Ok(Summary { promoted: Some(promoted), ..Summary::nothing_to_do(&planned.opened.data_dir, started) });
     }
     planned.enter()?.run(started, progress)
@@ -146,6 +145,9 @@ impl<'o> Opened<'o> {
         )
         .brought_by(options.upstream.clone().map(AsIncoming::of));
         remove_old_fetches(data_dir.path())?;
+        if settings.target.is_some() {
+            WalDir::new(data_dir.path(), control.segment_size).undo_beginning(current_timeline(data_dir))?;
+        }
         let history = choose_history(&source, data_dir, settings, *archive_recovery)?;
         let promotes = promotes(options, settings);
         if promotes {
@@ -171,8 +173,9 @@ impl<'o> Planned<'o> {
     /// Finishes a promotion that was stopped at its end, if there was one.
     fn end_again(&self) -> Result<Option<Promoted>, ReplayError> {
         let Opened { data_dir, settings, .. } = &self.opened;
+        let mut unset = || remove_targets(data_dir.path(), &self.wanted).map(drop);
         match self.promotes {
-            true => end_again(data_dir, &self.source, &self.format, settings, self.history.target()),
+            true => end_again(data_dir, &self.source, &self.format, settings, self.history.target(), &mut unset),
             false => Ok(None),
         }
     }
@@ -182,6 +185,9 @@ impl<'o> Planned<'o> {
         let Planned { opened, wanted, source, history, format, promotes } = self;
         let Opened { options, mut data_dir, settings, archive_recovery } = opened;
         source.set_history(history.clone());
+        if archive_recovery && options.upstream.is_none() {
+            keep_histories(&source, &data_dir)?;
+        }
         // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
         let in_archive_recovery = archive_recovery || data_dir.label().is_some();
         let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
@@ -276,10 +282,13 @@ impl Entered<'_> {
         }
         let promoted = match stop {
             Stop::Target | Stop::EndOfWal { .. } if promotes || told => {
-                let promoted = end_of_recovery(&mut engine, &source, &settings)?;
-                let removed = remove_targets(engine.recovery().data_dir().path(), &self.wanted)?;
-                settings_written.retain(|(name, _)| !removed.contains(name));
-                Some(promoted)
+                let data_dir = engine.recovery().data_dir().path().to_owned();
+                let mut unset_targets = || {
+                    let removed = remove_targets(&data_dir, &self.wanted)?;
+                    settings_written.retain(|(name, _)| !removed.contains(name));
+                    Ok(())
+                };
+                Some(end_of_recovery(&mut engine, &source, &settings, &mut unset_targets)?)
             }
             _ => None,
         };
@@ -353,6 +362,19 @@ impl Entered<'_> {
 /// (`RemovePgTempFiles`, `storage/file/fd.c`).
 pub(crate) const TEMPORARY_FILES: &str = "base/pgsql_tmp";
 
+/// Keeps the history files of the timelines that are read in `pg_wal`: the end of recovery needs them, when the archive may be out of reach
+/// (`KeepFileRestoredFromArchive`, `restoreTimeLineHistoryFiles`).
+fn keep_histories(source: &Source, data_dir: &DataDir) -> Result<(), ReplayError> {
+    let wal_dir = WalDir::new(data_dir.path(), data_dir.control().segment_size);
+    // The first has none.
+    for entry in source.history().newest_first().filter(|entry| entry.timeline > TimelineId(1)) {
+        if let Some((_, contents)) = source.history_file(entry.timeline)? {
+            wal_dir.keep_history(entry.timeline, &contents)?;
+        }
+    }
+    Ok(())
+}
+
 /// Replays to where there is a reason to stop. The end of the WAL is one if the archive is there, and has no more. `counts`:
 /// so much depends on that end that it must be proven; where the `latest` timeline is wanted, there is no later one then, either: the
 /// command may have failed for its history at the beginning.
@@ -367,7 +389,9 @@ fn run_to_end(
         let stop = engine.run(progress)?;
         let Stop::EndOfWal { .. } = stop else { return Ok(stop) };
         match source.confirm_end(engine.needed(), counts)? {
-            End::Confirmed if latest && counts && source.fetches() && look_for_timeline(engine, source)? => {}
+            End::Confirmed if latest && counts && source.fetches() && look_for_timeline(engine, source)? => {
+                keep_histories(source, engine.recovery().data_dir())?;
+            }
             End::Confirmed => return Ok(stop),
             End::GoesOn => {}
             End::Unknown(why) => return Ok(Stop::Outage { why }),
@@ -449,6 +473,13 @@ fn refuse_what_a_standby_holds(data_dir: &DataDir) -> Result<(), ReplayError> {
     Ok(())
 }
 
+/// The newest timeline that the directory knows to be its own.
+fn current_timeline(data_dir: &DataDir) -> TimelineId {
+    let control = data_dir.control();
+    let current = control.min_recovery_point_timeline.max(control.checkpoint_copy.timeline);
+    data_dir.label().map_or(current, |label| current.max(label.start_timeline))
+}
+
 /// The timelines to follow (`validateRecoveryParameters`, `rescanLatestTimeLine`).
 fn choose_history(
     source: &Source,
@@ -456,11 +487,7 @@ fn choose_history(
     settings: &RecoverySettings,
     archive_recovery: bool,
 ) -> Result<TimelineHistory, ReplayError> {
-    let control = data_dir.control();
-    let mut current = control.min_recovery_point_timeline.max(control.checkpoint_copy.timeline);
-    if let Some(label) = data_dir.label() {
-        current = current.max(label.start_timeline);
-    }
+    let current = current_timeline(data_dir);
     let target = match settings.target_timeline {
         _ if !archive_recovery => current,
         TargetTimeline::Current => current,

@@ -111,6 +111,15 @@ impl ConnectError {
         }
     }
 
+    /// Whether we did not want to be let in as the server would have it; of several attempts, the last.
+    pub fn is_authentication(&self) -> bool {
+        match self {
+            ConnectError::Auth(_) => true,
+            ConnectError::Open(attempts) => attempts.last().is_some_and(|attempt| attempt.error.is_authentication()),
+            _ => false,
+        }
+    }
+
     /// Whether the server answered with this SQLSTATE. 58P01 (`undefined_file`) to START_REPLICATION or while
     /// streaming: the WAL segment was removed (`WalSndSegmentOpen`, `walsender.c`).
     pub fn is_sqlstate(&self, sqlstate: &str) -> bool {

@@ -14,7 +14,7 @@ use crate::auth::{Authenticator, Security};
 use crate::connection::Connection;
 use crate::error::FailedAttempt;
 use crate::options::{Host, TargetSession};
-use crate::security::SslMode;
+use crate::security::{CertMode, SslMode};
 use crate::socket::{self, Patience};
 use crate::transport::Transport;
 use crate::{ConnectError, ConnectOptions, Result, tls};
@@ -75,6 +75,9 @@ impl Connection {
     }
 }
 
+/// It starts up, shuts down or is a standby that lets nobody in; another may.
+const CANNOT_CONNECT_NOW: &str = "57P03";
+
 /// Where a host may be. At least one address.
 fn addresses(host: &Host) -> Result<Vec<SockAddr>> {
     if host.is_unix() {
@@ -124,13 +127,18 @@ fn open_address(
             Err(error @ (ConnectError::Interrupted | ConnectError::Config(_))) => return Err(error),
             Err(error) => error,
         };
-        // Whether TLS is used makes a difference only to a server that was there, and once.
-        let gone = matches!(error, ConnectError::Timeout | ConnectError::Io { operation: socket::CONNECT, .. });
+        // Whether TLS is used makes a difference only to a server that was there, and refused us, and once. What we refuse, or a server of
+        // another kind, is no better without.
+        let settled = match &error {
+            ConnectError::Timeout | ConnectError::Io { operation: socket::CONNECT, .. } => true,
+            ConnectError::Target(_) | ConnectError::Auth(_) => true,
+            ConnectError::Server(message) => message.is(CANNOT_CONNECT_NOW),
+            _ => false,
+        };
         let last =
-            gone || way == ways[ways.len() - 1] || (way == Encryption::TlsIfOffered && used == Encryption::Plain);
-        // cannot_connect_now: it starts up, shuts down or is a standby that lets nobody in; another may.
+            settled || way == ways[ways.len() - 1] || (way == Encryption::TlsIfOffered && used == Encryption::Plain);
         let fatal = match &error {
-            ConnectError::Server(message) => !message.is("57P03"),
+            ConnectError::Server(message) => !message.is(CANNOT_CONNECT_NOW),
             ConnectError::Auth(_) => true,
             _ => false,
         };
@@ -164,7 +172,11 @@ fn open_session(
         *way = Encryption::Plain;
     }
     let (transport, security) = match way {
-        Encryption::Plain => (Transport::Plain(socket), Security::default()),
+        Encryption::Plain => {
+            // Nor did it request one here.
+            let refusal = (options.ssl.cert_mode == CertMode::Require).then_some(tls::NO_CERTIFICATE_REQUESTED);
+            (Transport::Plain(socket), Security { refusal, ..Security::default() })
+        }
         _ => {
             let (tls, security) = tls::establish(socket, &options.ssl, host, patience)?;
             (Transport::Tls(Box::new(tls)), security)

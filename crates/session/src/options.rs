@@ -161,7 +161,7 @@ impl ConnectOptions {
             info.merge_defaults(&files::service(&service, env)?);
         }
         info.merge_defaults(&ConnInfo::from_env(env)?);
-        if info.non_empty("sslmode").is_none() {
+        if info.get("sslmode").is_none() {
             let strict = info.get("sslrootcert") == Some("system");
             info.set("sslmode", if strict { "verify-full" } else { "prefer" })?;
         }
@@ -472,6 +472,8 @@ mod tests {
     fn values_are_checked() {
         let cases = [
             ("sslmode=strict", "invalid sslmode value: \"strict\""),
+            ("sslmode=", "invalid sslmode value: \"\""),
+            ("target_session_attrs=", "invalid target_session_attrs value: \"\""),
             ("sslmode=require sslrootcert=system", "weak sslmode \"require\" may not be used with sslrootcert=system"),
             ("sslnegotiation=direct", "weak sslmode \"prefer\" may not be used with sslnegotiation=direct"),
             ("channel_binding=x", "invalid channel_binding value: \"x\""),

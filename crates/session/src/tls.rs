@@ -36,6 +36,9 @@ pub(crate) struct Tls {
     pub(crate) session: ClientConnection,
 }
 
+/// Why `sslcertmode=require` refuses a server.
+pub(crate) const NO_CERTIFICATE_REQUESTED: &str = "server did not request an SSL certificate";
+
 /// Encrypts a connection; returns also what authentication wants to know of it.
 pub(crate) fn establish(socket: Socket, ssl: &SslOptions, host: &Host, patience: &Patience) -> Result<(Tls, Security)> {
     let certificate = Arc::new(OwnCertificate { key: own_key(ssl)?, requested: AtomicBool::new(false) });
@@ -49,7 +52,7 @@ pub(crate) fn establish(socket: Socket, ssl: &SslOptions, host: &Host, patience:
     }
     let end_point = tls.session.peer_certificates().and_then(|chain| certificate::end_point(chain.first()?));
     let refusal = match ssl.cert_mode {
-        CertMode::Require if !certificate.requested.load(Relaxed) => Some("server did not request an SSL certificate"),
+        CertMode::Require if !certificate.requested.load(Relaxed) => Some(NO_CERTIFICATE_REQUESTED),
         CertMode::Require if certificate.key.is_none() => {
             Some("server accepted connection without a valid SSL certificate")
         }

@@ -12,7 +12,8 @@ pub(crate) fn config<T>(text: impl Into<Reason>) -> Result<T> {
 
 /// One of a few words.
 pub(crate) fn choice<T: Copy>(info: &ConnInfo, keyword: &str, default: T, words: &[(&str, T)]) -> Result<T> {
-    let Some(text) = info.non_empty(keyword) else { return Ok(default) };
+    // One that is empty, as of a variable that is not set, is none of them (`pqConnectOptions2`).
+    let Some(text) = info.get(keyword) else { return Ok(default) };
     match words.iter().find(|(word, _)| *word == text) {
         Some((_, value)) => Ok(*value),
         None => config(format!("invalid {keyword} value: \"{text}\"")),

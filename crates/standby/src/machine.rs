@@ -306,6 +306,13 @@ impl Machine {
             }
             Event::Reload { rules, reconnects } => {
                 self.rules = rules;
+                if !self.rules.has_primary {
+                    // Nobody is asked any more, who is somewhere by default.
+                    (self.request, self.next) = (None, None);
+                    if self.link == Link::Down {
+                        self.stream = None;
+                    }
+                }
                 if reconnects {
                     actions.push(Action::Log("the connection string or slot has changed: connecting anew"));
                     self.retry = Retry::default();
@@ -388,7 +395,7 @@ impl Machine {
         }
         // Another way round is tried once, and no more: what was refused before is asked for again.
         self.refused = Some(task).filter(|_| how == Ended::Failed(Failure::MissingWal));
-        let next = next.filter(|_| !std::mem::take(&mut self.useless));
+        let next = next.filter(|_| !std::mem::take(&mut self.useless)).filter(|_| self.rules.has_primary);
         self.link = Link::Down;
         self.next = next;
         self.ended += 1;

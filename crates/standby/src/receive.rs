@@ -91,8 +91,10 @@ impl Receive {
     /// One that has not begun. The directory is its own from now on; before that nothing is asked of the primary, as to make a slot.
     ///
     /// # Errors
-    /// When there is no such directory, another has it, or the system gives no event descriptor.
+    /// A connection string that is none; there is no such directory, another has it, or the system gives no event descriptor.
     pub fn new(settings: ReceiveSettings) -> Result<Receive, StandbyError> {
+        let primary = settings.primary.as_deref().unwrap_or_default();
+        ConnectOptions::resolve(primary, &settings.application_name_fallback).map_err(ReceiveError::from)?;
         let lock = relay::lock(&settings.directory, LOCK_FILE)?;
         let timing = Timing { status_interval: settings.status_interval, timeout: settings.receiver_timeout };
         let board = Board::new(timing)

@@ -18,6 +18,7 @@ use walrider_layout::{Lsn, TimelineId};
 use crate::directory::{PARTIAL, packed};
 use crate::driver::{Answer, Driver, Opened, Remote, Request};
 use crate::error::StoreError;
+use crate::partial::has_more;
 use crate::restore::Refusal;
 use crate::source::{Incoming, Kept};
 
@@ -260,16 +261,16 @@ impl Finder {
         }
     }
 
-    /// Finds a segment, and where; a `.partial` one if there is no other, or if it has been written to since the other in `pg_wal`, which may be
-    /// the copy that we left for PostgreSQL.
+    /// Finds a segment, and where; a `.partial` one if there is no other, or if it has more than the other in `pg_wal`, which may be the copy that we
+    /// left for PostgreSQL.
     fn look(&self, name: &str, segment: u64, refusal: &mut Option<Refusal>) -> Result<Option<FoundIn<'_>>, StoreError> {
         let whole = self.look_for(name, segment, &|_| true, refusal)?;
         if whole.as_ref().is_some_and(|(whole, _)| whole.fetched) {
             return Ok(whole);
         }
-        let modified = |Opened { file, path, .. }: &Opened| {
-            let time = file.metadata().and_then(|metadata| metadata.modified());
-            time.map_err(|error| StoreError::from(DataDirError::io("stat", path, error)))
+        let has_more = |partial: &Opened, whole: &Opened| {
+            has_more(&partial.file, &whole.file, self.size.start_of(segment), self.size)
+                .map_err(|error| StoreError::from(DataDirError::io("read file", &partial.path, error)))
         };
         let is_directory = |place: &dyn Driver| place.remote().is_none();
         for place in self.places(segment).iter().filter(|place| is_directory(&***place)) {
@@ -280,7 +281,7 @@ impl Finder {
             match &whole {
                 // That of an archive has all: one that was left by a promotion ends before it (`XLogArchivePartial`).
                 Some(whole) if !is_pg_wal(whole.1) => {}
-                Some(whole) if !is_kept(whole) && modified(&partial)? <= modified(&whole.0)? => {}
+                Some(whole) if !is_kept(whole) && !has_more(&partial, &whole.0)? => {}
                 _ => return Ok(Some((partial, place))),
             }
         }

@@ -10,6 +10,7 @@ mod error;
 mod fetch;
 mod find;
 pub mod foreign_archive;
+mod partial;
 pub mod read;
 pub mod restore;
 pub mod source;

@@ -172,7 +172,9 @@ impl ReceiveError {
         match self {
             ReceiveError::NotEarly(_) => true,
             ReceiveError::Connect(error) => {
-                ["0A000", "28000", "3D000", "42501", "55000"].into_iter().any(|state| error.is_sqlstate(state))
+                // Of a database, pg_hba.conf may want another method than of replication.
+                error.is_authentication()
+                    || ["0A000", "28000", "3D000", "42501", "55000"].into_iter().any(|state| error.is_sqlstate(state))
             }
             _ => false,
         }

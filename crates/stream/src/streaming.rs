@@ -101,9 +101,15 @@ impl<'a> Streaming<'a> {
                 _ => Link::Quiet,
             };
             // In the order in which somebody waits: the flusher, the primary, replay.
+            let was_full = self.full_since.is_some();
             self.write(&mut line)?;
             self.report(&mut line, link)?;
             self.writer.announce();
+            if was_full && self.full_since.is_none() {
+                // What had come before is in memory, and nothing else may come to tell of it.
+                self.readable = true;
+                continue;
+            }
             if self.until.is_some_and(|until| self.writer.written() >= until) {
                 line.spool.wait_flushed(self.writer.written())?;
                 self.report(&mut line, Link::Quiet)?;

@@ -216,6 +216,10 @@ fn servers_and_clients_prove_who_they_are() {
         server.wait_for("SELECT version FROM pg_stat_ssl WHERE ssl AND pid <> pg_backend_pid()", shown);
     }
 
+    // A server of another kind is none without encryption either, where pg_hba.conf wants that: once it ended the search so.
+    let error = failure(&conninfo(&server, "target_session_attrs=standby"));
+    assert!(error.contains("not in hot standby mode") && !error.contains("no encryption"), "{error}");
+
     // Our certificate.
     let cert = "user=cert sslmode=require sslcert={}/client.crt sslkey={}/client.key";
     accepted(cert);
@@ -223,6 +227,7 @@ fn servers_and_clients_prove_who_they_are() {
     refused("user=cert sslmode=require", "connection requires a valid client certificate");
     refused(&format!("{cert} sslcertmode=disable"), "connection requires a valid client certificate");
     refused("sslmode=require sslcertmode=require", "without a valid SSL certificate");
+    refused("user=scram password=p sslmode=disable sslcertmode=require", "did not request an SSL certificate");
     refused("user=cert sslmode=require sslcert={}/stranger.crt sslkey={}/stranger.key", "alert");
     refused("user=cert sslmode=require sslcert={}/client.crt sslkey={}/stranger.key", "does not match private key");
     refused("user=cert sslmode=require sslcert={}/client.crt", "certificate present, but not private key file");

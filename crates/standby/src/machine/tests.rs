@@ -74,6 +74,21 @@ fn pauses_double_up_to_the_longest_and_begin_again_after_a_session_that_lasted()
     assert!(matches!(machine.next_session(now), Next::Begin(_)));
 }
 
+/// Found by a review: a reload that took the primary away ended the session, and the next went to wherever an empty connection string leads.
+#[test]
+fn without_a_primary_nobody_is_asked() {
+    let rules = Rules { has_primary: false, retry_interval: LONGEST };
+    let mut streams = machine();
+    let task = begin(&mut streams, MB, SECOND);
+    streams.hear(Event::Reload { rules, reconnects: true });
+    streams.session_ends(task, at(MB), Ended::Asked, SECOND);
+    assert_eq!(streams.next_session(SECOND), Next::Sleep(None));
+    let mut asks = machine();
+    assert!(matches!(asks.wait(missing(MB), NOTHING, size()), Wait::ForChange { requests: Some(_), .. }));
+    asks.hear(Event::Reload { rules, reconnects: true });
+    assert_eq!(asks.next_session(SECOND), Next::Sleep(None));
+}
+
 #[test]
 fn archives_are_looked_at_again_when_all_is_replayed_and_nothing_comes() {
     let mut machine = machine();

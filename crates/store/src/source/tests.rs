@@ -107,21 +107,59 @@ fn a_timeline_counts_up_to_where_it_was_left() {
     assert_eq!(read_four(Lsn(page_of_switch)), 4 * XLOG_BLCKSZ);
 }
 
+/// A segment 3 whose first pages are of here, and begin with `mark`s.
+fn pages(marks: &[u8]) -> Vec<u8> {
+    let mut contents = vec![0; SEGMENT as usize];
+    for (number, (mark, page)) in marks.iter().zip(contents.chunks_mut(XLOG_BLCKSZ)).enumerate() {
+        page[8..16].copy_from_slice(&(3 * SEGMENT + (number * XLOG_BLCKSZ) as u64).to_le_bytes());
+        page[0] = *mark;
+    }
+    contents
+}
+
+/// Found by a review: a copy of another host's `.partial` was newer than the segment that a standby had received more of, and was copied over it.
 #[test]
-fn a_partial_file_counts_where_there_is_no_whole_one_since() {
+fn a_partial_file_counts_where_it_has_more() {
     let dirs = Dirs::new();
-    dirs.put(1, 3, ".partial", 9);
-    let alone = TimelineHistory::alone(TimelineId(1));
-    let source = dirs.reads_directory(alone);
-    assert_eq!(mark(&source, 3).unwrap(), Some(9));
-    dirs.put(1, 3, "", 1);
-    source.close_all();
-    assert_eq!(mark(&source, 3).unwrap(), Some(1));
+    let name = size().file_name(TimelineId(1), 3);
+    let put =
+        |suffix: &str, contents: Vec<u8>| fs::write(dirs.archive().join(name.clone() + suffix), contents).unwrap();
+    let source = dirs.reads_directory(TimelineHistory::alone(TimelineId(1)));
+    let second = |source: &Source| {
+        source.close_all();
+        let mut page = [0; XLOG_BLCKSZ];
+        source.read(Lsn(3 * SEGMENT + XLOG_BLCKSZ as u64), &mut [IoSliceMut::new(&mut page)]).unwrap();
+        page[0]
+    };
+    put(".partial", pages(&[1, 9]));
+    assert_eq!(second(&source), 9, "there is no other");
+    put("", pages(&[1, 9, 3]));
+    put(".partial", pages(&[1]));
+    assert_eq!(second(&source), 9, "it is newer, and has less");
     // Our own copy in pg_wal stays behind, when the archive's file goes on growing.
-    let partial = fs::File::open(dirs.archive().join(size().file_name(TimelineId(1), 3) + ".partial")).unwrap();
-    partial.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(10)).unwrap();
-    source.close_all();
-    assert_eq!(mark(&source, 3).unwrap(), Some(9));
+    put("", pages(&[1]));
+    put(".partial", pages(&[1, 9]));
+    assert_eq!(second(&source), 9);
+    // Within a page, too; and where an older segment has left its bytes, nobody knows.
+    let (mut shorter, mut longer, mut recycled) = (pages(&[1, 2]), pages(&[1, 2]), pages(&[1, 2]));
+    longer[XLOG_BLCKSZ + 100] = 7;
+    put("", shorter.clone());
+    put(".partial", longer.clone());
+    assert_eq!(source_byte(&dirs, 100), 7);
+    recycled[XLOG_BLCKSZ + 200] = 5;
+    put("", recycled);
+    assert_eq!(source_byte(&dirs, 100), 0);
+    shorter[XLOG_BLCKSZ..].fill(6);
+    put("", shorter);
+    assert_eq!(source_byte(&dirs, 100), 7, "its second page is an older segment's");
+}
+
+/// A byte of the second page of segment 3.
+fn source_byte(dirs: &Dirs, at: usize) -> u8 {
+    let mut page = [0; XLOG_BLCKSZ];
+    let source = dirs.reads_directory(TimelineHistory::alone(TimelineId(1)));
+    source.read(Lsn(3 * SEGMENT + XLOG_BLCKSZ as u64), &mut [IoSliceMut::new(&mut page)]).unwrap();
+    page[at]
 }
 
 /// Found by a review: a primary that went on after its standby's promotion archives the whole segment, and the standby archives, later, the part of it
