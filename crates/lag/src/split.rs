@@ -643,8 +643,7 @@ pub fn receive_part(wait: &str) -> Option<Part> {
 /// Whether it has WAL from an archive.
 fn has_archive(at: &ServerSample) -> bool {
     let command = at.server.as_ref().and_then(|server| server.settings.get("restore_command"));
-    at.walrider.as_ref().is_some_and(|status| status.primary.is_none())
-        || command.is_some_and(|command| !command.is_empty())
+    at.walrider.as_ref().is_some_and(|status| !status.has_primary) || command.is_some_and(|command| !command.is_empty())
 }
 
 fn is_paused(at: &ServerSample) -> bool {

@@ -375,12 +375,6 @@ fn write_histories(
     let history = source.history();
     let parent = history.target();
     let mut contents = Vec::new();
-    if history.parent().is_some() && source.history_file(parent)?.is_none() {
-        let name = history_file_name(parent);
-        return Err(ReplayError::Refused(format!(
-            "{name} was there, and is not to be had any more: without it the new timeline's history would lack its ancestors; run the same command again when the archive can be reached"
-        )));
-    }
     for entry in history.newest_first() {
         let Some((_, text)) = source.history_file(entry.timeline)? else { continue };
         wal_dir.keep_history(entry.timeline, &text)?;
@@ -388,6 +382,12 @@ fn write_histories(
             contents = text;
             contents.push(b'\n');
         }
+    }
+    if history.parent().is_some() && contents.is_empty() {
+        let name = history_file_name(parent);
+        return Err(ReplayError::Refused(format!(
+            "{name} was there, and is not to be had any more: without it the new timeline's history would lack its ancestors; run the same command again when the archive can be reached"
+        )));
     }
     contents.extend_from_slice(format!("{parent}\t{switch_point}\t{reason}\n").as_bytes());
     Ok(wal_dir.write_history(timeline, &contents, archive)?)

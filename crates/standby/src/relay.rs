@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use walrider_datadir::DataDirError;
-use walrider_datadir::durable::{self, list_dir};
+use walrider_datadir::durable;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_observe::status::{DownstreamStatus, SlotStatus, Time, text};
@@ -22,6 +22,7 @@ use walrider_relay::server::Listeners;
 use walrider_relay::service::{Access, Service, ServiceSettings};
 use walrider_relay::slots::Slots;
 use walrider_spool::{Hold, Spool, streaming_start};
+use walrider_store::foreign_archive::has_wal;
 use walrider_stream::board::Board;
 use walrider_stream::error::ReceiveError;
 use walrider_stream::positions::Limit;
@@ -141,11 +142,7 @@ impl Relay {
     /// # Errors
     /// Such a one, or one that cannot be read.
     pub fn refuse_anothers_wal(directory: &Path) -> Result<(), StandbyError> {
-        let is_segment =
-            |name: &str| name.get(..24).is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        let names = list_dir(directory)?;
-        let found = names.iter().any(|entry| is_segment(&entry.file_name().to_string_lossy()));
-        if found && !directory.join(IDENTITY_FILE).exists() {
+        if has_wal(directory)? && !directory.join(IDENTITY_FILE).exists() {
             return Err(DataDirError::Refused(format!(
                 "\"{}\" has WAL that no relay has received, and a relay removes what is older than --wal-keep-size: say how much is to stay, or \
                  name another directory",

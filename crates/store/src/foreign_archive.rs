@@ -37,19 +37,29 @@ pub fn refuse(wal: &Path) -> Result<(), StoreError> {
     )))
 }
 
+/// Whether a directory has segments, also partial or packed ones, or histories, by their names.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn has_wal(directory: &Path) -> Result<bool, DataDirError> {
+    let failed = |error| DataDirError::io("read directory", directory, error);
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+        if name.get(..24).is_some_and(|name| is_hex(name, 24)) || name.ends_with(".history") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Refuses a directory without any WAL: an archive that is not mounted looks so, and a backup that brings WAL along would be promoted
 /// without all that was archived after it.
 ///
 /// # Errors
 /// [`StoreError::Refused`] if there is none, or no such directory.
 pub fn refuse_empty(wal: &Path) -> Result<(), StoreError> {
-    let failed = |error| DataDirError::io("read directory", wal, error);
-    for entry in fs::read_dir(wal).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-        // Also one that is packed, or partial.
-        if name.get(..24).is_some_and(|name| is_hex(name, 24)) || name.ends_with(".history") {
-            return Ok(());
-        }
+    if has_wal(wal)? {
+        return Ok(());
     }
     Err(StoreError::Refused(format!(
         "\"{}\" has no WAL: is the archive mounted, and is this the directory of its segments? Leave --wal out where the backup has all that is wanted",

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use walrider_layout::Lsn;
 
-/// Moments that are remembered of a primary: at one a second an hour, then coarser.
+/// Moments that are remembered of a primary: at one a second an hour, at the two that [`History::grow`] notes half of that, then coarser.
 const MAX_POINTS: usize = 3600;
 /// A clock that goes back by more seconds was set.
 const CLOCK_STEP: f64 = 1.0;
-/// Seconds.
+/// When the position before was last that, in seconds before it grew.
 const JUST_BEFORE: f64 = 1e-3;
 
 /// When the primary had flushed how much.
