@@ -225,17 +225,16 @@ def test_not_connected_and_a_slot_that_nobody_uses(primary, work):
 
 def test_commits_that_wait_for_nobody(primary, work):
     """synchronous_standby_names names a standby that is not there."""
-    with hot(primary, work) as follower:
+    with hot(primary, work) as follower, load(primary, "INSERT INTO t VALUES (1, 'waits')"):
         primary.psql("ALTER SYSTEM SET synchronous_standby_names = 'other'")
         primary.psql("SELECT pg_reload_conf()")
-        session = primary.session()
-        session.send("INSERT INTO t VALUES (1, 'waits')")
-        wait_for(lambda: primary.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'") == "1", "a wait")
-        found = doctor(primary, follower.server, time="2s")
-        primary.psql("ALTER SYSTEM RESET synchronous_standby_names")
-        primary.psql("SELECT pg_reload_conf()")
-        session.wait()
-        session.close()
+        try:
+            # Commits wait once the checkpointer has read the file; the first ones may be before it.
+            wait_for(lambda: primary.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'") == "1", "a wait")
+            found = doctor(primary, follower.server, time="2s")
+        finally:
+            primary.psql("ALTER SYSTEM RESET synchronous_standby_names")
+            primary.psql("SELECT pg_reload_conf()")
     assert found["no_synchronous_standby"]["severity"] == "critical", found
 
 
