@@ -28,6 +28,13 @@ def test_failures_have_one_form(plain, work):
         assert walrider(*args).expect(1).stderr.startswith("walrider: error: "), args
 
 
+def test_compare_cannot_read_the_control_file(plain, work):
+    """That is no wrong usage: the directory is one, and this user may not read it."""
+    ours = plain.copy(work / "ours")
+    (ours / "global" / "pg_control").chmod(0)
+    refused(walrider("compare", ours, plain.stock), "global/pg_control", "Permission denied")
+
+
 def test_a_repository_is_no_archive(plain, work):
     """--wal with a repository of pgBackRest: it says what that is and what to do, and changes nothing."""
     ours = plain.copy(work / "ours")

@@ -65,3 +65,31 @@ def test_what_is_missing_is_said(primary):
         primary.psql(command)
         view = top(watcher, "--wal")
         assert note(view) == [] and view["wal"]["bytes"] > 0, view
+
+
+def test_an_answer_that_takes_too_long(primary):
+    """The server ends the question after 5 s; that is said, and the session goes on."""
+    primary.psql("""CREATE EXTENSION pg_walinspect;
+        ALTER EXTENSION pg_walinspect DROP FUNCTION pg_get_wal_stats;
+        DROP FUNCTION pg_get_wal_stats;
+        CREATE FUNCTION pg_get_wal_stats(pg_lsn, pg_lsn, boolean, OUT "resource_manager/record_type" text, OUT count bigint,
+            OUT combined_size bigint, OUT fpi_size bigint) RETURNS SETOF record LANGUAGE sql AS 'SELECT $$x$$, 1, 1, 1 FROM pg_sleep(60)'""")
+    with load(primary):
+        done = walrider("top", "--batch", "--json", "-n", 8, "-i", "2s", "--wal", primary.dsn(), timeout=60).expect()
+    views = [json.loads(line)["view"] for line in done.stdout.splitlines()]
+    assert any("statement timeout" in words for words in views[-1]["notes"]), views[-1]
+    assert not any("timeout expired" in words for view in views for words in view["notes"]), views
+    assert views[-1]["wal_rate"] > 0, views[-1]
+
+
+def test_names_of_a_database_in_latin1(primary):
+    """A relation's name comes as UTF-8, whatever the database keeps it in."""
+    primary.psql("CREATE DATABASE latin TEMPLATE template0 ENCODING LATIN1 LC_COLLATE 'C' LC_CTYPE 'C'")
+    utf8 = "-c client_encoding=UTF8"
+    primary.psql("CREATE EXTENSION pg_walinspect; CREATE TABLE größe (i int, v text)", "latin", utf8)
+    with primary.session("latin", utf8) as session:
+        session.send("""DO $$ BEGIN FOR i IN 1..40 LOOP
+            INSERT INTO größe VALUES (i, repeat('x', 500)); COMMIT; PERFORM pg_sleep(0.05); END LOOP; END $$""")
+        wal = top(primary.dsn("latin"), "--wal", interval="1s")["wal"]
+        session.wait()
+    assert "public.größe" in [at["name"] for at in wal["relations"]], wal

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use walrider_datadir::durable::read_file;
 use walrider_layout::bytes::u64_at;
-use walrider_layout::control::ControlFile;
+use walrider_layout::control::{CONTROL_FILE, ControlFile};
 use walrider_layout::wal::SegmentSize;
 
 use crate::archive::Archive;
@@ -31,7 +31,7 @@ impl Cluster {
     /// The one whose `pg_wal` a file is to be restored into; `None`: it is no data directory's.
     pub fn of(to: &Path) -> Option<Cluster> {
         let data_dir = to.parent()?.parent()?;
-        let bytes = read_file(&data_dir.join("global/pg_control"), 1 << 16).ok()??;
+        let bytes = read_file(&data_dir.join(CONTROL_FILE), 1 << 16).ok()??;
         // The identifier is the first field in every major (`ControlFileData`, `catalog/pg_control.h`).
         let system_identifier = (bytes.len() >= 8).then(|| u64_at(&bytes, 0))?;
         let size = ControlFile::parse(&bytes).ok().map(|control| control.segment_size);

@@ -20,7 +20,7 @@ use walrider_datadir::durable::{fsync_dir, list_dir, read_file, unlink, write_fi
 use walrider_datadir::open::read_control;
 use walrider_datadir::sync::Tree as Synced;
 use walrider_datadir::wal_dir::WalDir;
-use walrider_layout::control::{ControlFile, DbState};
+use walrider_layout::control::{CONTROL_FILE, ControlFile, DbState};
 use walrider_layout::history::TimelineHistory;
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
 use walrider_store::directory::Directory;
@@ -34,7 +34,6 @@ use crate::header::{self, Attributes, Member};
 use crate::label::{backup_label, tablespace_map};
 use crate::manifest::{MANIFEST, Manifest, ManifestWishes};
 use crate::packing::{Packed, Packing};
-use crate::target::CONTROL_FILE;
 use crate::tree::{Found, Kind, Tablespace, Tree, tablespaces};
 
 /// Where `pg_wal` is while a new one is made of it.

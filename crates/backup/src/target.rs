@@ -10,14 +10,12 @@ use walrider_datadir::backup_label::MappedTablespace;
 use walrider_datadir::config::{RESTORING, is_half_restored};
 use walrider_datadir::durable::{create_dirs, fsync_dir, list_dir, unlink};
 use walrider_datadir::lock::{check_ownership, refuse_root};
+use walrider_layout::control::CONTROL_FILE;
 
 use crate::error::{BackupError, IoContext, Result, quoted};
 
 /// The file that says that a directory is not complete. It is in the data directory, and in each tablespace.
 pub(crate) const MARKER: &str = RESTORING;
-
-/// The control file, which is written last: without it no server starts.
-pub(crate) const CONTROL_FILE: &str = "global/pg_control";
 
 /// Where tablespaces go.
 #[derive(Clone, Debug, Default)]

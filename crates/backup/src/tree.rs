@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use walrider_datadir::DataDirError;
 use walrider_datadir::held::shown;
 use walrider_datadir::relation::parse_file_name;
+use walrider_layout::control::CONTROL_FILE;
 use walrider_layout::{ForkNumber, Oid};
 
 /// Directories that a server empties when it starts (`excludeDirContents`).
@@ -196,7 +197,7 @@ impl Tree<'_> {
                 b"" => file_name.as_bytes().to_vec(),
                 below => [below, b"/", file_name.as_bytes()].concat(),
             };
-            if name == b"global/pg_control" {
+            if name == CONTROL_FILE.as_bytes() {
                 continue;
             }
             let Some(metadata) = stat(&path)? else { continue };

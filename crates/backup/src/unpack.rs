@@ -19,7 +19,7 @@ use walrider_datadir::config::keep_servers_out;
 use walrider_datadir::durable::{list_dir, write_file};
 use walrider_datadir::relation::SegmentFile;
 use walrider_datadir::sync::{Tree, start_writeback};
-use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile};
+use walrider_layout::control::{CONTROL_FILE, CONTROL_FILE_SIZE, ControlFile};
 use walrider_layout::{BLCKSZ, BlockNumber, RELSEG_SIZE};
 
 use crate::error::{BackupError, IoContext, Result};
@@ -27,7 +27,7 @@ use crate::inventory::{Expected, Inventory};
 use crate::manifest::MANIFEST;
 use crate::name::Name;
 use crate::source::{Archive, Backup, Form, MAX_SMALL, map};
-use crate::target::{CONTROL_FILE, MARKER, Mapping, Target};
+use crate::target::{MARKER, Mapping, Target};
 use through::{Piece, Through};
 
 /// Bytes that are read, changed and written at once: whole pages.

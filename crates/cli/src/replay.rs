@@ -10,6 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use walrider_archive::ArchiveError;
+use walrider_datadir::config::quoted_value;
 use walrider_datadir::descriptors;
 use walrider_datadir::recovery_settings::{RecoveryTarget, TargetTimeline};
 use walrider_datadir::timestamp::{TimestampTz, parse_timestamptz};
@@ -488,7 +489,7 @@ fn print_replay(summary: &Summary, stop: &Stop, verify: bool) {
         println!("Compared {} images with redo: {} differ.", stats.images_verified, stats.image_difference_count);
     }
     for (name, value) in &summary.settings_written {
-        println!("Set in postgresql.auto.conf: {name} = '{}'", value.replace('\'', "''"));
+        println!("Set in postgresql.auto.conf: {name} = {}", quoted_value(value));
     }
     if let Stop::EndOfWal { why } = stop {
         println!("The WAL ends there: {why}.");

@@ -7,6 +7,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use walrider_layout::control::CONTROL_FILE;
+
 use crate::durable::{list_dir, read_file, write_file};
 use crate::error::{DataDirError, IoContext, Result};
 use crate::held::shown;
@@ -422,6 +424,11 @@ fn quoted(rest: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     }
 }
 
+/// A value of one line, as it stands in a configuration file.
+pub fn quoted_value(value: &str) -> String {
+    format!("'{}'", value.replace('\\', "\\\\").replace('\'', "''"))
+}
+
 /// Sets parameters in `postgresql.auto.conf` as ALTER SYSTEM does: earlier lines of the same name go, the new ones come
 /// last, everything else stays as it is. Durable on return.
 pub fn set_auto_conf(data_dir: &Path, settings: &[(&str, &str)]) -> Result<()> {
@@ -437,8 +444,7 @@ pub fn set_auto_conf(data_dir: &Path, settings: &[(&str, &str)]) -> Result<()> {
                 "parameter \"{name}\" cannot be set to a value of more than one line"
             )));
         }
-        let value = value.replace('\\', "\\\\").replace('\'', "''");
-        new.extend_from_slice(format!("{name} = '{value}'\n").as_bytes());
+        new.extend_from_slice(format!("{name} = {}\n", quoted_value(value)).as_bytes());
     }
     write_file(&path, &new)
 }
@@ -490,7 +496,7 @@ pub fn is_half_restored(data_dir: &Path) -> Result<bool> {
     if !marked.map_err(|error| DataDirError::io("look for", data_dir.join(RESTORING), error))? {
         return Ok(false);
     }
-    let has_control = data_dir.join("global/pg_control").exists();
+    let has_control = data_dir.join(CONTROL_FILE).exists();
     let auto_conf = read_file(&data_dir.join(AUTO_CONF), MAX_BYTES)?.unwrap_or_default();
     Ok(!has_control || letting_servers_in(&auto_conf).is_some())
 }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use walrider_layout::Major;
-use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile, DbState};
+use walrider_layout::control::{CONTROL_FILE, CONTROL_FILE_SIZE, ControlFile, DbState};
 
 use crate::backup_label::{self, BackupLabel, MappedTablespace};
 use crate::config::SignalFiles;
@@ -20,7 +20,6 @@ use crate::relation::RelationFiles;
 use crate::slots::{self, Slot};
 use crate::slru::Slru;
 use crate::sync::Tree;
-use crate::twophase::TwoPhaseFiles;
 
 /// How often the control file is read again that does not check, and when.
 const CONTROL_RETRIES: u32 = 10;
@@ -132,11 +131,6 @@ impl DataDir {
         self.label.as_ref()
     }
 
-    /// What `tablespace_map` says, if there is a label too.
-    pub fn mapped_tablespaces(&self) -> &[MappedTablespace] {
-        &self.tablespaces
-    }
-
     /// Makes the links of `tablespace_map`.
     pub fn apply_tablespace_map(&self) -> Result<()> {
         backup_label::apply_tablespace_map(self.path(), &self.tablespaces)
@@ -185,11 +179,6 @@ impl DataDir {
         Slru::new(self.path().join(kind.directory()), capacity)
     }
 
-    /// Its files of prepared transactions.
-    pub fn two_phase_files(&self) -> TwoPhaseFiles {
-        TwoPhaseFiles::new(self.path())
-    }
-
     /// Makes everything in the directory durable, as a server does that finds it not cleanly stopped.
     ///
     /// # Errors
@@ -200,7 +189,7 @@ impl DataDir {
 }
 
 fn control_path(data_dir: &Path) -> PathBuf {
-    data_dir.join("global").join("pg_control")
+    data_dir.join(CONTROL_FILE)
 }
 
 /// The version of a data directory (`ValidatePgVersion`).

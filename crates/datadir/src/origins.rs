@@ -27,7 +27,11 @@ pub fn read(data_dir: &Path) -> Result<Vec<(u16, Lsn)>> {
     parse(&contents).map_err(|reason| DataDirError::corrupt(path, reason))
 }
 
-fn parse(contents: &[u8]) -> std::result::Result<Vec<(u16, Lsn)>, String> {
+/// The same, of the bytes of the file.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn parse(contents: &[u8]) -> std::result::Result<Vec<(u16, Lsn)>, String> {
     let Some((body, stored)) = contents.split_last_chunk::<4>() else {
         return Err(format!("it has only {} bytes", contents.len()));
     };

@@ -89,8 +89,6 @@ pub struct RecoverySettings {
     pub wal_log_hints: bool,
     /// `full_page_writes`.
     pub full_page_writes: bool,
-    /// `hot_standby`.
-    pub hot_standby: bool,
     /// `allow_in_place_tablespaces`.
     pub allow_in_place_tablespaces: bool,
     /// `timezone`: that of times without one.
@@ -113,7 +111,6 @@ impl Default for RecoverySettings {
             min_apply_delay_ms: 0,
             wal_log_hints: false,
             full_page_writes: true,
-            hot_standby: true,
             allow_in_place_tablespaces: false,
             timezone: "GMT".to_owned(),
         }
@@ -143,7 +140,6 @@ impl RecoverySettings {
                 "recovery_min_apply_delay" => settings.min_apply_delay_ms = setting.number(Unit::Milliseconds)?,
                 "wal_log_hints" => settings.wal_log_hints = setting.bool()?,
                 "full_page_writes" => settings.full_page_writes = setting.bool()?,
-                "hot_standby" => settings.hot_standby = setting.bool()?,
                 "allow_in_place_tablespaces" => settings.allow_in_place_tablespaces = setting.bool()?,
                 "recovery_target"
                 | "recovery_target_lsn"
@@ -154,15 +150,6 @@ impl RecoverySettings {
             }
         }
         Ok(settings)
-    }
-
-    /// What a server that has reached its target does: without connections there is nobody who could end a pause
-    /// (`validateRecoveryParameters`).
-    pub fn effective_target_action(&self) -> TargetAction {
-        match self.target_action {
-            TargetAction::Pause if !self.hot_standby => TargetAction::Shutdown,
-            action => action,
-        }
     }
 
     /// At most one target may be set; to empty one that is not set is allowed, if none of the others came before
@@ -325,6 +312,5 @@ mod tests {
             assert!(read(bad).is_err(), "{bad}");
         }
         assert!(read(&format!("recovery_target_name = '{}'", "x".repeat(64))).is_err());
-        assert!(read("hot_standby = off").unwrap().effective_target_action() == TargetAction::Shutdown);
     }
 }

@@ -14,8 +14,8 @@ pub const RELMAP_SIZE: usize = 524;
 const FILE_NAME: &str = "pg_filenode.map";
 /// `RELMAPPER_FILEMAGIC`.
 const MAGIC: u32 = 0x59_2717;
-/// `MAX_MAPPINGS`.
-const MAX_MAPPINGS: u32 = 64;
+/// Mappings of a `pg_filenode.map` (`MAX_MAPPINGS`).
+pub const MAX_MAPPINGS: u32 = 64;
 const CRC_AT: usize = RELMAP_SIZE - 4;
 
 /// Checks what PostgreSQL checks, and returns the mappings: catalog, file number.

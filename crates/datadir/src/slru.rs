@@ -142,15 +142,6 @@ impl Slru {
         Ok(())
     }
 
-    /// Removes all segments (`SlruScanDirCbDeleteAll`).
-    pub fn remove_all(&mut self) -> Result<()> {
-        self.pages.clear();
-        for segment in self.segments()? {
-            self.remove_segment(segment)?;
-        }
-        Ok(())
-    }
-
     /// Numbers of the segments that are on disk, ascending (`SlruScanDirectory`).
     pub fn segments(&self) -> Result<Vec<u64>> {
         let entries = list_dir(&self.directory)?;
@@ -350,8 +341,6 @@ mod tests {
         assert_eq!(slru.segments().unwrap(), [2]);
         assert_eq!(slru.page(64).unwrap()[0], 1, "a change before the cutoff, in a segment that stays, is kept");
         assert_eq!(slru.page(0).unwrap()[0], 0);
-        slru.remove_all().unwrap();
-        assert_eq!(slru.segments().unwrap(), []);
         assert!(dir.path().join("readme").exists());
     }
 

@@ -11,6 +11,7 @@ use walrider_datadir::config::{Config, SignalFiles, set_auto_conf, write_recover
 use walrider_datadir::lock::DataDirLock;
 use walrider_datadir::open::{SlruKind, read_control};
 use walrider_datadir::timestamp::parse_timestamptz;
+use walrider_datadir::twophase::TwoPhaseFiles;
 use walrider_datadir::{DataDir, origins, relmap, slots};
 use walrider_layout::Major;
 use walrider_layout::control::{ControlFile, DbState};
@@ -213,7 +214,7 @@ fn what_a_server_leaves_behind() {
     assert_eq!(data.slots().iter().map(|slot| slot.name.as_str()).collect::<Vec<_>>(), ["physical"]);
     assert!(data.slots()[0].restart_lsn.is_valid());
 
-    let files = data.two_phase_files();
+    let files = TwoPhaseFiles::new(data.path());
     assert_eq!(files.list().unwrap(), [full_xid]);
     let path = server.data().join(format!("pg_twophase/{full_xid:016X}"));
     let stock = fs::read(&path).unwrap();

@@ -13,6 +13,7 @@ mod walk;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -20,7 +21,7 @@ use std::thread;
 
 use walrider_datadir::directories::version_dir;
 use walrider_layout::ForkNumber;
-use walrider_layout::control::{ControlError, ControlFile, DbState};
+use walrider_layout::control::{CONTROL_FILE, ControlError, ControlFile, DbState};
 
 pub use classes::{Class, ClassInfo, Counts};
 use relation::Rules;
@@ -76,7 +77,7 @@ impl Progress {
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
     /// There is no control file.
-    #[error("{} is not a data directory: it has no readable global/pg_control ({source})", dir.display())]
+    #[error("{} is not a data directory: it has no global/pg_control ({source})", dir.display())]
     NotADataDirectory {
         /// The directory.
         dir: PathBuf,
@@ -115,8 +116,11 @@ struct Side<'a> {
 
 impl<'a> Side<'a> {
     fn open(dir: &'a Path) -> Result<Side<'a>, CompareError> {
-        let bytes = fs::read(dir.join("global/pg_control"))
-            .map_err(|source| CompareError::NotADataDirectory { dir: dir.to_owned(), source })?;
+        let path = dir.join(CONTROL_FILE);
+        let bytes = fs::read(&path).map_err(|source| match source.kind() {
+            NotFound | NotADirectory => CompareError::NotADataDirectory { dir: dir.to_owned(), source },
+            _ => CompareError::Read(ReadError { path, source }),
+        })?;
         if let Some(pid) = running_server(dir) {
             return Err(CompareError::Running { dir: dir.to_owned(), pid });
         }

@@ -24,7 +24,7 @@ pub enum WalError {
     #[error("\"{}\": {}", .0.display(), .1)]
     Io(PathBuf, io::Error),
     /// Nothing there is named like a segment, or none of it belongs to the newest timeline's history.
-    #[error("no WAL segments in \"{}\"", .0.display())]
+    #[error("no WAL segments in \"{}\": name a pg_wal or an archive", .0.display())]
     NoSegments(PathBuf),
     /// Some tool has packed it.
     #[error("\"{}\" is compressed: unpack it first", .0.display())]

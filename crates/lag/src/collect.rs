@@ -23,8 +23,10 @@ const SERIALIZATION_FAILURE: &str = "40001";
 const MOST_CANCELLED: u32 = 5;
 /// How often a primary is asked what its WAL is made of.
 const CONTENT_INTERVAL: Duration = Duration::from_secs(10);
-/// How long an answer may take.
+/// How long a server may work on an answer. It ends the question itself then, and the session goes on.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an answer may take to come.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// A server to ask.
 #[derive(Clone, Debug)]
@@ -229,7 +231,7 @@ impl Watcher {
     /// Asks on one connection, until that fails.
     fn session(&self, options: &ConnectOptions) -> Result<(), Ended> {
         let mut connection = Connection::open(options)?;
-        connection.set_response_timeout(Some(TIMEOUT));
+        connection.set_response_timeout(Some(RESPONSE_TIMEOUT));
         connection.simple_query(&query::set_up(TIMEOUT.as_millis()))?;
         // Planning would cost the server more than the answers: prepared, the questions are planned once.
         connection

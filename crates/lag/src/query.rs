@@ -46,7 +46,7 @@ const SETTINGS: &[&str] = &[
 pub fn set_up(timeout_ms: u128) -> String {
     format!(
         "SET statement_timeout = {timeout_ms}; SET lock_timeout = {timeout_ms}; SET search_path = pg_catalog; \
-         SET DateStyle = 'ISO'; SET default_transaction_read_only = on"
+         SET client_encoding = 'UTF8'; SET DateStyle = 'ISO'; SET default_transaction_read_only = on"
     )
 }
 

@@ -9,7 +9,9 @@ use crate::bytes::{put_u32, put_u64, u32_at, u64_at};
 use crate::wal::SegmentSize;
 use crate::{BLCKSZ, Lsn, Major, MultiXactId, Oid, RELSEG_SIZE, TimelineId, TransactionId, XLOG_BLCKSZ};
 
-/// Size of the file (`PG_CONTROL_FILE_SIZE`).
+/// Where a data directory has it (`XLOG_CONTROL_FILE`, `access/xlog_internal.h`).
+pub const CONTROL_FILE: &str = "global/pg_control";
+/// Size of the file in bytes (`PG_CONTROL_FILE_SIZE`).
 pub const CONTROL_FILE_SIZE: usize = 8192;
 /// Bytes of it that carry something (`sizeof(ControlFileData)`), the checksum included.
 pub const CONTROL_DATA_SIZE: usize = 296;

@@ -132,6 +132,9 @@ impl TimelineHistory {
     }
 }
 
+/// Longest history file that is read or kept, in bytes: a line for each of ten thousand promotions.
+pub const MAX_HISTORY_BYTES: u64 = 1 << 20;
+
 /// The name of a timeline's history file (`TLHistoryFileName`).
 pub fn history_file_name(timeline: TimelineId) -> String {
     format!("{:08X}.history", timeline.0)

@@ -11,6 +11,7 @@ pub mod major;
 pub mod page;
 pub mod positions;
 pub mod wal;
+pub mod xid;
 
 use std::fmt;
 use std::str::FromStr;

@@ -138,11 +138,6 @@ impl<'a> Page<'a> {
         usize::from(u16_at(self.0, 16))
     }
 
-    /// `pd_pagesize_version`.
-    pub fn pagesize_version(self) -> u16 {
-        u16_at(self.0, 18)
-    }
-
     /// `pd_prune_xid`.
     #[inline]
     pub fn prune_xid(self) -> TransactionId {
@@ -194,11 +189,6 @@ impl<'a> Page<'a> {
         }
         self.0.get(id.offset()..id.offset() + id.len())
     }
-
-    /// The special space; empty where the header makes no sense.
-    pub fn special_space(self) -> &'a [u8] {
-        self.0.get(self.special()..).unwrap_or(&[])
-    }
 }
 
 /// Reads and changes a page.
@@ -209,11 +199,6 @@ impl PageMut<'_> {
     #[inline]
     pub fn get(&self) -> Page<'_> {
         Page(self.0)
-    }
-
-    /// The same page for another user.
-    pub fn reborrow(&mut self) -> PageMut<'_> {
-        PageMut(self.0)
     }
 
     /// `PageSetLSN`.

@@ -62,7 +62,7 @@ pub enum JournalError {
         source: io::Error,
     },
     /// Somebody writes it.
-    #[error("file \"{}\" is being written by another process", .0.display())]
+    #[error("file \"{}\" is being written by another process: stop that one, or name another file", .0.display())]
     InUse(PathBuf),
     /// It is something else.
     #[error("file \"{}\" was not made by \"walrider logical stream\": name another one", .0.display())]

@@ -1,6 +1,7 @@
 //! Redo of the heap (`access/heap/heapam_xlog.c`, PostgreSQL 18.6).
 
 use walrider_layout::page::{ItemState, PD_ALL_VISIBLE, PageMut};
+use walrider_layout::xid::precedes;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, TransactionId, maxalign};
 use walrider_wal::record::{BlockRef, Record};
 use walrider_wal::records::heap::*;
@@ -99,14 +100,6 @@ fn set_prunable(page: &mut PageMut<'_>, xid: TransactionId) {
     if oldest == 0 || precedes(xid, oldest) {
         page.set_prune_xid(xid);
     }
-}
-
-/// Whether a transaction id is older, as they wrap around; the first three are not part of the circle
-/// (`TransactionIdPrecedes`, `access/transam/transam.c`).
-#[inline]
-fn precedes(a: TransactionId, b: TransactionId) -> bool {
-    const FIRST_NORMAL: TransactionId = 3;
-    if a < FIRST_NORMAL || b < FIRST_NORMAL { a < b } else { (a.wrapping_sub(b) as i32) < 0 }
 }
 
 /// Passes the page's free space on if it became low.

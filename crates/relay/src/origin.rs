@@ -5,10 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use walrider_layout::history::{InvalidHistory, TimelineHistory, history_file_name};
+use walrider_layout::history::{InvalidHistory, MAX_HISTORY_BYTES, TimelineHistory, history_file_name};
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
-use walrider_spool::{MAX_HISTORY_BYTES, Spool};
+use walrider_spool::Spool;
 
 use crate::backup::Replica;
 
@@ -154,7 +154,7 @@ impl Origin {
     /// It cannot be read.
     pub fn history_file(&self, timeline: TimelineId) -> Result<Option<Vec<u8>>, OriginError> {
         let path = self.directory.join(history_file_name(timeline));
-        walrider_datadir::durable::read_file(&path, MAX_HISTORY_BYTES as u64).map_err(|source| OriginError::Io {
+        walrider_datadir::durable::read_file(&path, MAX_HISTORY_BYTES).map_err(|source| OriginError::Io {
             operation: "read file",
             path,
             source: io::Error::other(source),

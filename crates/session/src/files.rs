@@ -1,11 +1,12 @@
 //! What libpq finds in the user's home: service file, password file, the user's name.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::unistd::{User, getuid};
+use rustix::fs::OFlags;
 use walrider_wire::conninfo::{ConnInfo, pgpass};
 
 use crate::{ConnectError, Reason, Result};
@@ -34,7 +35,8 @@ pub(crate) fn os_user() -> Result<String> {
 
 /// Reads a whole file, if it is one and not absurdly long.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let file = File::open(path)?;
+    // A pipe would wait for its other end otherwise.
+    let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() > LONGEST {
         return Err(io::Error::other("it is not a plain file of reasonable length"));
@@ -145,5 +147,13 @@ mod tests {
         assert_eq!(password(&text, "/elsewhere", 5432, "replication", "u"), None);
         assert_eq!(password_file(dir.path(), &mut warnings), "");
         assert!(warnings.pop().unwrap().contains("not a plain file"));
+    }
+
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("not a plain file"));
     }
 }

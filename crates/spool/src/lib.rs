@@ -28,7 +28,7 @@ pub use archive_status::ArchiveStatus;
 pub use error::{Result, SpoolError};
 pub use remove::{Hold, Removed};
 pub use restored::Judgement;
-pub use spool::{MAX_HISTORY_BYTES, Spool, SpoolOptions};
+pub use spool::{Spool, SpoolOptions};
 pub use start::streaming_start;
 pub use state::max_unsynced;
 pub use stats::{FSYNC_BUCKETS_MICROS, SpoolStats};

@@ -5,11 +5,10 @@ use std::io;
 use std::sync::Arc;
 
 use walrider_layout::TimelineId;
-use walrider_layout::history::{TimelineHistory, history_file_name};
+use walrider_layout::history::{MAX_HISTORY_BYTES, TimelineHistory, history_file_name};
 
 use crate::error::{Result, SpoolError};
 use crate::files::{SegmentFile, read_all, write_all_at};
-use crate::spool::MAX_HISTORY_BYTES;
 use crate::state::{Preparation, Prepared, SegmentId, Shared};
 use crate::stats::count;
 
@@ -133,7 +132,7 @@ fn begin(shared: &Shared, (timeline, segment): SegmentId, file: &dyn SegmentFile
     if shared.partial || timeline <= TimelineId(1) {
         return Ok(());
     }
-    let Some(text) = contents(shared, &history_file_name(timeline), MAX_HISTORY_BYTES)? else { return Ok(()) };
+    let Some(text) = contents(shared, &history_file_name(timeline), MAX_HISTORY_BYTES as usize)? else { return Ok(()) };
     // Replay says so if it makes no sense.
     let Ok(history) = TimelineHistory::parse(timeline, &String::from_utf8_lossy(&text)) else { return Ok(()) };
     for entry in history.of_segment(segment, shared.size) {

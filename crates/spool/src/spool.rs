@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use walrider_layout::history::{TimelineHistory, history_file_name};
+use walrider_layout::history::{MAX_HISTORY_BYTES, TimelineHistory, history_file_name};
 use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
@@ -22,9 +22,6 @@ use crate::stats::SpoolStats;
 use crate::tail::Tail;
 use crate::work::{self, Step, Stepped, Worker};
 use crate::writer::Writer;
-
-/// Longest history file that is stored: a line for each of ten thousand promotions.
-pub const MAX_HISTORY_BYTES: usize = 1 << 20;
 
 /// What a spool is opened with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -359,7 +356,7 @@ impl Spool {
         let shared = &self.shared;
         shared.check()?;
         let name = history_file_name(timeline);
-        if contents.len() > MAX_HISTORY_BYTES {
+        if contents.len() as u64 > MAX_HISTORY_BYTES {
             return Err(SpoolError::Refused(format!(
                 "timeline history file \"{name}\" has {} bytes, more than {MAX_HISTORY_BYTES}",
                 contents.len()

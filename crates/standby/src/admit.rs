@@ -11,7 +11,7 @@ use walrider_datadir::DataDir;
 use walrider_datadir::durable::{read_file, unlink};
 use walrider_datadir::held::shown;
 use walrider_layout::control::DbState;
-use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
+use walrider_layout::history::{MAX_HISTORY_BYTES, TimelineEntry, TimelineHistory, history_file_name};
 use walrider_layout::{Lsn, TimelineId};
 use walrider_session::ConnectOptions;
 use walrider_stream::error::ReceiveError;
@@ -23,8 +23,6 @@ use crate::shell::{PROMOTING_FILE, Shell};
 
 /// Longest wait for the primary, in case that it does not even refuse: a standby can begin without it.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// Longest history file that is compared.
-pub(crate) const MAX_HISTORY_BYTES: u64 = 1 << 20;
 
 /// Errors unless the directory is a standby's, or may be made one, and the primary is the one that it is a copy of. A promotion
 /// that was interrupted goes on whoever the primary is.

@@ -12,7 +12,7 @@ use walrider_archive::archiver::{Archiver, ArchiverSettings};
 use walrider_datadir::DataDirError;
 use walrider_datadir::config::{Unit, parse_number};
 use walrider_datadir::durable::read_file;
-use walrider_layout::history::{TimelineHistory, history_file_name};
+use walrider_layout::history::{MAX_HISTORY_BYTES, TimelineHistory, history_file_name};
 use walrider_layout::positions::WalPositions;
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
@@ -28,7 +28,6 @@ use walrider_stream::timelines::check_next;
 use walrider_stream::upstream::{Early, Expected, Opened, Slot, Upstream, slot_position};
 use walrider_wire::pulse::Timing;
 
-use crate::admit::MAX_HISTORY_BYTES;
 use crate::archiving;
 use crate::error::StandbyError;
 use crate::machine::{FIRST_PAUSE, Task};

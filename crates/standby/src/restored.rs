@@ -6,9 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use walrider_datadir::wal_file::read_up_to;
-use walrider_layout::wal::WalPageHeader;
 use walrider_layout::{Lsn, TimelineId, XLOG_BLCKSZ};
-use walrider_wal::decode::{WalFormat, check_page_header};
+use walrider_store::read::is_page;
+use walrider_wal::decode::WalFormat;
 
 /// Bytes that are compared at once.
 const PIECE: usize = 1 << 20;
@@ -34,8 +34,9 @@ pub enum Standing {
 /// One cannot be read.
 pub fn compare(archived: &File, pg_wal: &Path, name: &str, format: &WalFormat) -> io::Result<Standing> {
     let size = format.segment_size;
-    let Some(id) = size.parse_file_name(name) else { return Ok(Standing::Foreign) };
-    if !has_page(archived, id, 0, format)? {
+    let Some((timeline, segment)) = size.parse_file_name(name) else { return Ok(Standing::Foreign) };
+    let begin = size.start_of(segment);
+    if !has_page(archived, timeline, begin, 0, format)? {
         let is_begun = is_begun(pg_wal, name, format)?;
         return Ok(if is_begun { Standing::Worse } else { Standing::Foreign });
     }
@@ -58,10 +59,10 @@ pub fn compare(archived: &File, pg_wal: &Path, name: &str, format: &WalFormat) -
         let pages = ours[..wanted].chunks_exact(XLOG_BLCKSZ).zip(theirs[..wanted].chunks_exact(XLOG_BLCKSZ));
         for (nth, (our, their)) in pages.enumerate().filter(|(_, (our, their))| our != their) {
             same = false;
-            let offset = at + (nth * XLOG_BLCKSZ) as u64;
+            let page = Lsn(begin.0 + at + (nth * XLOG_BLCKSZ) as u64);
             let first = our.iter().zip(their).position(|(our, their)| our != their).unwrap_or_default();
             let ends = |page: &[u8]| page[first..].iter().all(|&byte| byte == 0);
-            match (is_page(our, id, offset, format), is_page(their, id, offset, format)) {
+            match (is_page(our, page, format, timeline), is_page(their, page, format, timeline)) {
                 (true, false) => return Ok(Standing::Worse),
                 (true, true) if ends(their) && !ends(our) => return Ok(Standing::Worse),
                 (_, true) => return Ok(Standing::Better),
@@ -81,7 +82,8 @@ pub fn compare(archived: &File, pg_wal: &Path, name: &str, format: &WalFormat) -
 pub fn is_full(archived: &File, name: &str, format: &WalFormat) -> io::Result<bool> {
     let size = format.segment_size;
     let last = size.bytes() - XLOG_BLCKSZ as u64;
-    size.parse_file_name(name).map_or(Ok(false), |id| has_page(archived, id, last, format))
+    let Some((timeline, segment)) = size.parse_file_name(name) else { return Ok(false) };
+    has_page(archived, timeline, size.start_of(segment), last, format)
 }
 
 /// Whether the first page of a segment in `pg_wal` is WAL of it: else it was made for the stream, or is an older one. One that is not there is
@@ -90,10 +92,11 @@ pub fn is_full(archived: &File, name: &str, format: &WalFormat) -> io::Result<bo
 /// # Errors
 /// It cannot be read.
 pub fn is_begun(pg_wal: &Path, name: &str, format: &WalFormat) -> io::Result<bool> {
-    let Some(id) = format.segment_size.parse_file_name(name) else { return Ok(false) };
+    let size = format.segment_size;
+    let Some((timeline, segment)) = size.parse_file_name(name) else { return Ok(false) };
     match File::open(pg_wal.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        opened => has_page(&opened?, id, 0, format),
+        opened => has_page(&opened?, timeline, size.start_of(segment), 0, format),
     }
 }
 
@@ -112,16 +115,11 @@ pub fn useless(pg_wal: &Path, name: &str, format: &WalFormat) -> io::Result<Vec<
     Ok(found)
 }
 
-fn has_page(file: &File, id: (TimelineId, u64), offset: u64, format: &WalFormat) -> io::Result<bool> {
+/// Whether a file of a timeline has WAL of the segment that begins at `begin` at this offset.
+fn has_page(file: &File, timeline: TimelineId, begin: Lsn, offset: u64, format: &WalFormat) -> io::Result<bool> {
     let mut page = [0; XLOG_BLCKSZ];
     Ok(read_up_to(file, &mut [IoSliceMut::new(&mut page)], offset, XLOG_BLCKSZ)? == XLOG_BLCKSZ
-        && is_page(&page, id, offset, format))
-}
-
-fn is_page(page: &[u8], (timeline, segment): (TimelineId, u64), offset: u64, format: &WalFormat) -> bool {
-    let address = Lsn(format.segment_size.start_of(segment).0 + offset);
-    let header = WalPageHeader::parse(page);
-    header.is_some_and(|header| check_page_header(&header, address, format, timeline).is_ok())
+        && is_page(&page, Lsn(begin.0 + offset), format, timeline))
 }
 
 #[cfg(test)]

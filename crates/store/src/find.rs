@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, RwLock, Weak};
 use walrider_datadir::DataDirError;
 use walrider_datadir::descriptors::shares;
 use walrider_datadir::held::shown;
-use walrider_layout::history::{TimelineEntry, TimelineHistory, history_file_name};
+use walrider_layout::history::{MAX_HISTORY_BYTES, TimelineEntry, TimelineHistory, history_file_name};
 use walrider_layout::wal::SegmentSize;
 use walrider_layout::{Lsn, TimelineId};
 
@@ -21,9 +21,6 @@ use crate::error::StoreError;
 use crate::partial::has_more;
 use crate::restore::Refusal;
 use crate::source::{Incoming, Kept};
-
-/// Longest history file that is read: a line for each of ten thousand promotions.
-const MAX_HISTORY_BYTES: u64 = 1 << 20;
 
 /// A segment's file.
 #[derive(Debug)]

@@ -115,7 +115,7 @@ pub fn has_page(source: &dyn ReadWal, format: &WalFormat, page: Lsn) -> Result<b
 }
 
 /// Whether these bytes, from a file of a timeline, are the page at a position.
-pub(crate) fn is_page(bytes: &[u8; XLOG_BLCKSZ], page: Lsn, format: &WalFormat, timeline: TimelineId) -> bool {
+pub fn is_page(bytes: &[u8], page: Lsn, format: &WalFormat, timeline: TimelineId) -> bool {
     let header = WalPageHeader::parse(bytes);
     header.is_some_and(|header| check_page_header(&header, page, format, timeline).is_ok())
 }

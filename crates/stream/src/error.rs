@@ -2,10 +2,10 @@
 
 use std::io;
 
-use walrider_layout::history::InvalidHistory;
+use walrider_layout::history::{InvalidHistory, MAX_HISTORY_BYTES};
 use walrider_layout::{Lsn, TimelineId};
 use walrider_session::ConnectError;
-use walrider_spool::{MAX_HISTORY_BYTES, SpoolError};
+use walrider_spool::SpoolError;
 use walrider_wire::WireError;
 
 use crate::timelines::MAX_TIMELINES;

@@ -1,9 +1,9 @@
 //! What a primary may say of timelines: how far it may be ahead, which history files it may send, which timeline may follow.
 //! The connection is the caller's.
 
-use walrider_layout::history::{TimelineHistory, history_file_name};
+use walrider_layout::history::{MAX_HISTORY_BYTES, TimelineHistory, history_file_name};
 use walrider_layout::{Lsn, TimelineId};
-use walrider_spool::{MAX_HISTORY_BYTES, SpoolError};
+use walrider_spool::SpoolError;
 
 use crate::error::{BadHistory, ReceiveError};
 
@@ -59,7 +59,7 @@ fn check_history(timeline: TimelineId, name: &str, contents: &[u8]) -> Result<()
     if name != expected {
         return Err(BadHistory::Name { name: name.to_owned(), expected });
     }
-    if contents.len() > MAX_HISTORY_BYTES {
+    if contents.len() as u64 > MAX_HISTORY_BYTES {
         return Err(BadHistory::TooLong(contents.len()));
     }
     match TimelineHistory::parse(timeline, &String::from_utf8_lossy(contents))?.parent() {

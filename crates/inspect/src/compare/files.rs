@@ -4,19 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use walrider_datadir::origins;
+use walrider_datadir::relmap::MAX_MAPPINGS;
 use walrider_layout::Lsn;
-use walrider_layout::bytes::{u16_at, u32_at, u64_at};
 use walrider_layout::control::{CheckPoint, ControlFile};
 
 use super::classes::Class;
 use super::tally::{Location, ReadError, Tally, excerpt};
-
-/// `REPLICATION_STATE_MAGIC` (`replication/logical/origin.c`).
-const ORIGINS_MAGIC: u32 = 0x1257_DADE;
-/// Bytes of an entry of `replorigin_checkpoint` (`sizeof(ReplicationStateOnDisk)`).
-const ORIGIN_SIZE: usize = 16;
-/// Mappings of a `pg_filenode.map` (`MAX_MAPPINGS`, `utils/cache/relmapper.c`).
-const MAX_MAPPINGS: usize = 64;
 
 fn read(path: &Path) -> Result<Vec<u8>, ReadError> {
     fs::read(path).map_err(ReadError::at(path))
@@ -43,7 +37,7 @@ fn map_field(offset: usize) -> String {
     match (offset / 4, offset / 8) {
         (0, _) => "magic".to_owned(),
         (1, _) => "num_mappings".to_owned(),
-        (word, pair) if pair <= MAX_MAPPINGS => {
+        (word, pair) if pair <= MAX_MAPPINGS as usize => {
             format!("mappings[{}].{}", pair - 1, if word % 2 == 0 { "mapoid" } else { "mapfilenumber" })
         }
         _ => "crc".to_owned(),
@@ -64,7 +58,7 @@ pub fn compare_origins(name: &str, paths: [Option<&Path>; 2], tally: &mut Tally)
         return Ok(());
     }
     let parse = |side: usize| match paths[side] {
-        Some(_) => parse_origins(&bytes[side]),
+        Some(_) => origins::parse(&bytes[side]).ok().map(BTreeMap::from_iter),
         None => Some(BTreeMap::new()),
     };
     let (Some(left), Some(right)) = (parse(0), parse(1)) else {
@@ -85,19 +79,6 @@ pub fn compare_origins(name: &str, paths: [Option<&Path>; 2], tally: &mut Tally)
         tally.find(Class::Origin, name, place, show(&left), show(&right));
     }
     Ok(())
-}
-
-/// Progress by origin; `None` if the file is not whole.
-fn parse_origins(bytes: &[u8]) -> Option<BTreeMap<u16, Lsn>> {
-    let (body, crc) = bytes.split_last_chunk::<4>()?;
-    if body.len() < 4 || u32_at(body, 0) != ORIGINS_MAGIC || !(body.len() - 4).is_multiple_of(ORIGIN_SIZE) {
-        return None;
-    }
-    if crc_fast::crc32_iscsi(body) != u32::from_le_bytes(*crc) {
-        return None;
-    }
-    let entries = body[4..].chunks_exact(ORIGIN_SIZE);
-    Some(entries.map(|entry| (u16_at(entry, 0), Lsn(u64_at(entry, 8)))).collect())
 }
 
 /// Compares two control files field by field.
@@ -231,20 +212,22 @@ mod tests {
 
     #[test]
     fn origins_are_compared_whatever_their_order() {
-        let file = |entries: &[(u16, u64)]| {
-            let mut bytes = ORIGINS_MAGIC.to_le_bytes().to_vec();
-            for (origin, lsn) in entries {
-                bytes.extend(u64::from(*origin).to_le_bytes());
-                bytes.extend(lsn.to_le_bytes());
-            }
-            let crc = crc_fast::crc32_iscsi(&bytes);
-            bytes.extend(crc.to_le_bytes());
-            bytes
+        let compared = |a: &[(u16, Lsn)], b: &[(u16, Lsn)]| {
+            let dirs = [a, b].map(|entries| {
+                let dir = tempfile::tempdir().unwrap();
+                fs::create_dir(dir.path().join("pg_logical")).unwrap();
+                origins::write(dir.path(), entries.iter().copied()).unwrap();
+                dir
+            });
+            let [a, b] = dirs.each_ref().map(|dir| dir.path().join("pg_logical/replorigin_checkpoint"));
+            let mut tally = Tally::new(false, 10);
+            compare_origins("o", [Some(&a), Some(&b)], &mut tally).unwrap();
+            (tally.of(Class::OriginOrder), tally.of(Class::Origin))
         };
-        assert_eq!(parse_origins(&file(&[(1, 7), (2, 8)])), parse_origins(&file(&[(2, 8), (1, 7)])));
-        assert_ne!(parse_origins(&file(&[(1, 7)])), parse_origins(&file(&[(1, 9)])));
-        assert_eq!(parse_origins(&file(&[])), Some(BTreeMap::new()));
-        assert_eq!(parse_origins(&file(&[(1, 7)])[1..]), None);
-        assert_eq!(parse_origins(&[0; 3]), None);
+        let (one, other) = ((1, Lsn(7)), (2, Lsn(8)));
+        assert_eq!(compared(&[one, other], &[one, other]), (0, 0));
+        assert_eq!(compared(&[one, other], &[other, one]), (1, 0));
+        assert_eq!(compared(&[one, other], &[one, (2, Lsn(9))]), (0, 1));
+        assert_eq!(compared(&[one], &[]), (0, 1));
     }
 }

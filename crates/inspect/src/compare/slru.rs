@@ -2,7 +2,9 @@
 
 use std::sync::atomic::AtomicU64;
 
+use walrider_datadir::slru::PAGES_PER_SEGMENT;
 use walrider_layout::control::ControlFile;
+use walrider_layout::xid::{FIRST_NORMAL_XID, precedes};
 use walrider_layout::{BLCKSZ, TransactionId};
 
 use super::classes::Class;
@@ -10,14 +12,10 @@ use super::relation::{Pair, Sides};
 use super::tally::{Location, ReadError, Tally, excerpt};
 use super::walk::Slru;
 
-/// Pages of a segment file (`SLRU_PAGES_PER_SEGMENT`).
-const PAGES_PER_SEGMENT: u64 = 32;
 /// Bytes of a commit timestamp entry (`SizeOfCommitTimestampEntry`).
 const COMMIT_TS_ENTRY: u64 = 10;
 /// Commit timestamp entries of a page (`COMMIT_TS_XACTS_PER_PAGE`).
 const COMMIT_TS_ENTRIES: u64 = BLCKSZ as u64 / COMMIT_TS_ENTRY;
-/// Below are ids of no transaction (`FirstNormalTransactionId`).
-const FIRST_NORMAL_XID: TransactionId = 3;
 /// Bytes of a group of four multixact members and their flags (`MULTIXACT_MEMBERGROUP_SIZE`).
 const MEMBER_GROUP: u64 = 20;
 
@@ -44,10 +42,9 @@ impl CommitTsLimits {
         CommitTsLimits { oldest, none }
     }
 
-    /// Whether nobody can read the entry (`TransactionIdPrecedes`). Special ids have none.
+    /// Whether nobody can read the entry. Special ids have none.
     fn hides(&self, xid: TransactionId) -> bool {
-        let precedes = |oldest: &TransactionId| (xid.wrapping_sub(*oldest) as i32) < 0;
-        xid >= FIRST_NORMAL_XID && self.oldest.iter().all(precedes)
+        xid >= FIRST_NORMAL_XID && self.oldest.iter().all(|&oldest| precedes(xid, oldest))
     }
 
     /// Whether nobody can read what stands at a byte of a page. What is no entry counts as one that can be read.

@@ -27,7 +27,9 @@ pub enum SourceError {
     #[error("the publisher is of PostgreSQL {0}; 17 and newer are supported")]
     OldServer(u32),
     /// Another cluster.
-    #[error("the publisher's system identifier is {found}, and was {expected}: it is another cluster")]
+    #[error(
+        "the publisher's system identifier is {found}, and was {expected}: it is another cluster; connect to the one that was set up with, or set up again"
+    )]
     OtherSystem {
         /// Before.
         expected: u64,

@@ -36,7 +36,7 @@ use walrider_datadir::DataDirError;
 use walrider_datadir::config::letting_servers_in;
 use walrider_datadir::directories::version_dir;
 use walrider_datadir::durable::read_file;
-use walrider_layout::control::{CONTROL_FILE_SIZE, ControlFile, DbState};
+use walrider_layout::control::{CONTROL_FILE, CONTROL_FILE_SIZE, ControlFile, DbState};
 use walrider_layout::history::parse_history_file_name;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_wire::replication::Options;
@@ -54,8 +54,6 @@ use sink::Sink;
 const MAX_AUTO_CONF: u64 = 64 << 20;
 /// How often to look whether replay has got somewhere.
 const LOOK: Duration = Duration::from_millis(20);
-/// The control file, which comes last.
-const CONTROL_FILE: &str = "global/pg_control";
 
 /// A data directory that WAL is replayed into, by this process.
 pub trait Replica: Send + Sync {

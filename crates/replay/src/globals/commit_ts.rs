@@ -4,11 +4,12 @@
 use walrider_datadir::slru::Slru;
 use walrider_layout::bytes::{put_u16, put_u64};
 use walrider_layout::control::CheckPoint;
+use walrider_layout::xid::precedes;
 use walrider_layout::{BLCKSZ, TransactionId};
 
 use super::GlobalError;
 use super::pages::Pages;
-use super::xid;
+use super::xid::page_precedes;
 
 /// Bytes per transaction (`SizeOfCommitTimestampEntry`): eight of time, two of origin.
 const ENTRY_SIZE: usize = 10;
@@ -81,7 +82,7 @@ impl CommitTs {
         let bytes = self.slru.page_mut(page)?;
         put_u64(bytes, at, time as u64);
         put_u16(bytes, at + 8, origin);
-        if xid::precedes(self.newest, xid) {
+        if precedes(self.newest, xid) {
             self.newest = xid;
         }
         Ok(())
@@ -95,11 +96,11 @@ impl CommitTs {
 
     /// `COMMIT_TS_TRUNCATE` (`commit_ts_redo`, which makes `SimpleLruTruncate` believe any cutoff).
     pub(super) fn truncate(&mut self, cutoff: i64, oldest: TransactionId) -> Result<(), GlobalError> {
-        if self.oldest != 0 && xid::precedes(self.oldest, oldest) {
+        if self.oldest != 0 && precedes(self.oldest, oldest) {
             self.oldest = oldest;
         }
         let cutoff = super::page_number(cutoff, LAST_PAGE)?;
-        self.slru.truncate(cutoff, |page, cutoff| xid::page_precedes(page, cutoff, XACTS_PER_PAGE))?;
+        self.slru.truncate(cutoff, |page, cutoff| page_precedes(page, cutoff, XACTS_PER_PAGE))?;
         Ok(())
     }
 }

@@ -1,11 +1,11 @@
 //! Bringing global state to disk, and back.
 
 use walrider_datadir::origins as origins_file;
+use walrider_layout::xid::{FIRST_NORMAL_XID, precedes};
 use walrider_layout::{Major, TransactionId};
 
 use super::origins::Origins;
 use super::pages::Pages;
-use super::xid::{FIRST_NORMAL_XID, precedes};
 use super::{DIRTY_PAGES, GlobalError, Globals, Prepared, PreparedState, SeenCheckpoint, decoding};
 
 impl Globals {

@@ -2,6 +2,7 @@
 //! transactions: `pg_xact`, `pg_commit_ts`, `pg_multixact`, replication origins.
 
 use walrider_layout::bytes::u64_at;
+use walrider_layout::xid::precedes;
 use walrider_layout::{Major, TransactionId};
 use walrider_wal::record::Record;
 
@@ -12,7 +13,6 @@ use walrider_wal::rmgr::RmgrId;
 
 use super::action::Action;
 use super::clog::XidStatus;
-use super::xid::precedes;
 use super::{GlobalError, Globals};
 
 /// A commit that says nothing but its time: `XLOG_XACT_COMMIT` without `XLOG_XACT_HAS_INFO`. Nearly every record that is

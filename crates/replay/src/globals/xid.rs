@@ -2,16 +2,7 @@
 //! `access/transam/varsup.c`, PostgreSQL 18).
 
 use walrider_layout::TransactionId;
-
-/// The smallest id of an ordinary transaction (`FirstNormalTransactionId`); smaller ones are special.
-pub const FIRST_NORMAL_XID: TransactionId = 3;
-
-/// Whether `a` is logically before `b` (`TransactionIdPrecedes`): modulo 2^32, except that special ids are before all
-/// ordinary ones.
-#[inline]
-pub fn precedes(a: TransactionId, b: TransactionId) -> bool {
-    if a < FIRST_NORMAL_XID || b < FIRST_NORMAL_XID { a < b } else { (a.wrapping_sub(b) as i32) < 0 }
-}
+use walrider_layout::xid::{FIRST_NORMAL_XID, precedes};
 
 /// Whether `a` is before `b` modulo 2^32, with no special values (`MultiXactIdPrecedes`, `MultiXactOffsetPrecedes`).
 #[inline]

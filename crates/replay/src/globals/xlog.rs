@@ -3,12 +3,13 @@
 //! `access/transam/xlogrecovery.c`, PostgreSQL 18).
 
 use walrider_layout::control::{CheckPoint, ControlFile};
+use walrider_layout::xid::precedes;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_wal::record::Record;
 use walrider_wal::records::xlog::{self, ParameterChange};
 
 use super::action::{Action, SeenCheckpoint};
-use super::xid::{NextXid, precedes};
+use super::xid::NextXid;
 use super::{GlobalError, Globals, WAL_LEVEL_MINIMAL};
 
 /// The primary's settings in a control file.

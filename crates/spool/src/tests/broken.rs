@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use walrider_layout::history::MAX_HISTORY_BYTES;
 use walrider_layout::{Lsn, TimelineId};
 use walrider_seed::Random;
 
@@ -199,7 +200,7 @@ fn a_history_file_that_cannot_be_written_leaves_the_old_one() {
     model.watch_no_more();
     spool.write_history(TimelineId(2), b"new").unwrap();
     assert_eq!(model.after_power_loss(Random(1).draws()).read("00000002.history").unwrap(), b"new");
-    let long = vec![b'#'; crate::MAX_HISTORY_BYTES + 1];
+    let long = vec![b'#'; MAX_HISTORY_BYTES as usize + 1];
     assert!(matches!(spool.write_history(TimelineId(2), &long), Err(SpoolError::Refused(_))));
 }
 
