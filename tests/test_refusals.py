@@ -31,8 +31,11 @@ def test_failures_have_one_form(plain, work):
 def test_compare_cannot_read_the_control_file(plain, work):
     """That is no wrong usage: the directory is one, and this user may not read it."""
     ours = plain.copy(work / "ours")
-    (ours / "global" / "pg_control").chmod(0)
-    refused(walrider("compare", ours, plain.stock), "global/pg_control", "Permission denied")
+    control = ours / "global" / "pg_control"
+    control.chmod(0)
+    result = walrider("compare", ours, plain.stock)
+    control.chmod(0o600)
+    refused(result, "global/pg_control", "Permission denied")
 
 
 def test_a_repository_is_no_archive(plain, work):

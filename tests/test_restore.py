@@ -487,7 +487,48 @@ def test_roll_is_interrupted(archived, work):
     assert walrider(*arguments).code == FAILED
     plain = [word for word in arguments if word not in ("--format", "tar")]
     assert walrider(*plain).code == USAGE
-    assert walrider(*arguments, "--tablespace-mapping", "/s=/t").code == USAGE
+
+
+def test_roll_says_where_tablespaces_are(archived, work):
+    """Links of a plain backup lead to its own copies. Archives that said so made a server that started on them write there."""
+    command = ["backup", "roll", "--backup", archived.backup("plain"), "--wal", archived.wal, "--out", work / "new", "--format", "tar"]
+    copy = f"{archived.directory}/plain.space"
+    result = walrider(*command)
+    assert result.code == FAILED and f"--tablespace-mapping {copy}=DIR" in result.stderr, result
+    result = walrider(*command, "--tablespace-mapping", f"{copy}=/s", "--tablespace-mapping", "/other=/t")
+    assert result.code == FAILED and "no tablespace at \"/other\"" in result.stderr, result
+    walrider(*command, "--tablespace-mapping", f"{copy}={work}/s").expect()
+    extract(work / "new" / "base.tar", work / "ours")
+    (line,) = (work / "ours" / "tablespace_map").read_text().splitlines()
+    assert line.endswith(f" {work}/s"), line
+    assert not (work / "s").exists()
+
+
+def test_roll_warns_where_images_are_missing(archived, work):
+    """PostgreSQL may not get through the WAL that the new backup needs, if the primary ran with full_page_writes = off."""
+    with PgCluster.init(work / "primary") as server:
+        server.configure("full_page_writes = off\nwal_keep_size = 1GB\n")
+        server.start()
+        server.basebackup(work / "backup")
+        server.psql("CREATE TABLE x AS SELECT 1; CHECKPOINT")
+        server.stop()
+        result = walrider("backup", "roll", "--backup", work / "backup", "--wal", server.data_dir / "pg_wal", "--out", work / "new").expect()
+    assert "full_page_writes was off" in result.stderr, result
+    result = walrider("backup", "roll", "--backup", archived.backup("tar"), "--wal", archived.wal, "--out", work / "other", "--format", "tar").expect()
+    assert "full_page_writes" not in result.stderr, result
+
+
+def test_a_plain_backup_lacks_its_tablespace(archived, work):
+    """It was copied without: that is not an empty tablespace, also where no manifest tells."""
+    backup = copy_tree(archived.backup("plain"), work / "backup")
+    (backup / "backup_manifest").unlink()
+    (link,) = (backup / "pg_tblspc").iterdir()
+    link.unlink()
+    link.symlink_to(work / "nowhere")
+    result = walrider("restore", "--backup", backup, "--no-manifest", "--wal", archived.wal, "-D", work / "ours",
+                      "--tablespace-mapping", f"{work}/nowhere={work}/s")
+    assert result.code == CORRUPT and f"\"{work}/nowhere\", which is no directory" in result.stderr, result
+    assert not (work / "ours").exists()
 
 
 def test_roll_has_put_a_tablespace(archived, work):

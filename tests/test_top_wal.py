@@ -92,4 +92,4 @@ def test_names_of_a_database_in_latin1(primary):
             INSERT INTO größe VALUES (i, repeat('x', 500)); COMMIT; PERFORM pg_sleep(0.05); END LOOP; END $$""")
         wal = top(primary.dsn("latin"), "--wal", interval="1s")["wal"]
         session.wait()
-    assert "public.größe" in [at["name"] for at in wal["relations"]], wal
+    assert 'public."größe"' in [at["name"] for at in wal["relations"]], wal

@@ -302,6 +302,9 @@ RefreshCaches(bool refresh)
  * So that the verdict can be the same, a transaction that catalogs were changed
  * beside has to be sent with what they were at its beginning, too.
  */
+#ifndef RBTXN_DISTR_INVAL_OVERFLOWED
+#error "PostgreSQL 17.6 or newer is needed"
+#endif
 static bool
 NeedsOwnCatalogs(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
 {

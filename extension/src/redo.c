@@ -303,7 +303,14 @@ walrider_redo(XLogReaderState *reader)
 	if (recovery_prefetch != RECOVERY_PREFETCH_OFF)
 		attached = false;
 	if (walking == 0)
+	{
+		/* What is read ahead has nothing to do with the record that "WAL redo at" names. */
+		ErrorContextCallback *of_record = error_context_stack;
+
+		error_context_stack = of_record->previous;
 		BeginSlice(reader);
+		error_context_stack = of_record;
+	}
 }
 
 void
@@ -327,6 +334,24 @@ AttachRedoShared(void)
 }
 
 /* Settings, and the hook where the server is one that we know. */
+static bool
+KnowsServer(void)
+{
+	return PG_VERSION_NUM == EARLY_REDO_VERSION &&
+		strtol(GetConfigOption("server_version_num", false, false), NULL, 10) == EARLY_REDO_VERSION;
+}
+
+/* Says, at the start and at each reload, why nothing comes of the setting. */
+static bool
+CheckEarlyRedo(bool *newval, void **extra, GucSource source)
+{
+	if (*newval && !IsUnderPostmaster && !KnowsServer())
+		ereport(LOG, (errmsg("walrider redoes no pages early: it knows PostgreSQL %d.%d, this is %s",
+							 EARLY_REDO_VERSION / 10000, EARLY_REDO_VERSION % 10000,
+							 GetConfigOption("server_version", false, false))));
+	return true;
+}
+
 void
 InitRedo(void)
 {
@@ -336,7 +361,7 @@ InitRedo(void)
 							 &walrider_early_redo,
 							 false,
 							 PGC_SIGHUP, 0,
-							 NULL, NULL, NULL);
+							 CheckEarlyRedo, NULL, NULL);
 	DefineCustomIntVariable("walrider.redo_slice",
 							"Sets how many records are looked at together.",
 							NULL,
@@ -363,15 +388,8 @@ InitRedo(void)
 							PGC_POSTMASTER, 0,
 							NULL, NULL, NULL);
 
-	if (PG_VERSION_NUM != EARLY_REDO_VERSION ||
-		strtol(GetConfigOption("server_version_num", false, false), NULL, 10) != EARLY_REDO_VERSION)
-	{
-		if (walrider_early_redo)
-			ereport(LOG, (errmsg("walrider redoes no pages early: it knows PostgreSQL %d.%d, this is %s",
-								 EARLY_REDO_VERSION / 10000, EARLY_REDO_VERSION % 10000,
-								 GetConfigOption("server_version", false, false))));
+	if (!KnowsServer())
 		return;
-	}
 	for (int i = 0; i <= RM_MAX_BUILTIN_ID; i++)
 	{
 		server_redo[i] = RmgrTable[i].rm_redo;

@@ -253,6 +253,7 @@ ForgetError(void)
 	FlushErrorState();
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
+	pgstat_report_wait_end();
 #if PG_VERSION_NUM >= 180000
 	pgaio_error_cleanup();
 #endif
@@ -266,6 +267,7 @@ static void
 VisitAsWorker(SliceIndex first, SliceIndex last)
 {
 	static uint32 nends = 0;
+	MemoryContext context = CurrentMemoryContext;
 
 	/* No slice is out while such a record is replayed. */
 	if (nends != Work->nends && !BROKEN(17))
@@ -279,6 +281,8 @@ VisitAsWorker(SliceIndex first, SliceIndex last)
 	}
 	PG_CATCH();
 	{
+		/* It is that of errors now. */
+		MemoryContextSwitchTo(context);
 		ForgetError();
 		LeavePages(Work->slice, first, last);
 	}

@@ -99,6 +99,8 @@ pub struct Made {
     pub start: Lsn,
     /// The timeline at its end.
     pub timeline: TimelineId,
+    /// `full_page_writes` where recovery of it begins.
+    pub full_page_writes: bool,
     /// Files in it, without WAL.
     pub files: u64,
     /// Bytes in them.
@@ -338,7 +340,13 @@ impl Prepared {
 
     fn made(&self) -> Made {
         let timeline = self.control.min_recovery_point_timeline;
-        Made { start: self.control.checkpoint_copy.redo, timeline, files: 0, bytes: 0 }
+        Made {
+            start: self.control.checkpoint_copy.redo,
+            timeline,
+            full_page_writes: self.control.checkpoint_copy.full_page_writes,
+            files: 0,
+            bytes: 0,
+        }
     }
 
     fn finish(&self, manifest: Manifest) -> Result<impl Read + use<>> {

@@ -18,6 +18,7 @@ use crate::manifest::MANIFEST;
 use crate::name::Name;
 use crate::packing::Packing;
 use crate::remote::{Failed, Input, Remote};
+use crate::target::Mapping;
 
 /// The longest `backup_label` or `tablespace_map`.
 pub(crate) const MAX_SMALL: u64 = 4 << 20;
@@ -31,6 +32,8 @@ pub struct Backup {
     pub(crate) inventory: Option<Inventory>,
     label: BackupLabel,
     pub(crate) tablespaces: Vec<MappedTablespace>,
+    /// How many of these, the first ones, `tablespace_map` names. Of the others there are links, which lead to where the backup has them.
+    in_map: usize,
     /// The group may read it, and so what is made of it.
     pub(crate) group_access: bool,
 }
@@ -226,12 +229,14 @@ impl Backup {
             }
         }
         let form = Form::Archives(archives.into_values().collect());
-        Ok(Backup { form, inventory, label, tablespaces, group_access: mode & 0o040 != 0 })
+        let in_map = tablespaces.len();
+        Ok(Backup { form, inventory, label, tablespaces, in_map, group_access: mode & 0o040 != 0 })
     }
 
     fn plain(directory: &Path, inventory: Option<Inventory>) -> Result<Backup> {
         let label = label(&quoted(directory), read_file(&directory.join("backup_label"), MAX_SMALL)?.as_ref())?;
         let mut tablespaces = map(&read_file(&directory.join("tablespace_map"), MAX_SMALL)?.unwrap_or_default())?;
+        let in_map = tablespaces.len();
         for entry in list_dir(&directory.join("pg_tblspc"))? {
             let oid = entry.file_name().to_str().and_then(|name| name.parse::<Oid>().ok());
             let Some(oid) = oid.filter(|oid| *oid > 0 && entry.path().is_symlink()) else { continue };
@@ -241,9 +246,14 @@ impl Backup {
                 tablespaces.push(MappedTablespace { oid, path });
             }
         }
+        // One that is missing would be taken for empty.
+        if let Some(lacking) = tablespaces.iter().find(|one| !one.path.is_dir()) {
+            let what = format!("is to be in {}, which is no directory", quoted(&lacking.path));
+            return Err(BackupError::damaged(format!("tablespace {}", lacking.oid), what));
+        }
         let mode = fs::metadata(directory).context("stat directory", directory)?.mode();
         let form = Form::Plain(directory.to_owned());
-        Ok(Backup { form, inventory, label, tablespaces, group_access: mode & 0o050 == 0o050 })
+        Ok(Backup { form, inventory, label, tablespaces, in_map, group_access: mode & 0o050 == 0o050 })
     }
 
     /// Its label.
@@ -254,6 +264,27 @@ impl Backup {
     /// Its tablespaces, and where they were.
     pub fn tablespaces(&self) -> &[MappedTablespace] {
         &self.tablespaces
+    }
+
+    /// Its tablespaces, and where servers are to have them, which archives of a new backup say: where they were, unless `pairs`, from old to
+    /// new, say otherwise.
+    ///
+    /// # Errors
+    /// There is none that a pair names; or a link leads to one, perhaps to the backup's own copy, and no pair names it.
+    pub fn locations(&self, pairs: &[(PathBuf, PathBuf)]) -> Result<Vec<MappedTablespace>> {
+        let mapping = Mapping { pairs: pairs.to_vec(), others: None };
+        mapping.check(&self.tablespaces)?;
+        let is_named = |one: &MappedTablespace| pairs.iter().any(|(old, _)| *old == one.path);
+        if let Some(one) = self.tablespaces[self.in_map..].iter().find(|one| !is_named(one)) {
+            let path = one.path.display();
+            return Err(BackupError::Refused(format!(
+                "the backup has tablespace {} in {}, and does not tell where servers have it, which archives must say: \
+                 --tablespace-mapping {path}=DIR, or {path}={path} if it is there",
+                one.oid,
+                quoted(&one.path)
+            )));
+        }
+        Ok(self.tablespaces.iter().map(|one| MappedTablespace { oid: one.oid, path: mapping.of(one) }).collect())
     }
 
     /// Whether all that the manifest names was there.

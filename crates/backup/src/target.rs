@@ -28,7 +28,7 @@ pub struct Mapping {
 
 impl Mapping {
     /// Where this one goes.
-    fn of(&self, tablespace: &MappedTablespace) -> PathBuf {
+    pub(crate) fn of(&self, tablespace: &MappedTablespace) -> PathBuf {
         match (self.pairs.iter().find(|(old, _)| *old == tablespace.path), &self.others) {
             (Some((_, new)), _) => new.clone(),
             (None, Some(others)) => others.join(tablespace.oid.to_string()),
@@ -37,7 +37,7 @@ impl Mapping {
     }
 
     /// A pair for a tablespace that there is none of is a mistake.
-    fn check(&self, tablespaces: &[MappedTablespace]) -> Result<()> {
+    pub(crate) fn check(&self, tablespaces: &[MappedTablespace]) -> Result<()> {
         let unknown = self.pairs.iter().find(|(old, _)| !tablespaces.iter().any(|one| one.path == *old));
         match unknown {
             Some((old, _)) => Err(BackupError::Refused(format!(

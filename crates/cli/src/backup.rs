@@ -138,6 +138,12 @@ pub fn run(args: BackupArgs) -> ExitCode {
                     made.start
                 );
             }
+            if !made.full_page_writes || summary.stats.full_page_writes_off.is_some_and(|at| at >= made.start) {
+                eprintln!(
+                    "walrider: warning: full_page_writes was off: PostgreSQL may end its recovery of this backup with \"WAL contains \
+                     references to invalid pages\" where a table was truncated; use walrider restore, which does not"
+                );
+            }
             ExitCode::SUCCESS
         }
         Err(failure) => failure.tell(args.json),
@@ -166,10 +172,6 @@ impl RollArgs {
     fn roll(&self) -> Result<(Restored, Summary, Made), Failure> {
         if self.format == Format::Plain && self.compress != Compress::None {
             return Err(Failure::new(Exit::Usage, "--compress is of archives: say --format tar, too"));
-        }
-        if self.format == Format::Tar && self.unpack.maps_tablespaces() {
-            let why = "--tablespace-mapping is for --format plain: archives say where tablespaces were, and who restores them maps them";
-            return Err(Failure::new(Exit::Usage, why));
         }
         let out = checked(&self.out)?;
         self.unpack.refuse_in_backup(&out)?;
@@ -221,8 +223,10 @@ impl RollArgs {
             Format::Plain => (rolled.into_directory(), data_dir.clone()),
             Format::Tar => {
                 let archives = work.join("archives");
-                let locations = restored.backup.tablespaces();
-                (rolled.into_archives(&archives, self.compress.packing(), locations), archives)
+                let locations = restored.backup.locations(self.unpack.tablespace_mapping());
+                let made = locations
+                    .and_then(|locations| rolled.into_archives(&archives, self.compress.packing(), &locations));
+                (made, archives)
             }
         };
         let made = made.map_err(failed)?;

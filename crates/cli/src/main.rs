@@ -44,7 +44,8 @@ use failure::{Exit, Failure};
 /// A replication engine for PostgreSQL
 ///
 /// Exit codes: 0 done; 1 something has to be set right first, the message says what; 2 wrong usage; 3 replay stopped cleanly
-/// before a record that Walrider does not support; 4 the input is damaged; 5 a difference was found.
+/// before a record that Walrider does not support; 4 the input is damaged; 5 a difference or a problem was found. status and wal get
+/// have codes of their own.
 ///
 /// Errors are lines "walrider: error: ..." on stderr. With --json there is an object with "error" on stdout as well.
 #[derive(Parser)]

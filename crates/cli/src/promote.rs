@@ -30,7 +30,7 @@ pub struct PromoteArgs {
 /// Tell a running standby something
 #[derive(Args)]
 pub struct TellArgs {
-    /// The data directory, or that of walrider relay
+    /// The data directory (of reload, also that of walrider relay)
     #[arg(short = 'D', long, value_name = "DIR", env = "PGDATA")]
     pub data_dir: PathBuf,
 }

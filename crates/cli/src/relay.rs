@@ -23,6 +23,7 @@ const DEFAULT_WAL_KEEP_SIZE: u64 = 1 << 30;
 /// Commits of the primary wait for the relay's own disk, unless --ack-write, --ack-flush or --ack-apply name standbys. It answers
 /// remote_apply only with --ack-apply: it applies nothing itself.
 ///
+/// It needs --listen and --access. The primary knows it by the application_name of CONNINFO, which is "walrider" unless given.
 /// SIGHUP, or walrider reload, reads --access and the certificates again.
 #[derive(Args)]
 pub struct RelayArgs {

@@ -210,13 +210,13 @@ impl UnpackArgs {
         self.start_over
     }
 
-    /// Whether tablespaces are to go elsewhere.
-    pub fn maps_tablespaces(&self) -> bool {
-        !self.tablespace_mapping.is_empty()
+    /// Where tablespaces are to be, from old to new.
+    pub fn tablespace_mapping(&self) -> &[(PathBuf, PathBuf)] {
+        &self.tablespace_mapping
     }
 
-    /// Unpacks it into a directory, but for the relations, which replay is to have come there ([`Unpacking::base`]). Tablespaces that
-    /// are not mapped go below `others`, or where they were.
+    /// Unpacks it into a directory, but for the relations, which replay is to have come there ([`Unpacking::base`]). All tablespaces go below
+    /// `others`, where archives are made of them; without, where they are mapped to, or were.
     pub fn begin(
         &self,
         data_dir: &Path,
@@ -224,7 +224,12 @@ impl UnpackArgs {
         resources: &ResourceArgs,
     ) -> Result<Arc<Unpacking>, Failure> {
         let begun = self.open(resources.fetch_jobs()).and_then(|backup| {
-            let mapping = Mapping { pairs: self.tablespace_mapping.clone(), others };
+            let mut pairs = self.tablespace_mapping.clone();
+            if others.is_some() {
+                backup.locations(&pairs)?;
+                pairs.clear();
+            }
+            let mapping = Mapping { pairs, others };
             let (data_dir, memory_bytes) = (data_dir.to_owned(), resources.memory_bytes());
             begun(backup, &Destination { data_dir, mapping, start_over: self.start_over, memory_bytes })
         });

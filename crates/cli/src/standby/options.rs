@@ -65,7 +65,7 @@ pub struct StandbyOptions {
     /// Shell command that fetches WAL from the archive (restore_command)
     #[arg(long, value_name = "CMD", conflicts_with = "wal")]
     pub restore_command: Option<String>,
-    /// restore_command's at once; 1 for a command that must run alone [default: 8]
+    /// How many restore_commands run at once; 1 for one that must run alone [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_FETCH_JOBS))]
     pub fetch_jobs: Option<u16>,
     /// Where WAL is that the primary no longer has, instead of restore_command: a directory of segments, or an archive as of walrider wal put, by its directory or URL
@@ -120,7 +120,7 @@ pub struct StandbyOptions {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     #[serde(deserialize_with = "size")]
     pub catch_up_beyond: Option<u64>,
-    /// for this long [default: 10s]
+    /// How long PostgreSQL must be farther behind than that before Walrider takes over [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     #[serde(deserialize_with = "duration")]
     pub catch_up_after: Option<Duration>,
