@@ -61,6 +61,19 @@ def test_every_crate_is_in_the_map():
     assert not [crate for crate in crates - {"seed"} if f"`{crate}/src/" not in text]
 
 
+def test_the_map_says_what_each_crate_uses():
+    """Its column: the crates of ours that each depends on, but for layout, which all use but seed."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    told = {crate: uses.split(", ") if uses.strip() else []
+            for crate, uses in re.findall(r"^\| `([\w-]+)` \| ([\w, -]*) \| .* \| .* \|$", text, re.M)}
+    for manifest in (ROOT / "crates").glob("*/Cargo.toml"):
+        crate = manifest.parent.name
+        (dependencies,) = re.findall(r"^\[dependencies\]\n(.*?)(?:^\[|\Z)", manifest.read_text() + "\n", re.M | re.S) or [""]
+        used = sorted(re.findall(r"^walrider-([\w-]+)", dependencies, re.M))
+        assert ("layout" in used) == (crate not in ("layout", "seed")), crate
+        assert told[crate] == [name for name in used if name != "layout"], crate
+
+
 def test_what_the_map_calls_by_name_is_there():
     """`Type::function`: the type, and a function of that name, in one file."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
