@@ -597,7 +597,7 @@ AskForWal(XLogReaderState *reader)
 		XLByteToSeg(from, segment, wal_segment_size);
 		XLogFilePath(path, reader->seg.ws_tli, segment, wal_segment_size);
 		if ((file = BasicOpenFile(path, O_RDONLY | PG_BINARY)) < 0)
-			return;				/* whoever reads it will say why */
+			return;				/* its reader will say why */
 		/* Of a larger piece Linux reads the beginning alone (force_page_cache_ra). */
 		for (uint32 at = 0; at < size; at += WAL_ASKED_AT_ONCE)
 			(void) posix_fadvise(file, offset + at, Min(size - at, WAL_ASKED_AT_ONCE), POSIX_FADV_WILLNEED);

@@ -6,7 +6,7 @@
  * To the standby it is START_REPLICATION PHYSICAL, with two differences: the
  * WAL of a message may be ahead of what this server has flushed, and walEnd,
  * also that of keepalives, is the flush position.  What is behind walEnd can
- * be lost by a crash of this server and be written anew with other contents;
+ * be lost by a crash of this server and be rewritten with other contents;
  * the standby must not replay it, until a later walEnd covers it.
  *
  * The process has no transaction while it streams, and never comes back:

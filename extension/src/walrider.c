@@ -123,7 +123,7 @@ ClaimEarlySender(void)
 
 /*
  * In every backend, when it is about to commit: its record will be in the
- * buffers in a moment, and whoever sleeps has to be up by then.  A sender
+ * buffers in a moment, and a sender that sleeps has to be up by then.  A sender
  * that is awake sees the count, so this costs a busy system little.
  */
 static void
@@ -132,7 +132,7 @@ TellSenders(void)
 	if (Early == NULL)
 		return;
 
-	/* A full barrier: whoever goes to sleep now sees it, or we see its flag. */
+	/* A full barrier: a sender that goes to sleep now sees it, or we see its flag. */
 	pg_atomic_fetch_add_u64(&Early->commits, 1);
 
 	for (int i = 0; i < max_wal_senders; i++)
@@ -193,7 +193,7 @@ walrider_shmem_startup(void)
 	if (prev_shmem_startup_hook)
 		prev_shmem_startup_hook();
 
-	/* After a crash the postmaster makes shared memory anew. */
+	/* After a crash the postmaster makes shared memory again. */
 	Early = NULL;
 	AttachEarlySenders();
 #ifdef WALRIDER_EARLY_REDO

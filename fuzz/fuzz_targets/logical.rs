@@ -8,6 +8,7 @@ extern crate self as walrider_logical;
 mod drive;
 #[path = "../../crates/logical/src/kind.rs"]
 mod kind;
+#[allow(dead_code, reason = "the rest of the crate uses it")]
 #[path = "../../crates/logical/src/message.rs"]
 pub mod message;
 #[path = "../../crates/logical/src/testing.rs"]

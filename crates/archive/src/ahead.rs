@@ -137,7 +137,7 @@ impl Ahead {
         Ok(())
     }
 
-    /// Removes what is not in the window. Whoever asks side by side may be behind.
+    /// Removes what is not in the window. Others that ask side by side may be behind.
     fn clean(&self, timeline: TimelineId, position: u64, parts: bool) -> Result<()> {
         let window = position.saturating_sub(self.window)..=position.saturating_add(self.window);
         let keep = |name: &WalName| match self.size.parse_file_name(name.as_str()) {

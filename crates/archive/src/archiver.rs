@@ -1,5 +1,5 @@
 //! Archives what a directory of WAL has marked `.ready`, as PostgreSQL's archiver does (`postmaster/pgarch.c`, PostgreSQL 18), several
-//! files at once. What is archived is marked `.done`: whoever removes WAL keeps what is not. So nothing is forgotten by a restart.
+//! files at once. What is archived is marked `.done`: WAL without that mark is not removed, so a restart forgets nothing.
 //!
 //! Left out is the segment in which a timeline was left: what it has, the next timeline's first segment has, too, and the server that
 //! went on with it may archive another.

@@ -124,7 +124,7 @@ impl Object {
     }
 }
 
-/// Reads an object. Whoever leaves out more than is under way has the rest fetched from there on.
+/// Reads an object. A reader that leaves out more than is under way has the rest fetched from there on.
 pub struct Ranges {
     object: Object,
     coming: Option<Receiver<Result<Vec<u8>>>>,

@@ -250,7 +250,7 @@ impl Spool {
         self.clean(|_| false, true)?;
         unlink_if_there(&self.path.join(POSITION))?;
         unlink_if_there(&self.path.join(LOCK))?;
-        // Others may be in there, who make it anew if they need to.
+        // Others may be in there, who make it again if they need to.
         let _ = fs::remove_dir(&self.path);
         let _ = fs::remove_dir(&self.base);
         Ok(())

@@ -21,7 +21,7 @@ impl Name {
     /// # Errors
     /// What is wrong with it, as the end of a sentence.
     pub fn parse(above: &str, text: &[u8]) -> Result<Name, String> {
-        // Directories end in a slash; whoever has packed an archive again may have begun with the directory itself.
+        // Directories end in a slash; an archive that was packed again may begin with the directory itself.
         let text = text.strip_suffix(b"/").unwrap_or(text);
         let text = text.strip_prefix(b"./").unwrap_or(text);
         if text.is_empty() || text.contains(&0) || above.len() + text.len() > MAX_NAME {

@@ -99,7 +99,7 @@ impl Write for Packed {
     }
 }
 
-/// Reads beside whoever needs it.
+/// Reads in a thread beside the reader.
 fn beside(reader: impl Read + Send + 'static) -> io::Result<Box<dyn Read>> {
     let (sender, receiver) = sync_channel(PIECES);
     thread::Builder::new().name("unpack".to_owned()).spawn(move || read_all(reader, &sender))?;

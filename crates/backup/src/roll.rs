@@ -238,7 +238,7 @@ impl Rolled<'_> {
         Ok(Prepared { control, history, version_dir, tablespaces: tablespaces(root)? })
     }
 
-    /// Makes `pg_wal` anew: WAL from where recovery begins to the end, zeros behind that, and the histories that lead there.
+    /// Makes a new `pg_wal`: WAL from where recovery begins to the end, zeros behind that, and the histories that lead there.
     fn wal(&self, control: &ControlFile) -> Result<TimelineHistory> {
         let root = self.data_dir;
         let (new, old) = (root.join("pg_wal"), root.join(OLD_WAL));
@@ -269,7 +269,7 @@ impl Rolled<'_> {
                 let end = entry.end.map_or(end, |left| left.min(end));
                 if entry.begin.max(begin) < end {
                     let mut reader = WalReader { source: &source, next: begin, end, page: Vec::new(), at: 0 };
-                    // Whoever is promoted must not archive it again.
+                    // A server that is promoted must not archive it again.
                     wal_dir.keep_segment(entry.timeline, segment, &mut io::empty(), &mut reader)?;
                 }
             }

@@ -240,7 +240,7 @@ impl Backup {
         for entry in list_dir(&directory.join("pg_tblspc"))? {
             let oid = entry.file_name().to_str().and_then(|name| name.parse::<Oid>().ok());
             let Some(oid) = oid.filter(|oid| *oid > 0 && entry.path().is_symlink()) else { continue };
-            // A server would make the links anew, by the map.
+            // A server would make the links again, by the map.
             if !tablespaces.iter().any(|one| one.oid == oid) {
                 let path = fs::read_link(entry.path()).context("read symbolic link", &entry.path())?;
                 tablespaces.push(MappedTablespace { oid, path });

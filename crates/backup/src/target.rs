@@ -224,7 +224,7 @@ fn take(place: &Path, state: State, mode: u32) -> Result<File> {
         BackupError::Refused(format!("another walrider restore is at work on {}, or was a moment ago", quoted(place)))
     };
     flock(&marker, FlockOperation::NonBlockingLockExclusive).map_err(|_| another())?;
-    // Whoever had the lock may have come to its end since we looked.
+    // The one that had the lock may have come to its end since we looked.
     let is_as_it_was = match is_left_over {
         true => is_half_restored(place)?,
         false => list_dir(place)?.iter().all(|entry| entry.file_name() == MARKER),

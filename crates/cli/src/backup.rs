@@ -245,7 +245,7 @@ impl RollArgs {
         let opened = File::options().write(true).create(true).truncate(false).open(&path);
         let marker = opened.map_err(|error| io("create file", &path, &error))?;
         let is_ours = flock(&marker, FlockOperation::NonBlockingLockExclusive).is_ok()
-            // Whoever had it may have removed it meanwhile.
+            // Another run that had it may have removed it meanwhile.
             && fs::metadata(&path).is_ok_and(|now| marker.metadata().is_ok_and(|ours| now.ino() == ours.ino()));
         if !is_ours {
             return Err(refused(format!("another walrider backup roll is at work in \"{}\"", work.display())));
@@ -329,7 +329,7 @@ fn remove_work(work: &Path, failure: Failure) -> Failure {
         Ok(false) => Ok(Vec::new()),
         _ => entries(&tablespaces),
     };
-    // Whoever cannot tell leaves all.
+    // Where that cannot be told, all is left.
     let Ok(links) = links else { return failure };
     let elsewhere = links.iter().filter_map(|link| fs::read_link(link).ok()).find(|place| !place.starts_with(work));
     match elsewhere {

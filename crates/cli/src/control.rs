@@ -185,7 +185,7 @@ fn ask(running: &Running) -> Option<(StandbyStatus, Value)> {
     }
 }
 
-/// What the directory is to whoever starts on it next (`readRecoverySignalFile`).
+/// What the directory is to the server that starts on it next (`readRecoverySignalFile`).
 fn role(directory: &Path, control: &ControlFile) -> &'static str {
     let signals = SignalFiles::read(directory).unwrap_or_default();
     let in_recovery = [DbState::InArchiveRecovery, DbState::ShutDownInRecovery].contains(&control.state);

@@ -85,7 +85,7 @@ impl Failure {
         ExitCode::from(self.code)
     }
 
-    /// Says so on stderr, and on stdout too if whoever reads that wants JSON.
+    /// Says so on stderr, and on stdout too if JSON is wanted there.
     pub fn tell(&self, json: bool) -> ExitCode {
         if json {
             let object = json!({ "schema_version": SCHEMA_VERSION, "error": self.to_json() });

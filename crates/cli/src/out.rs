@@ -10,7 +10,7 @@ static LOST: AtomicBool = AtomicBool::new(false);
 /// Nobody reads any more.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Writes to the standard output. Whoever closed it has seen enough; any other failure is said once, and shows in
+/// Writes to the standard output. A reader that closed it has seen enough; any other failure is said once, and shows in
 /// [`exit_code`].
 pub fn say(text: fmt::Arguments<'_>) {
     let mut out = io::stdout().lock();

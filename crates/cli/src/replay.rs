@@ -379,7 +379,7 @@ fn end_reason(stop: Option<&Stop>) -> &'static str {
         Some(Stop::EndOfWal { .. }) => "end_of_wal",
         Some(Stop::Outage { .. }) => "archive_out_of_reach",
         Some(Stop::Unsupported { .. }) => "unsupported",
-        // Only whoever delays commits stops before one.
+        // Replay stops before a commit only where commits are delayed.
         Some(Stop::Interrupted | Stop::ApplyDelay { .. }) => "interrupted",
         Some(Stop::Corrupt { .. }) => "corrupt",
     }

@@ -153,7 +153,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Whoever has the directory: by the lock file. One that lets PostgreSQL have it meanwhile (`standby --readable`) keeps it open,
+    /// The process that has the directory, by the lock file. One that lets PostgreSQL have it meanwhile (`standby --readable`) keeps it open,
     /// and one that receives into it names it on its command line.
     pub fn find(directory: &Path) -> Result<Option<Running>, ControlError> {
         match Running::of_lock(directory)? {
@@ -222,7 +222,7 @@ impl Running {
         Running::all(Kind::Standby).ok()?.find(has_open)
     }
 
-    /// All processes of a kind, of whoever they are.
+    /// All processes of a kind, of any user.
     pub fn all(kind: Kind) -> Result<impl Iterator<Item = Running>, ControlError> {
         let path = PathBuf::from("/proc");
         let failed = |source| ControlError::Io { operation: "read", path: path.clone(), source };

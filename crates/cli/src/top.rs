@@ -138,7 +138,7 @@ fn watch(args: &TopArgs) -> Result<(), Failure> {
     let recording = args.record.as_ref().map(Recording::open).transpose()?;
     let web = args.listen.as_deref().map(Web::start).transpose();
     let web = web.map_err(|error| Failure::new(Exit::Refused, error))?;
-    // Whoever reads lines may end this at any moment, as ever.
+    // The reader of the lines may end this at any moment, as ever.
     let stop = if args.batch { Ok(Stop::default()) } else { Stop::by_signals() };
     let stop = stop.map_err(|error| Failure::new(Exit::Refused, format!("could not handle signals: {error}")))?;
     let shows = if args.batch {

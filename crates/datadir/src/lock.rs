@@ -2,7 +2,7 @@
 //! (`CreateLockFile`, `checkDataDir`; `utils/init/miscinit.c`; line numbers: `utils/pidfile.h`).
 //!
 //! A stock server refuses to start while the process whose id stands there lives; so do we. The exception is its own:
-//! it takes a file that names its parent, or the parent of pg_ctl, for a leftover. So whoever holds the lock must not
+//! it takes a file that names its parent, or the parent of pg_ctl, for a leftover. So the holder of the lock must not
 //! start a server as its own child.
 
 use std::fs::{self, File, OpenOptions};

@@ -306,7 +306,7 @@ impl RelationFiles {
         if let Ok(Some(open)) = self.open(file, false) {
             let offset = u64::from(block % RELSEG_SIZE) * BLCKSZ as u64;
             let len = NonZeroU64::new(u64::from(count) * BLCKSZ as u64);
-            // A hint: whoever reads will meet what goes wrong.
+            // A hint: the read itself will meet what goes wrong.
             let _ = fadvise(&open, offset, len, Advice::WillNeed);
         }
     }
@@ -326,7 +326,7 @@ impl RelationFiles {
         let file = SegmentFile { rel, fork, segment: block / RELSEG_SIZE };
         let open = self.open(file, true)?.expect("created");
         let written = self.write_to(file, &open, block, buffers);
-        // Not before: whoever syncs files meanwhile takes the mark, and may be done before all is written (register_dirty_segment).
+        // Not before: a thread that syncs files meanwhile takes the mark, and may be done before all is written (register_dirty_segment).
         self.mark_unsynced(file);
         written
     }

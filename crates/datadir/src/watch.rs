@@ -22,7 +22,7 @@ pub enum Woken {
 /// Directories under watch.
 ///
 /// Changes that are made elsewhere, on a file system that several machines mount, and writes through a name in another
-/// directory are not seen: whoever waits has to look by himself from time to time.
+/// directory are not seen: a caller that waits has to look itself from time to time.
 #[derive(Debug)]
 pub struct Watch {
     /// `None`: the system gives us none, and a wait is a sleep.

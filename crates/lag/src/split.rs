@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 use walrider_layout::Lsn;
+use walrider_layout::samples::PositionSamples;
 use walrider_observe::status::StandbyStatus;
-use walrider_wire::history::History;
 
 use crate::content::WalContent;
 use crate::sample::{Sample, Server, ServerSample, Walsender};
@@ -260,7 +260,8 @@ pub struct View {
 /// Looks at samples one after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Observer {
-    history: History,
+    /// What the primary had flushed when.
+    flushed: PositionSamples,
     /// The samples of the last [`WINDOW`], the oldest first.
     recent: VecDeque<Sample>,
     /// What standbys called themselves when they were connected, by address.
@@ -280,7 +281,7 @@ impl Observer {
             return View { error, notes: slots::notes(sample, &standbys), standbys, ..View::default() };
         };
         if let Some(flushed) = server.flush_lsn.filter(|_| at.error.is_none()) {
-            self.history.note(at.answered_at, flushed);
+            self.flushed.note(at.answered_at, flushed);
         }
         let before = self.before(at).and_then(|at| at.server.clone());
         let rate = |of: &dyn Fn(&Server) -> Option<u64>| rate_between(before.as_ref()?, server, of);
@@ -293,7 +294,7 @@ impl Observer {
             primary: at.name.clone(),
             error: at.error.clone(),
             flushed: server.flush_lsn,
-            wal_rate: self.history.rate(5.0).filter(|_| at.error.is_none()),
+            wal_rate: self.flushed.rate(5.0).filter(|_| at.error.is_none()),
             record_rate: rate(&|server| Some(server.wal?.records)),
             fpi_rate: rate(&|server| Some(server.wal?.fpi)),
             commit_rate: rate(&|server| server.commits),
@@ -350,7 +351,7 @@ impl Observer {
                 (Some(own), _) => (Some(own), own_at),
                 (None, told) => (told, primary_at),
             };
-            let age = lsn.and_then(|lsn| self.history.age(lsn, at));
+            let age = lsn.and_then(|lsn| self.flushed.age(lsn, at));
             Stage {
                 lsn,
                 bytes: flushed.zip(lsn).map(|(flushed, lsn)| flushed.0.saturating_sub(lsn.0)),
@@ -465,7 +466,7 @@ impl Observer {
             .filter(|(rate, busy)| *busy >= LEAST_UTILISATION && *rate > 0.0)
             .map(|(rate, busy)| rate / busy);
         let catch_up =
-            capacity.zip(self.history.rate(5.0)).zip(standby.replay.bytes).map(|((capacity, wal), bytes)| {
+            capacity.zip(self.flushed.rate(5.0)).zip(standby.replay.bytes).map(|((capacity, wal), bytes)| {
                 match (bytes, capacity > wal) {
                     (0, _) => 0.0,
                     (_, true) => bytes as f64 / (capacity - wal),

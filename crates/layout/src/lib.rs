@@ -10,6 +10,7 @@ pub mod history;
 pub mod major;
 pub mod page;
 pub mod positions;
+pub mod samples;
 pub mod wal;
 pub mod xid;
 

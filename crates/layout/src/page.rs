@@ -2,10 +2,11 @@
 //! version 4, the same in every supported major).
 //!
 //! [`Page`] reads and [`PageMut`] also writes. Offsets that a page itself states are data of unknown origin:
-//! whoever follows one checks it first.
+//! check one before you follow it.
 
 use crate::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at, u64_at};
-use crate::{BLCKSZ, Lsn, OffsetNumber, PageBytes, TransactionId};
+use crate::checksum::page_checksum;
+use crate::{BLCKSZ, BlockNumber, Lsn, OffsetNumber, PageBytes, TransactionId};
 
 /// Bytes of the page header, where line pointers begin (`SizeOfPageHeaderData`).
 pub const PAGE_HEADER_SIZE: usize = 24;
@@ -20,6 +21,25 @@ pub const PD_HAS_FREE_LINES: u16 = 0x0001;
 pub const PD_PAGE_FULL: u16 = 0x0002;
 /// `pd_flags`: all tuples are visible to everyone.
 pub const PD_ALL_VISIBLE: u16 = 0x0004;
+
+/// Why a page is not valid (`PageIsVerified`, `storage/page/bufpage.c`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PageProblem {
+    /// A page that was never initialised must be zero.
+    #[error("it looks new but is not all zeros")]
+    NotZero,
+    /// `pd_checksum` is not that of its bytes.
+    #[error("checksum {stored:04X} is stored, {computed:04X} was computed")]
+    Checksum {
+        /// What the page says.
+        stored: u16,
+        /// What it should say.
+        computed: u16,
+    },
+    /// The header's offsets contradict each other.
+    #[error("its header makes no sense")]
+    Header,
+}
 
 /// State of a line pointer (`lp_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +186,29 @@ impl<'a> Page<'a> {
             && self.special().is_multiple_of(8)
     }
 
+    /// Compares the checksum; a page that was never initialised has none, and must be zero.
+    ///
+    /// # Errors
+    /// It is another, or the page is not zero.
+    pub fn verify_checksum(self, block: BlockNumber) -> Result<(), PageProblem> {
+        if self.is_new() {
+            return if self.0.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(PageProblem::NotZero) };
+        }
+        let (stored, computed) = (self.checksum(), page_checksum(self.0, block));
+        if stored == computed { Ok(()) } else { Err(PageProblem::Checksum { stored, computed }) }
+    }
+
+    /// What `PageIsVerified` looks at; `checksums`: whether pages have them.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn verify(self, block: BlockNumber, checksums: bool) -> Result<(), PageProblem> {
+        if checksums || self.is_new() {
+            self.verify_checksum(block)?;
+        }
+        if self.is_new() || self.is_sane() { Ok(()) } else { Err(PageProblem::Header) }
+    }
+
     /// `PageGetMaxOffsetNumber`: the number of line pointers; 0 for a page that is new. Never more than fit on a page.
     #[inline]
     pub fn max_offset(self) -> OffsetNumber {
@@ -210,6 +253,13 @@ impl PageMut<'_> {
     /// Stores `pd_checksum`.
     pub fn set_checksum(&mut self, checksum: u16) {
         put_u16(self.0, 8, checksum);
+    }
+
+    /// `PageSetChecksumInplace`: stores the checksum that its bytes have at this block. One that is new has none.
+    pub fn update_checksum(&mut self, block: BlockNumber) {
+        if !self.get().is_new() {
+            self.set_checksum(page_checksum(self.0, block));
+        }
     }
 
     /// Stores `pd_flags`.

@@ -4,27 +4,15 @@
 //! largest transaction go to a file.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
-use std::sync::Arc;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use walrider_layout::Lsn;
 use walrider_wire::WireError;
 
 use crate::message::Message;
-
-/// Where changes go that do not fit into memory.
-pub trait Spill: Send {
-    /// A new file, which goes when it is dropped or this process ends.
-    fn create(&self) -> io::Result<Box<dyn SpillFile>>;
-}
-
-/// Changes on disk.
-pub trait SpillFile: Send + Sync {
-    /// Writes at the end.
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Reads so many bytes from a position on.
-    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()>;
-}
 
 /// Bytes before a change's body: its length, and the subtransaction.
 const HEADER: usize = 8;
@@ -67,7 +55,8 @@ pub struct Transaction {
 #[derive(Default)]
 pub struct Changes {
     memory: Vec<u8>,
-    file: Option<Arc<dyn SpillFile>>,
+    /// One without a name in the directory for these: whatever becomes of this process, it goes.
+    file: Option<File>,
     file_len: u64,
     aborted: HashSet<u32>,
     count: u64,
@@ -136,7 +125,7 @@ impl Changes {
                 }
                 let end = buffer.len();
                 buffer.resize(end + more, 0);
-                file.read_at(&mut buffer[end..], read)?;
+                file.read_exact_at(&mut buffer[end..], read)?;
                 read += more as u64;
             }
         }
@@ -169,13 +158,13 @@ impl Changes {
         self.count += 1;
     }
 
-    /// Moves what is in memory to the file. Returns how many bytes.
-    fn spill(&mut self, spill: &dyn Spill) -> io::Result<u64> {
-        if self.file.is_none() {
-            self.file = Some(Arc::from(spill.create()?));
-        }
-        let file = self.file.as_mut().and_then(Arc::get_mut).expect("nobody reads a transaction that has not ended");
-        file.append(&self.memory)?;
+    /// Moves what is in memory to the file, which is made in `directory` if need be. Returns how many bytes.
+    fn spill(&mut self, directory: &Path) -> io::Result<u64> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(tempfile::tempfile_in(directory)?),
+        };
+        file.write_all(&self.memory)?;
         let len = self.memory.len() as u64;
         self.file_len += len;
         self.memory = Vec::new();
@@ -209,7 +198,8 @@ pub enum AssembleError {
 
 /// Collects transactions.
 pub struct Assembler {
-    spill: Box<dyn Spill>,
+    /// Where changes go that do not fit into memory.
+    spill_dir: PathBuf,
     /// Bytes of changes in memory, at most, besides those of one message.
     limit: usize,
     memory: usize,
@@ -226,10 +216,10 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// With so many bytes of memory.
-    pub fn new(limit: usize, spill: Box<dyn Spill>) -> Assembler {
+    /// `limit`: bytes of changes that stay in memory; what is more goes to files in `spill_dir`.
+    pub fn new(limit: usize, spill_dir: PathBuf) -> Assembler {
         Assembler {
-            spill,
+            spill_dir,
             limit,
             memory: 0,
             spilled_bytes: 0,
@@ -324,7 +314,7 @@ impl Assembler {
         self.memory -= changes.memory_bytes();
         self.last_bytes = changes.memory_bytes();
         if !changes.in_memory() {
-            self.spilled_bytes += changes.spill(&*self.spill)?;
+            self.spilled_bytes += changes.spill(&self.spill_dir)?;
         }
         Ok(Some(Transaction { end, xid, commit_lsn, end_lsn, time, changes }))
     }
@@ -369,38 +359,11 @@ impl Assembler {
             let largest = all.max_by_key(|changes| changes.memory_bytes()).filter(|changes| changes.memory_bytes() > 0);
             // What was just ended is on its way out, and was counted.
             let Some(largest) = largest else { break };
-            let len = largest.spill(&*self.spill)?;
+            let len = largest.spill(&self.spill_dir)?;
             self.memory -= len as usize;
             self.spilled_bytes += len;
         }
         Ok(())
-    }
-}
-
-/// Files in a directory, without a name: whatever becomes of this process, they go.
-pub struct Directory(pub std::path::PathBuf);
-
-struct Unnamed(std::fs::File);
-
-impl Spill for Directory {
-    fn create(&self) -> io::Result<Box<dyn SpillFile>> {
-        use std::os::unix::fs::OpenOptionsExt;
-        let name = format!(".walrider-spill-{}-{:x}", std::process::id(), std::ptr::from_ref(self) as usize);
-        let path = self.0.join(name);
-        let mut options = std::fs::OpenOptions::new();
-        let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-        std::fs::remove_file(&path)?;
-        Ok(Box::new(Unnamed(file)))
-    }
-}
-
-impl SpillFile for Unnamed {
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        io::Write::write_all(&mut self.0, bytes)
-    }
-
-    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(&self.0, bytes, at)
     }
 }
 
@@ -449,7 +412,7 @@ mod tests {
     fn chunks_are_put_together_without_what_was_rolled_back() {
         let dir = tempfile::tempdir().unwrap();
         for limit in [0, 50, 1 << 20] {
-            let mut assembler = Assembler::new(limit, Box::new(Directory(dir.path().to_owned())));
+            let mut assembler = Assembler::new(limit, dir.path().to_owned());
             let mut decoder = Decoder::new(Protocol::V4);
             let mut take = |body: Vec<u8>| read(&mut assembler, &mut decoder, &body).unwrap();
             let start = |xid: u32, first| message(b'S', &[&xid.to_be_bytes(), &[first]]);
@@ -479,7 +442,7 @@ mod tests {
     #[test]
     fn what_was_prepared_before_and_is_streamed_again_ends_with_it() {
         for end in [b'K', b'r'] {
-            let mut assembler = Assembler::new(1 << 20, Box::new(Directory("nowhere".into())));
+            let mut assembler = Assembler::new(1 << 20, "nowhere".into());
             let mut decoder = Decoder::new(Protocol::V4);
             let mut inside = Vec::new();
             let gid = b"gid\0";
@@ -502,7 +465,7 @@ mod tests {
     #[test]
     fn a_large_transaction_is_read_back_whole() {
         let dir = tempfile::tempdir().unwrap();
-        let mut assembler = Assembler::new(100_000, Box::new(Directory(dir.path().to_owned())));
+        let mut assembler = Assembler::new(100_000, dir.path().to_owned());
         let mut decoder = Decoder::new(Protocol::V4);
         read(&mut assembler, &mut decoder, &begin()).unwrap();
         let rows: Vec<String> = (0..20_000).map(|n| format!("{n}:{}", "x".repeat(n % 700))).collect();
@@ -527,7 +490,7 @@ mod tests {
             vec![b"Z".to_vec()],
             vec![b"".to_vec()],
         ] {
-            let mut assembler = Assembler::new(0, Box::new(Directory(dir.path().to_owned())));
+            let mut assembler = Assembler::new(0, dir.path().to_owned());
             let mut decoder = Decoder::new(Protocol::V4);
             let fails = messages.iter().any(|body| read(&mut assembler, &mut decoder, body).is_err());
             assert!(fails, "{messages:?}");

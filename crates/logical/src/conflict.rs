@@ -245,7 +245,7 @@ fn find(batch: &Batch, number: u64) -> Option<Row> {
         }
         Work::Spilled(relations) => {
             let mut found = None;
-            // That the file cannot be read will be told by whoever reads it to apply it.
+            // That the file cannot be read will be told when it is read to be applied.
             let _ = batch.transactions[0].changes.each(|at, _, body| {
                 if at == number && matches!(body[0], b'I' | b'U' | b'D') {
                     let id = u32::from_be_bytes(body[1..5].try_into().expect("four bytes"));

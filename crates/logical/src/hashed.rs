@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// By a hash, which is not hashed once more, as `HashMap` does to be safe from whoever chooses keys: one multiplication by a number
+/// By a hash, which is not hashed once more, as `HashMap` does to be safe where somebody else chooses keys: one multiplication by a number
 /// that nobody knows is enough to spread them.
 pub type Hashed<V> = HashMap<u64, V, Spread>;
 

@@ -14,7 +14,7 @@ use walrider_observe::apply::ApplyState;
 use walrider_session::{ConnectOptions, Connection};
 
 use crate::apply::{Apply, Ended};
-use crate::assemble::{Assembler, Directory, Transaction};
+use crate::assemble::{Assembler, Transaction};
 use crate::batch::{Batch, Part};
 use crate::conflict::{Conflicts, OnConflict};
 use crate::counters::Counters;
@@ -40,7 +40,7 @@ const READ_AT_ONCE: usize = 1000;
 const QUEUED: usize = 2;
 /// Changes of a part of a transaction, at least: each part has a round trip of its own.
 const LEAST_PART: u64 = 200;
-/// While something is under way and more comes, it is fetched this often. Whoever is woken for each message costs the publisher,
+/// While something is under way and more comes, it is fetched this often. A reader that is woken for each message costs the publisher,
 /// which has to wake, more than the message does.
 const NAP: Duration = Duration::from_micros(300);
 /// The same where so many messages come in a second. What lies in the socket meanwhile fills the window, and the publisher's
@@ -201,12 +201,11 @@ impl<'s> Reader<'s> {
             let thread = std::thread::Builder::new().name(format!("apply {number}")).spawn_scoped(scope, run);
             workers.push((give, thread.map_err(|error| ApplyError::System("start a thread", error))?));
         }
-        let spill = Box::new(Directory(settings.spill_dir.clone()));
         // Each keeps its own time where times are compared.
         let bounds = Bounds { rows: if by_time { 1 } else { settings.batch_rows }, bytes: settings.batch_bytes };
         Ok(Reader {
             apply,
-            assembler: Assembler::new(settings.memory, spill),
+            assembler: Assembler::new(settings.memory, settings.spill_dir.clone()),
             source,
             received: start,
             control,

@@ -338,7 +338,7 @@ impl Setup {
             ]));
         }
         // Its origin says nothing yet, so that it starts where the slot does (CreateDecodingContext, logical.c). Advancing the origin
-        // here would not be undone with this transaction, and count for whoever gets its number next.
+        // here would not be undone with this transaction, and count for the origin that gets its number next.
         Side::Target.run(target, &format!("ALTER SUBSCRIPTION {} ENABLE", identifier(name)))?;
         made.unknown = true;
         Side::Target.run(target, "COMMIT")

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_commit_in_order_whoever_is_first() {
+    fn batches_commit_in_order_in_whatever_order_they_are_done() {
         let turns = Arc::new(Turns::new(4));
         let order = Arc::new(Mutex::new(Vec::new()));
         let workers: Vec<_> = (0..4)

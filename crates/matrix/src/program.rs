@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_wants_it_to_end_is_heard_and_nothing_is_left() {
+    fn an_interrupt_is_heard_and_nothing_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let (log, stop) = (dir.path().join("log"), Stop::default());
         stop.0.store(true, std::sync::atomic::Ordering::Relaxed);

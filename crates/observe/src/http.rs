@@ -1,6 +1,6 @@
 //! `/metrics`, `/health` and `/status`, or other pages, over HTTP, in a thread of their own.
 //!
-//! Whoever reaches the port may ask; nothing can be changed through it. What a client can take is bounded: connections,
+//! Anyone who reaches the port may ask; nothing can be changed through it. What a client can take is bounded: connections,
 //! the size of a request, and the time that one may last.
 
 use std::convert::Infallible;

@@ -189,7 +189,7 @@ fn info(status: &StandbyStatus) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Whoever writes a rule by hand expects no spaces in a label.
+/// A person who writes a rule by hand expects no spaces in a label.
 fn states(status: &StandbyStatus) -> Vec<(String, f64)> {
     let value = |state| if state == status.state { 1.0 } else { 0.0 };
     State::ALL.map(|state| (state.to_string().replace(' ', "_"), value(state))).into()

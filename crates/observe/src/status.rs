@@ -356,7 +356,7 @@ pub struct Archiver {
     pub ready_count: u64,
 }
 
-/// All that is told. A snapshot: whoever fills it in copies counters, and holds no lock for longer.
+/// All that is told. A snapshot: the one that fills it in copies counters, and holds no lock for longer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StandbyStatus {

@@ -256,7 +256,7 @@ pub unsafe extern "C" fn walrider_gin_items_wait(
             let (word, bit) = (block as usize % WAITS / 32, block % 32);
             for table in [waits, waits_before] {
                 // SAFETY: the caller's promise; the index is less than the table's size. The words are C's, which reads and
-                // sets them without order, too: whoever sets a bit has nothing that this process must see now.
+                // sets them without order, too: the process that sets a bit has nothing that this process must see now.
                 found |= !table.is_null() && unsafe { table.add(word).read_volatile() } >> bit & 1 != 0;
             }
         })

@@ -131,7 +131,7 @@ impl BlockRedo<'_, '_> {
         Ok(self.outcome == Outcome::NeedsRedo)
     }
 
-    /// Begins the page anew, with so many bytes of special space (`XLogInitBufferForRedo`, `PageInit`).
+    /// Initialises the page, with `special_size` bytes of special space (`XLogInitBufferForRedo`, `PageInit`).
     ///
     /// # Errors
     /// When the record does not say that it initialises the page.

@@ -79,7 +79,7 @@ pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
     Ok(())
 }
 
-/// Begins a page anew (`XLogInitBufferForRedo`, `brin_page_init`).
+/// Initialises a page (`XLogInitBufferForRedo`, `brin_page_init`).
 fn init_page(redo: &mut BlockRedo<'_, '_>, page_type: u16) -> Result<(), RedoError> {
     redo.init_page(SPECIAL_SIZE)?;
     put_u16(redo.page.0, BLCKSZ - 2, page_type);

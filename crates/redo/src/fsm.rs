@@ -110,7 +110,7 @@ fn of_children(nodes: &[u8; NODES_PER_PAGE], node: usize) -> u8 {
 /// Sets a slot's value and what follows from it further up; whether the page was changed (`fsm_set_avail`). A slot
 /// that does not exist is ignored.
 ///
-/// A tree whose root then has a smaller value than the slot was corrupt, and is built anew.
+/// A tree whose root then has a smaller value than the slot was corrupt, and is rebuilt.
 pub fn set_avail(page: &mut PageMut<'_>, slot: u16, value: u8) -> bool {
     let nodes = nodes(page.0);
     let mut node = INNER_NODES + usize::from(slot);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_tree_is_built_anew() {
+    fn a_torn_tree_is_rebuilt() {
         let mut bytes = page();
         // Agrees with its parent, so that the new value stops here and the root does not learn of it.
         set_avail(&mut PageMut(&mut bytes), 10, 50);

@@ -3,10 +3,10 @@
 //! A GIN index is a tree of entries (keys), trees of items for entries with many of them (data pages), and a list of
 //! pages with tuples that wait to be moved there. PostgreSQL redoes all pages of a record in one go, but each of them
 //! from the record alone: the pages of a split and vacuumed entry pages are images, the metapage and pages that begin
-//! or leave the list are built anew, and of other pages the record has all that is needed, block numbers of siblings
+//! or leave the list are rebuilt, and of other pages the record has all that is needed, block numbers of siblings
 //! and children included. So each page is redone alone here. The order in which PostgreSQL locks the pages matters only
 //! to readers that run at the same time. Nothing is done to a page after an image of it, or if it is newer, but for
-//! pages that are built anew in either case.
+//! pages that are rebuilt in either case.
 
 mod brought;
 mod page;

@@ -1,7 +1,7 @@
 //! Redo of GiST indexes (`access/gist/gistxlog.c`, PostgreSQL 18; 17 does the same).
 //!
 //! PostgreSQL redoes all pages of a record in one go, but nothing that it does to one of them depends on what another
-//! one holds: the pages of a split are written anew from the record, and know each other by block numbers, which the
+//! one holds: the pages of a split are rewritten from the record, and know each other by block numbers, which the
 //! record has; a left child takes the record's LSN; a parent loses the tuple whose line pointer the record names. So
 //! each page is redone alone here. The order of pages matters only to readers that run at the same time.
 
@@ -116,7 +116,7 @@ fn delete(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
 }
 
 /// Blocks from 1 on of `PAGE_SPLIT` (`gistRedoPageSplitRecord`): the pages among which the tuples of one are spread, from
-/// left to right, each written anew. If that one was the root, block 1 is the new root, and its children follow.
+/// left to right, each rewritten. If that one was the root, block 1 is the new root, and its children follow.
 fn page_split(redo: &mut BlockRedo<'_, '_>, id: u8) -> Result<(), RedoError> {
     let split = PageSplit::parse(redo.record.main_data).ok_or(SHORT)?;
     let is_last = match u16::from(id).cmp(&split.page_count) {

@@ -110,7 +110,7 @@ fn names_bucket(record: &Record<'_>, block: &BlockRef<'_>) -> bool {
     block.id == 0 && matches!(record.info(), XLOG_HASH_MOVE_PAGE_CONTENTS | XLOG_HASH_SQUEEZE_PAGE | XLOG_HASH_DELETE)
 }
 
-/// Begins a page anew (`XLogInitBufferForRedo`, `_hash_initbuf`).
+/// Initialises a page (`XLogInitBufferForRedo`, `_hash_initbuf`).
 fn init_page(redo: &mut BlockRedo<'_, '_>, opaque: Opaque) -> Result<(), RedoError> {
     redo.init_with(&opaque)?;
     redo.changed();

@@ -9,7 +9,7 @@ use crate::{BlockRedo, RedoError};
 /// What the special space of a sequence's page holds (`SEQ_MAGIC`).
 pub const SEQ_MAGIC: u32 = 0x1717;
 
-/// Redoes one block: the page is written anew, with its one tuple.
+/// Redoes one block: the page is rewritten, with its one tuple.
 ///
 /// # Errors
 /// When the record type is unknown, or the record inconsistent.

@@ -51,7 +51,7 @@ pub trait Special: Sized {
 }
 
 impl BlockRedo<'_, '_> {
-    /// Begins the page anew with this special space.
+    /// Initialises the page with this special space.
     ///
     /// # Errors
     /// When the record does not say that it initialises the page.

@@ -57,7 +57,7 @@ pub(crate) fn mask(page: &mut PageMut<'_>) -> Result<(), RedoError> {
     if page.get().lower() >= PAGE_HEADER_SIZE { mask::unused_space(page) } else { Ok(()) }
 }
 
-/// Whether the page is to be changed; one that the record calls new begins anew (`SpGistInitBuffer`).
+/// Whether the page is to be changed; one that the record calls new is initialised (`SpGistInitBuffer`).
 fn begin(redo: &mut BlockRedo<'_, '_>, new_page: bool, flags: u16) -> Result<bool, RedoError> {
     if !new_page {
         return redo.needs_redo();

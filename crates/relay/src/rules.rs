@@ -264,7 +264,7 @@ fn advice(error: SecretError, user: &str) -> String {
             )
         }
         SecretError::Md5 => format!(
-            "{error}; set the password anew on the primary server, with password_encryption = 'scram-sha-256', then: \
+            "{error}; set the password again on the primary server, with password_encryption = 'scram-sha-256', then: \
              {query}"
         ),
         SecretError::Malformed => format!("{error}; copy it again, as a whole: {query}"),

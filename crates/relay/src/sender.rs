@@ -18,7 +18,7 @@ use crate::refusal::{Refusal, Stopped};
 use crate::service::Service;
 
 /// The longest piece of WAL in one message, in bytes. A walsender's is an eighth of it (`MAX_SEND_SIZE`); to send this much at a time takes
-/// less of the processor, and whoever is behind has time.
+/// less of the processor, and a standby that is behind has time.
 const MAX_PIECE: u64 = 1 << 20;
 
 /// One stream.
@@ -65,7 +65,7 @@ impl Sender<'_> {
             }
             has_ended |= self.listen(&mut pulse, began)?;
             let end = self.end()?;
-            // A piece at a time: whoever takes them faster than we read them is heard in between.
+            // A piece at a time: a standby that takes them faster than we read them is heard in between.
             if self.link.flush()? && !ended && !has_ended && self.sent < end {
                 self.send_piece(end, &mut open)?;
             }

@@ -51,7 +51,7 @@ pub struct Service {
     pub settings: ServiceSettings,
     /// Connections that have not said who they are.
     pub(crate) unknown: Arc<UnknownCounts>,
-    /// Called when there is a new slot, before whoever made it knows.
+    /// Called when there is a new slot, before its client knows.
     slot_made: OnceLock<Box<dyn Fn() + Send + Sync>>,
     numbers: AtomicU32,
     stopping: AtomicBool,
@@ -89,7 +89,7 @@ impl Service {
         let _ = self.origin.set(origin);
     }
 
-    /// Has somebody keep WAL for a new slot, before whoever made it knows of it.
+    /// Has somebody keep WAL for a new slot, before its client knows of it.
     pub fn on_slot_made(&self, keep: Box<dyn Fn() + Send + Sync>) {
         let _ = self.slot_made.set(keep);
     }

@@ -325,7 +325,7 @@ impl<'a> Session<'a> {
             }
             ReplicationCommand::AlterReplicationSlot { slot: name, options } => {
                 check_alter(&options)?;
-                // Whoever uses it, or that it is not there, comes first, as in `ReplicationSlotAlter` (PostgreSQL 18).
+                // That it is in use, or not there, comes first, as in `ReplicationSlotAlter` (PostgreSQL 18).
                 self.service.slots.acquire(&name, self.number)?;
                 self.service.slots.release(&name, self.number);
                 let why = "cannot use ALTER_REPLICATION_SLOT with a physical replication slot";

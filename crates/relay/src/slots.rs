@@ -98,7 +98,7 @@ impl SlotError {
 /// All slots.
 pub struct Slots {
     path: PathBuf,
-    /// Held by whoever writes the file, and taken before that of the slots.
+    /// Held while the file is written, and taken before that of the slots.
     file: Mutex<()>,
     slots: Mutex<BTreeMap<String, Slot>>,
 }

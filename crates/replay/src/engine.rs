@@ -77,7 +77,7 @@ struct Spilling {
     changed: Changed,
 }
 
-/// What whoever watches the progress wants.
+/// What an observer of the progress wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
     /// Go on.
@@ -380,7 +380,7 @@ impl<'a> Engine<'a> {
             return true;
         }
         let queue = &self.feed.queue;
-        // Whoever keeps up has less, and must not wait for more.
+        // A standby that keeps up has less, and must not wait for more.
         if queue.len() < self.feed.stretches {
             return false;
         }

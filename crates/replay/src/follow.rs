@@ -47,7 +47,7 @@ pub struct Followed {
 pub enum AtEnd {
     /// Waits for more.
     Wait,
-    /// Looks once more, at all files anew.
+    /// Looks once more, at all files again.
     LookAgain,
     /// Has what was held back released ([`Upstream::release`]); recovery ends here if there is none.
     Release,
@@ -81,7 +81,7 @@ pub fn follow(
     }
 }
 
-/// Follows whoever brings WAL, as it is wanted.
+/// Follows what brings WAL, as it is wanted.
 fn follow_upstream(
     engine: &mut Engine<'_>,
     source: &Source,

@@ -91,7 +91,7 @@ impl Loader {
         self.spare.len()
     }
 
-    /// Loads up to `count` more stretches, but none that has to be waited for: whoever decodes has better things to do
+    /// Loads up to `count` more stretches, but none that has to be waited for: a thread that decodes has better things to do
     /// meanwhile. The last record of a stretch may go on in the next segment.
     pub fn load_ready(&mut self, count: usize, source: &dyn ReadWal, rels: &RelTable) -> Vec<Planned> {
         let upto = source.ready_up_to(self.next);

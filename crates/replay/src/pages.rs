@@ -70,7 +70,7 @@ fn each<I: Send, T: Send>(items: Vec<I>, small: bool, work: impl Fn(I) -> T + Se
 pub struct Pages<'a> {
     settings: PageSettings,
     files: &'a Arc<RelationFiles>,
-    /// Whoever decodes numbers forks meanwhile.
+    /// Threads that decode number forks meanwhile.
     rels: Arc<RelTable>,
     partitions: Vec<Partition>,
     /// Those that a record expected and that were not there; dropped or truncated later, or the WAL is at fault.

@@ -68,7 +68,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Begins anew.
+    /// Begins again.
     pub fn reset(&mut self) {
         self.ops.resize_with(PARTITIONS, Vec::new);
         self.ops.iter_mut().for_each(Vec::clear);

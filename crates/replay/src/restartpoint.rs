@@ -284,7 +284,7 @@ impl Recovery {
         }
         globals.apply_to(&mut self.control);
         if finished {
-            // After crash recovery, too: whoever goes on from an archive must not stop before.
+            // After crash recovery, too: a server that goes on from an archive must not stop before.
             if self.control.min_recovery_point < replayed {
                 self.control.min_recovery_point = replayed;
                 self.control.min_recovery_point_timeline = self.history.timeline_at(Lsn(replayed.0 - 1));

@@ -25,8 +25,8 @@ const MOST_ROUNDS: u64 = 8;
 const LONG_ENOUGH: Duration = Duration::from_millis(250);
 
 /// Bytes a second that the device of this directory takes when it is slowest, written as pages are: in large requests, many of them side
-/// by side, around the system's cache where that can be; `None` where it cannot be tried, for want of room, say. Whatever that is, whoever
-/// writes pages meets it, too, and tells. Takes up to `memory` bytes for it.
+/// by side, around the system's cache where that can be; `None` where it cannot be tried, for want of room, say. The
+/// writer of pages will meet the same problem and report it. Takes up to `memory` bytes for it.
 pub fn write_speed(directory: &Path, memory: u64) -> Option<u64> {
     tried(directory, memory).ok()
 }

@@ -188,7 +188,7 @@ impl<'o> Planned<'o> {
         if archive_recovery && options.upstream.is_none() {
             keep_histories(&source, &data_dir)?;
         }
-        // A backup has an end to reach, whoever asks for its recovery (InArchiveRecovery).
+        // A backup has an end to reach, whatever asked for its recovery (InArchiveRecovery).
         let in_archive_recovery = archive_recovery || data_dir.label().is_some();
         let begin = Beginning::wait_for(&data_dir, &source, &format, options.upstream.as_deref())?;
         begin.check_history(&data_dir, &history)?;

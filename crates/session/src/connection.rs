@@ -433,7 +433,7 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if self.state == State::Idle {
             frontend::terminate(&mut self.output.0);
-            // Whoever drops it is done with it, and so is a server that is not there any more.
+            // A connection that is dropped is done with, and so is a server that is not there any more.
             let _ = self.flush();
         }
     }

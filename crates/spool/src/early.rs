@@ -5,12 +5,12 @@
 //! walrider.early.N     entry, entry, …, and then anything else
 //! entry                header of 24 bytes, WAL, zeros up to a multiple of 8
 //! header               CRC-32C (of N, and of all that follows up to the zeros) u32, length of the WAL u32,
-//!                      its position u64, timeline u32, 1 if it begins anew u32; little endian
+//!                      its position u64, timeline u32, 1 if it begins a run u32; little endian
 //! ```
 //!
 //! Entries are in the order in which WAL was received; [`Tail::merge`] of one after the other gives what is held. An entry without
-//! WAL says that nothing past its position counts. One that does not begin anew follows the one before it: if it does not, one
-//! is lost that was not durable, and what follows was not either, up to one that begins anew. Files are as long as segments; one is
+//! WAL says that nothing past its position counts. One that does not begin a run follows the one before it: if it does not, one
+//! is lost that was not durable, and what follows was not either, up to one that begins a run. Files are as long as segments; one is
 //! used again, under another N, once all that it has is durable in segments.
 
 use std::sync::Arc;
@@ -116,7 +116,7 @@ struct Entry<'a> {
     at: Lsn,
     bytes: &'a [u8],
     /// It need not follow the one before it.
-    anew: bool,
+    starts_run: bool,
 }
 
 impl Entry<'_> {
@@ -131,7 +131,7 @@ impl Entry<'_> {
         out.extend((self.bytes.len() as u32).to_le_bytes());
         out.extend(self.at.0.to_le_bytes());
         out.extend(self.timeline.0.to_le_bytes());
-        out.extend(u32::from(self.anew).to_le_bytes());
+        out.extend(u32::from(self.starts_run).to_le_bytes());
         out.extend(self.bytes);
         let crc = entry_crc(number, &out[4..]);
         out[..4].copy_from_slice(&crc.to_le_bytes());
@@ -146,8 +146,8 @@ impl Entry<'_> {
         let at = Lsn(u64_at(header, 8));
         at.0.checked_add(len as u64)?;
         (u32_at(header, 0) == entry_crc(number, &whole[4..])).then(|| {
-            let (timeline, anew) = (TimelineId(u32_at(header, 16)), u32_at(header, 20) != 0);
-            (Entry { timeline, at, bytes: &whole[HEADER..], anew }, whole.len().next_multiple_of(8))
+            let (timeline, starts_run) = (TimelineId(u32_at(header, 16)), u32_at(header, 20) != 0);
+            (Entry { timeline, at, bytes: &whole[HEADER..], starts_run }, whole.len().next_multiple_of(8))
         })
     }
 }
@@ -166,8 +166,8 @@ struct Recovered {
 impl Recovered {
     fn take(&mut self, entry: &Entry<'_>) {
         let removes = entry.bytes.is_empty();
-        let follows = entry.anew || removes || self.next.is_none_or(|next| next == entry.at);
-        self.lost = !follows || (self.lost && !entry.anew);
+        let follows = entry.starts_run || removes || self.next.is_none_or(|next| next == entry.at);
+        self.lost = !follows || (self.lost && !entry.starts_run);
         if self.lost {
             return;
         }
@@ -239,11 +239,11 @@ impl Shared {
     /// Writes an entry of at most [`MAX_ENTRY`] bytes; it is in the operating system then. `buffer` is for use again.
     pub(crate) fn append_early(&self, timeline: TimelineId, at: Lsn, bytes: &[u8], buffer: &mut Vec<u8>) -> Result<()> {
         let (file, number, offset) = self.place_for((HEADER + bytes.len()).next_multiple_of(8) as u64)?;
-        let anew = {
+        let starts_run = {
             let early = &self.lock().early;
             early.recovered || at != early.ends.written()
         };
-        Entry { timeline, at, bytes, anew }.encode(buffer, number);
+        Entry { timeline, at, bytes, starts_run }.encode(buffer, number);
         let began = Instant::now();
         let calls = write_all_at(&*file, buffer, offset)
             .map_err(|error| self.error("write to file", &name_of(number), error))?;

@@ -110,7 +110,7 @@ fn existing(shared: &Shared, id: SegmentId, name: &str) -> Result<Prepared> {
     }
     if len < segment_size {
         fill(shared, &*file, len, name)?;
-        // Unlike a temporary file it cannot be thrown away and made anew.
+        // Unlike a temporary file it cannot be thrown away and made again.
         file.sync_all().map_err(|error| shared.fail("fsync file", name, error))?;
     }
     shared.sync_directory()?;

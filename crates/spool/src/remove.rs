@@ -51,7 +51,7 @@ impl Spool {
         Hold { shared: self.shared.clone(), number }
     }
 
-    /// WAL before `keep_from` is not needed any more by whoever calls, and goes unless somebody else [holds](Spool::hold) it: whole older segments, on whatever timeline, are renamed to future
+    /// WAL before `keep_from` is not needed any more by the caller, and goes unless somebody else [holds](Spool::hold) it: whole older segments, on whatever timeline, are renamed to future
     /// segments of `timeline`, as many as may be kept ready, or else removed. What is not flushed, or not yet under its final name, always stays.
     /// Durable on return.
     ///

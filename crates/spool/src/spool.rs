@@ -92,7 +92,7 @@ impl Spool {
         Ok(Arc::new(spool))
     }
 
-    /// [`Spool::open_in`] without threads, so that a simulator decides what happens when ([`Spool::step`]). Whoever waits for
+    /// [`Spool::open_in`] without threads, so that a simulator decides what happens when ([`Spool::step`]). A caller that waits for
     /// something has the work done that it takes. Dropped, it leaves undone what is to do, as one that is killed.
     ///
     /// # Errors
@@ -319,7 +319,7 @@ impl Spool {
         if state.flushed < upto {
             self.shared.flush_all(&mut state);
         }
-        // Positions are set anew only when all is flushed.
+        // Positions are set again only when all is flushed.
         while state.flushed < upto && state.epoch == epoch {
             if let Some(failure) = state.failed.clone() {
                 return Err(failure.into());

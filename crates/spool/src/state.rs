@@ -72,7 +72,7 @@ pub(crate) struct State {
     pub flushing: bool,
     /// The segment that is durable, and not yet given its final name and mark.
     pub filing: Option<u64>,
-    /// How often the positions were set anew.
+    /// How often the positions were set again.
     pub epoch: u64,
     /// How often all waiters were woken.
     pub wakes: u64,
@@ -134,7 +134,7 @@ pub(crate) struct Shared {
     /// Who needs WAL, and from where on, by number.
     pub holds: Mutex<BTreeMap<u64, Lsn>>,
     pub counters: Counters,
-    /// There are no threads: whoever waits has the work done.
+    /// There are no threads: a caller that waits has the work done.
     pub stepped: Option<Stepped>,
     /// Quick to look at: `State::failed` is set.
     has_failed: AtomicBool,

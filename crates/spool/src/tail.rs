@@ -5,7 +5,7 @@ use walrider_layout::Lsn;
 
 /// WAL without gaps from `start` to `end`, past what is in segments.
 ///
-/// It may come a second time, when a connection is made anew. As long as it is the same, nothing happens; where it differs, the
+/// It may come a second time, when the connection is lost and made again. As long as it is the same, nothing happens; where it differs, the
 /// primary has lost what it had sent before, and what is held from there on is worth nothing.
 ///
 /// ```
@@ -88,7 +88,7 @@ impl Tail {
         self.start = Lsn(self.start.0 + gone);
     }
 
-    /// Takes in `bytes` that were received at `at` after all that is held: the newer count where they differ, and begin anew
+    /// Takes in `bytes` that were received at `at` after all that is held: the newer count where they differ, and begin again
     /// where they do not join.
     pub fn merge(&mut self, at: Lsn, bytes: &[u8]) {
         if let Some(difference) = self.difference(at, bytes) {

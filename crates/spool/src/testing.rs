@@ -35,7 +35,7 @@ struct Contents {
     durable: Vec<u8>,
     /// What was written since `durable` was true.
     dirty: Vec<Range<usize>>,
-    /// The same as `now`, for whoever reads files of the system.
+    /// The same as `now`, for a reader of the system's files.
     live: Option<Arc<File>>,
 }
 
@@ -165,7 +165,7 @@ impl Model {
             file.write_all_at(now, 0).unwrap();
             Arc::new(file)
         });
-        // Opened again, so that whoever reads has a position of its own.
+        // Opened again, so that each reader has a position of its own.
         Some(File::open(format!("/proc/self/fd/{}", live.as_raw_fd())).unwrap())
     }
 

@@ -1,4 +1,4 @@
-//! What is done beside the writer: three kinds of work, each by a thread of its own, or by whoever steps through a spool
+//! What is done beside the writer: three kinds of work, each by a thread of its own, or by the caller that steps through a spool
 //! ([`crate::Spool::step`]).
 
 use std::sync::{Condvar, Mutex};
@@ -127,7 +127,7 @@ impl Stepped {
         step
     }
 
-    /// Somebody waits: one step of whoever has something to do.
+    /// Somebody waits: one step of a worker that has something to do.
     ///
     /// # Panics
     /// If nobody has: the wait would not end.

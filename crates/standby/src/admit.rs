@@ -25,7 +25,7 @@ use crate::shell::{PROMOTING_FILE, Shell};
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Errors unless the directory is a standby's, or may be made one, and the primary is the one that it is a copy of. A promotion
-/// that was interrupted goes on whoever the primary is.
+/// that was interrupted goes on whatever the primary is.
 pub(crate) fn admit(shell: &Shell, data_dir: &DataDir) -> Result<(), StandbyError> {
     let settings = shell.settings();
     let makes = !data_dir.signals().standby;
@@ -127,7 +127,7 @@ fn check_history(opened: &mut Opened, timeline: TimelineId, at: Lsn, own: Option
     let (_, text) = opened.connection.timeline_history(newest).map_err(ReceiveError::from)?;
     let parse = |timeline, bytes: &[u8]| TimelineHistory::parse(timeline, &String::from_utf8_lossy(bytes));
     let history = parse(newest, &text).map_err(|error| refused(format!("and the primary sent: {error}")))?;
-    // A timeline has its number from whoever began it: two that were promoted by themselves may have chosen the same.
+    // A timeline has its number from the server that began it: two that were promoted by themselves may have chosen the same.
     let begins_there = |entry: &TimelineEntry| {
         history.newest_first().any(|known| (known.timeline, known.begin) == (entry.timeline, entry.begin))
     };

@@ -66,7 +66,7 @@ pub enum Event {
     },
 }
 
-/// What is to be done about an event. Whoever waits is woken after each.
+/// What is to be done about an event. All that wait are woken after each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The session at hand ends, and no other begins before [`Machine::next_session`] says so.
@@ -314,7 +314,7 @@ impl Machine {
                     }
                 }
                 if reconnects {
-                    actions.push(Action::Log("the connection string or slot has changed: connecting anew"));
+                    actions.push(Action::Log("the connection string or slot has changed: connecting again"));
                     self.retry = Retry::default();
                 }
             }

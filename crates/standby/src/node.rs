@@ -20,12 +20,12 @@ use walrider_datadir::slots::{logical_slots, read_slots};
 use walrider_layout::Lsn;
 use walrider_layout::control::DbState;
 use walrider_layout::positions::WalPositions;
+use walrider_layout::samples::PositionSamples;
 use walrider_observe::status::{LastError, StandbyStatus, State, Time};
 use walrider_relay::service::Access;
 use walrider_replay::stages::Stage;
 use walrider_replay::startup::holds_what_was_early;
 use walrider_session::ConnectOptions;
-use walrider_wire::history::History;
 
 use crate::error::StandbyError;
 use crate::relay::{Relay, RelaySettings};
@@ -69,7 +69,7 @@ struct NodeState {
     /// What PostgreSQL said last in its turn.
     seen: Option<Seen>,
     /// How far the primary was when, by what PostgreSQL said.
-    horizons: History,
+    horizons: PositionSamples,
     wishes: Wishes,
     last_error: Option<(SystemTime, String)>,
     /// Since when PostgreSQL receives, in its turn.
@@ -143,7 +143,7 @@ impl Node {
                 settings,
                 standby: None,
                 seen: None,
-                horizons: History::default(),
+                horizons: PositionSamples::default(),
                 wishes: Wishes::default(),
                 last_error: None,
                 connected_since: None,

@@ -33,7 +33,7 @@ use crate::receive::{Receive, ReceiveSettings};
 
 /// What the relay knows of the cluster before it is connected.
 const IDENTITY_FILE: &str = "walrider.relay.json";
-/// Held by whoever serves.
+/// Held by each sender.
 const LOCK_FILE: &str = "walrider.relay.lock";
 /// It is a few lines.
 const MAX_IDENTITY: u64 = 64 << 10;
@@ -98,7 +98,7 @@ struct Known {
 }
 
 impl Relay {
-    /// Listens in front of what will be received. Whoever comes before there is WAL is told so. `directory` is where the slots are kept.
+    /// Listens in front of what will be received. A client that comes before there is WAL is told so. `directory` is where the slots are kept.
     ///
     /// # Errors
     /// An address cannot be had, or the slots' file is none.
@@ -310,7 +310,7 @@ impl Relay {
 
     /// Holds WAL that slots need.
     fn keep_for_slots(&self, origin: &Origin) -> Result<(), StandbyError> {
-        // Whoever comes later knows of more slots: a hold of one who looked before must not replace it.
+        // A session that comes later knows of more slots: a hold of one who looked before must not replace it.
         let mut held = self.hold.lock().expect("no panic while locked");
         let end = origin.end().1;
         // A hold does not go back, and a new slot may need more than those before.

@@ -95,7 +95,7 @@ pub struct Settings {
 }
 
 /// The servers that a connection string names, and how we appear there, for people; without user and password. What is wrong
-/// with it is told by whoever connects.
+/// with it is told when it connects.
 pub fn describe_primary(conninfo: &str, application_name_fallback: &str) -> String {
     match ConnectOptions::resolve(conninfo, application_name_fallback) {
         Ok(options) => format!("{} as \"{}\"", options.peers().join(", "), options.application_name()),

@@ -239,7 +239,7 @@ impl Shell {
         }
     }
 
-    /// Tells whoever asked for promotion with a file, and waits, why there is none: the file itself says it. The next start
+    /// Writes why there is no promotion into the file that asked for it, where the command that waits reads it. The next start
     /// does not take it for a request ([`Shell::remove_old_promote_file`]).
     pub fn tell_promoter(&self, error: &StandbyError) {
         let path = self.settings().data_dir.join(PROMOTE_FILE);

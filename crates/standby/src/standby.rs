@@ -219,7 +219,7 @@ impl Standby {
         {
             tracing::warn!("{error}");
         }
-        // The archive may be gone together with the primary: whoever asks for a promotion knows that, as PostgreSQL has it.
+        // The archive may be gone together with the primary: the administrator who asks for a promotion knows that, as PostgreSQL has it.
         if let Some(refusal) = &summary.refusal {
             tracing::info!("the archive had no more WAL when the standby was promoted: {refusal}");
         }

@@ -21,7 +21,7 @@ const MAX_AHEAD_BYTES: u64 = 1 << 30;
 /// segments ahead took 40 % longer than the commands themselves.
 const LEAST_AHEAD: u64 = 16;
 
-/// Looks segments up, each once until it is forgotten, whoever asks for it.
+/// Looks segments up, each once until it is forgotten, for all that ask for it.
 pub struct Fetcher {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -104,7 +104,7 @@ impl Fetcher {
     /// What is found of a segment; looks for it, or waits until another thread has.
     ///
     /// # Errors
-    /// When looking failed. It is tried again by whoever asks next.
+    /// When looking failed. It is tried again for the next that asks.
     pub fn get(&self, segment: u64) -> Result<Found, StoreError> {
         let mut state = self.settle(segment)?;
         if let Some(found) = state.found(segment) {
@@ -180,7 +180,7 @@ impl Fetcher {
             Lookup::Known(Err(_)) => false,
             Lookup::Wanted | Lookup::Busy(_) => keep(segment, None),
         });
-        // Who waits asks anew.
+        // The waiting thread asks again.
         self.shared.changed.notify_all();
     }
 

@@ -303,7 +303,7 @@ impl ReadWal for Source {
     }
 
     fn timeline_at(&self, lsn: Lsn) -> TimelineId {
-        // Whoever reads there is told what is wrong.
+        // A reader of it is told what is wrong.
         match self.fetcher.look(self.size().segment_of(lsn)) {
             Ok(Some(Found { segment: Some(segment), .. })) => segment.timeline,
             _ => self.history().timeline_at(lsn),

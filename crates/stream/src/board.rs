@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use walrider_layout::Lsn;
-use walrider_wire::history::History;
+use walrider_layout::samples::PositionSamples;
 use walrider_wire::pulse::{Link, Timing};
 use walrider_wire::stream::HotStandbyFeedback;
 
@@ -19,7 +19,7 @@ use crate::positions::Limit;
 /// How often it is noted how far the primary is.
 const NOTED_EVERY_MS: u64 = 1000;
 
-/// Shared by all threads of a standby. Whoever changes something that the receiver waits for wakes it.
+/// Shared by all threads of a standby. A thread that changes something that the receiver waits for wakes it.
 pub struct Board {
     wake: OwnedFd,
     /// Readable while the session is to end.
@@ -29,7 +29,7 @@ pub struct Board {
     commits: AtomicBool,
     horizon: AtomicU64,
     /// When it moved, in seconds since `began`, and the milliseconds of the last time that was noted.
-    horizons: Mutex<History>,
+    horizons: Mutex<PositionSamples>,
     noted: AtomicU64,
     began: Instant,
     received: AtomicU64,
@@ -66,7 +66,7 @@ impl Board {
             applied: AtomicU64::new(0),
             commits: AtomicBool::new(false),
             horizon: AtomicU64::new(0),
-            horizons: Mutex::new(History::default()),
+            horizons: Mutex::new(PositionSamples::default()),
             noted: AtomicU64::new(0),
             began: Instant::now(),
             received: AtomicU64::new(0),
@@ -145,7 +145,7 @@ impl Board {
         self.wake();
     }
 
-    /// Readable while the session is to end: for whoever waits for something else.
+    /// Readable while the session is to end: for a thread that waits for something else.
     pub fn end_fd(&self) -> Arc<OwnedFd> {
         self.end.clone()
     }
@@ -161,7 +161,7 @@ impl Board {
         self.applied.store(upto.0, Ordering::Release);
         if commits {
             self.commits.store(true, Ordering::Release);
-            // Either we see what is flushed, or whoever tells of the flush sees what is applied.
+            // Either we see what is flushed, or the one that tells of the flush sees what is applied.
             fence(Ordering::SeqCst);
             if upto <= flushed() {
                 self.tell();

@@ -2,7 +2,7 @@
 //! of records (`XLogDecodeNextRecord`, `XLogReaderValidatePageHeader`, `ValidXLogRecord` in
 //! `access/transam/xlogreader.c`, PostgreSQL 18).
 //!
-//! A [`Stretch`] is some WAL in memory. Whoever owns the source fills it with pages and calls
+//! A [`Stretch`] is some WAL in memory. The owner of the source fills it with pages and calls
 //! [`Stretch::decode`], which says when a record needs more of them. Stretches that follow one another can be
 //! decoded side by side: each finds its first record by itself, and [`Stretch::follows`] checks the seam.
 //!
@@ -150,7 +150,7 @@ pub struct Span {
     pub end: Lsn,
 }
 
-/// Where a record of a stretch begins in memory: all that whoever notes millions of records needs to keep. Grows from
+/// Where a record of a stretch begins in memory: all that a caller that notes millions of records needs to keep. Grows from
 /// record to record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place(u32);
@@ -244,7 +244,7 @@ impl Stretch {
             + self.overwritten.capacity() * size_of::<Lsn>()
     }
 
-    /// Begins anew at the page of `from`. Records are taken from `from` on if `exact`, else from the first record
+    /// Begins again at the page of `from`. Records are taken from `from` on if `exact`, else from the first record
     /// that begins at or past it; up to, not including, those that begin at `limit`.
     pub fn reset(&mut self, from: Lsn, exact: bool, limit: Lsn, segment_size: SegmentSize) {
         self.start = page_of(from);

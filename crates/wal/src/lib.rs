@@ -1,6 +1,6 @@
 //! PostgreSQL's write-ahead log: bytes in, records out; the table of resource managers, and what each record says.
 //!
-//! This crate never touches a file, socket, clock or thread: whoever has the bytes hands them in.
+//! This crate never touches a file, socket, clock or thread: the caller hands the bytes in.
 
 pub mod crc;
 pub mod decode;

@@ -8,7 +8,6 @@ pub mod conninfo;
 pub mod error;
 mod framing;
 pub mod frontend;
-pub mod history;
 pub mod pulse;
 pub mod reader;
 pub mod replication;

@@ -459,7 +459,7 @@ impl StandbyOptions {
                 .and_then(|megabytes| u64::try_from(megabytes).ok())
                 .map(|megabytes| megabytes << 20),
         });
-        // Whoever has the directory, the primary knows it by one name.
+        // Whether PostgreSQL or Walrider has the directory, the primary knows it by one name.
         let name = if readable.is_some() { POSTGRES_NAME } else { APPLICATION_NAME };
         let slot = some(self.slot);
         let create_slot = self.create_slot.unwrap_or(false);

@@ -236,7 +236,7 @@ fn what_needs_a_restart_is_told() {
     let one = place.load(&[]).unwrap();
     assert_eq!(running.fixed(&one), ["pg_ctl", "listen", "access", "ack_flush"]);
     write(served("ALL (a, b)"));
-    assert_eq!(one.fixed(&place.load(&[]).unwrap()), ["ack_flush"], "whoever tightens it must know");
+    assert_eq!(one.fixed(&place.load(&[]).unwrap()), ["ack_flush"], "an administrator who tightens it must know");
 }
 
 #[test]

@@ -261,7 +261,7 @@ fn start(args: &GetArgs, spool: &Spool, size: SegmentSize) -> std::io::Result<()
 
 /// Runs what `get` starts.
 pub fn ahead(args: &AheadArgs) -> ExitCode {
-    // Whoever ends the command that started us does not end us. We may lead a group already, which is as good.
+    // A signal for the command that started us does not end us. We may lead a group already, which is as good.
     let _ = rustix::process::setsid();
     let Some(size) = SegmentSize::new(args.segment_size) else { return Exit::Usage.into() };
     let ahead = Ahead {

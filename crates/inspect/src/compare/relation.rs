@@ -5,7 +5,6 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use walrider_layout::checksum::page_checksum;
 use walrider_layout::page::Page;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, PageBytes, RELSEG_SIZE};
 use walrider_redo::mask::{first_difference, mask_page};
@@ -194,24 +193,15 @@ impl Segment<'_> {
     /// Verifies checksums of the sides that have them; one finding for the page, whichever side is wrong.
     fn verify(&mut self, block: BlockNumber, sides: [Option<&PageBytes>; 2]) {
         let wrong = [0, 1].map(|side| match sides[side] {
-            Some(page) if self.rules.checksums[side] => wrong_checksum(page, block),
+            Some(page) if self.rules.checksums[side] => Page(page).verify_checksum(block).err(),
             _ => None,
         });
         if wrong != [None, None] {
-            let [a, b] = wrong.map(|wrong| wrong.unwrap_or_else(|| "right".to_owned()));
+            let [a, b] = wrong.map(|wrong| wrong.map_or("right".to_owned(), |problem| problem.to_string()));
             let place = Location { block: Some(block), offset: Some(8), field: "pd_checksum".into() };
             self.tally.find(Class::Checksum, self.name, place, a, b);
         }
     }
-}
-
-/// What is wrong with the checksum of a page (`PageIsVerified`); a page that was never initialised must be zero.
-fn wrong_checksum(page: &PageBytes, block: BlockNumber) -> Option<String> {
-    if Page(page).is_new() {
-        return (!is_zero(page)).then(|| "pd_upper is zero, the page is not".to_owned());
-    }
-    let (stored, computed) = (Page(page).checksum(), page_checksum(page, block));
-    (stored != computed).then(|| format!("stored {stored:04X}, computed {computed:04X}"))
 }
 
 fn is_zero(page: &PageBytes) -> bool {

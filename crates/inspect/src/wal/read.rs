@@ -20,7 +20,7 @@ const WINDOW: u64 = 1 << 20;
 /// How reading ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Whoever took the records wanted no more of them, or they are past the end asked for.
+    /// The caller wanted no more records, or they are past the end asked for.
     Enough,
     /// No valid record follows, and no other WAL either.
     EndOfWal {

@@ -128,7 +128,7 @@ pub fn remove_tids(page: &mut PageMut<'_>, update: &Update<'_>) -> Result<(), Re
     index_tuple_overwrite(page, update.offset, &new)
 }
 
-/// Block 0 of `DEDUP` (`btree_xlog_dedup`): runs of tuples become one each, and the page is written anew.
+/// Block 0 of `DEDUP` (`btree_xlog_dedup`): runs of tuples become one each, and the page is rewritten.
 pub fn dedup(redo: &mut BlockRedo<'_, '_>) -> Result<(), RedoError> {
     if redo.needs_redo()? {
         let dedup = Dedup::parse(redo.record.main_data, redo.block.data).ok_or(SHORT)?;

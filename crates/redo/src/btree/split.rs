@@ -44,7 +44,7 @@ impl LeftPage<'_, '_, '_> {
 
 /// Block 0: the page that was split keeps the items on the left, and perhaps the new one.
 ///
-/// It is written anew, in the order of line pointers, as PostgreSQL does. If the new tuple's TID falls into a posting
+/// It is rewritten, in the order of line pointers, as PostgreSQL does. If the new tuple's TID falls into a posting
 /// list, the list takes it and gives its last TID to the new tuple; that list is on the left, even where the new tuple
 /// goes right.
 pub fn left(redo: &mut BlockRedo<'_, '_>, new_item_on_left: bool) -> Result<(), RedoError> {

@@ -137,7 +137,7 @@ fn a_page_that_is_only_locked_does_not_get_the_lsn() {
 }
 
 #[test]
-fn a_freed_page_begins_anew_though_the_record_does_not_initialise_it() {
+fn a_freed_page_is_initialised_though_the_record_does_not_say_so() {
     let squeeze = record(XLOG_HASH_SQUEEZE_PAGE, &[5, 0, 0, 0, 6, 0, 0, 0, 0, 0, 1, 1]).refer(2, 8);
     let mut page = bucket();
     page[5000] = 1;

@@ -220,7 +220,7 @@ fn a_split_leaf_page_keeps_some_tuples_and_redirects_to_the_new_inner_tuple() {
 }
 
 #[test]
-fn a_split_root_begins_anew() {
+fn a_split_root_is_initialised() {
     let mut main = pick_split(1, [0, 1, 1], 0);
     main[8] = 1;
     let mut root = page(4, [0, 0], &[leaf(1, 0)]);

@@ -14,7 +14,7 @@
 //! - *What changed since R is repaired*: replay of the copy redoes it, page by page. A page that was read half written, or not at
 //!   all, has a first record after R with an image, as `full_page_writes` was on; a backup where it was not is refused.
 //! - *E covers all that was copied*: before replay writes a byte that shows a record's effect, `minRecoveryPoint` is durably past that
-//!   record (argument C there). So whoever has read the byte, and then reads the control file, finds it there. But what an
+//!   record (argument C there). So a reader of the byte that then reads the control file finds it there. But what an
 //!   earlier base backup, or an earlier run, had left in the files counts only once replay has passed it, and the control file need
 //!   not say so then: PostgreSQL writes it at that moment (`ReachedEndOfBackup`), Walrider keeps it as it was until a page is written.
 //!   Therefore E is also past where replay stood when the directory was known to be consistent, at the beginning.
@@ -397,7 +397,7 @@ fn send_wal(
     for (_, _, name) in &segments {
         let in_archive = format!("pg_wal/{name}");
         archive.segment(&directory.join(name), in_archive.as_bytes(), size.bytes())?;
-        // Whoever is promoted must not archive it again.
+        // A server that is promoted must not archive it again.
         archive.contents(Name::of(&done(name)), b"", ours)?;
     }
     for name in &histories {

@@ -1,7 +1,7 @@
 //! The pages of one SLRU between two restartpoints: what [`Slru`] keeps, and three things that replay adds.
 //!
 //! - The page used last is at hand without a lookup: a commit is one byte changed.
-//! - Segments are removed only by the restartpoint. Stock removes them as it meets the record; but whoever restarts from
+//! - Segments are removed only by the restartpoint. Stock removes them as it meets the record; but a server that restarts from
 //!   the old checkpoint, with a target before that record, still needs them.
 //! - Pages that changed since they were last written are counted. A page that makes room for another is written then,
 //!   and if nobody has moved `minRecoveryPoint` before, a server could be started at a point where the commits on it have
@@ -79,7 +79,7 @@ impl Pages {
         Ok(())
     }
 
-    /// A removed segment is used anew, having gone round all numbers, or because commit timestamps are back on: what was
+    /// A removed segment is used again, having gone round all numbers, or because commit timestamps are back on: what was
     /// in it must not shine through.
     fn remove_if_doomed(&mut self, page: u64) -> Result<(), DataDirError> {
         let segment = page / PAGES_PER_SEGMENT;

@@ -5,8 +5,7 @@ use std::ops::{Range, RangeInclusive};
 use std::time::Instant;
 
 use walrider_datadir::relation::{MAX_RUN, RelationFiles};
-use walrider_layout::checksum::page_checksum;
-use walrider_layout::page::{PAGE_HEADER_SIZE, Page, PageMut};
+use walrider_layout::page::{Page, PageMut};
 use walrider_layout::{BLCKSZ, ForkNumber, Lsn, PageBytes, RELSEG_SIZE};
 use walrider_redo::{Change, Target};
 
@@ -135,13 +134,8 @@ impl Partition {
                 let slot = &mut self.slots[needed[at + nth] as usize];
                 if reads {
                     page.copy_from_slice(&self.read_buffer[nth * BLCKSZ..][..BLCKSZ]);
-                    if let Err(problem) = verify_page(page, slot.key.block(), shared.settings.checksums) {
-                        // The maps can be made anew; all else cannot (RBM_ZERO_ON_ERROR).
-                        if matches!(fork.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap) {
-                            page.fill(0);
-                        } else {
-                            report.fail(lsns[at + nth], ReplayError::bad_page(&fork, slot.key.block(), problem));
-                        }
+                    if let Err(error) = accept(page, &fork, slot.key.block(), shared.settings.checksums) {
+                        report.fail(lsns[at + nth], error);
                     }
                 } else if reading[at] {
                     page.fill(0);
@@ -217,10 +211,7 @@ impl Partition {
                 let slot = &mut self.slots[number as usize];
                 let block = slot.key.block();
                 let page = self.frames.page_mut(slot.frame.expect("only resident pages are written"));
-                if !Page(page).is_new() {
-                    let checksum = page_checksum(page, block);
-                    PageMut(page).set_checksum(checksum);
-                }
+                PageMut(page).update_checksum(block);
             }
         }
     }
@@ -366,24 +357,17 @@ pub fn known_blocks(fork: &RelFork, files: &RelationFiles) -> Result<u32, Replay
     Ok(fork.learn_blocks(blocks))
 }
 
-/// Checks a page that was read (`PageIsVerified`, `storage/page/bufpage.c`).
-pub(super) fn verify_page(page: &PageBytes, block: u32, checksums: bool) -> Result<(), String> {
-    let header = Page(page);
-    if header.is_new() {
-        return if page[..PAGE_HEADER_SIZE].iter().chain(&page[PAGE_HEADER_SIZE..]).all(|&byte| byte == 0) {
+/// Takes a page that was read, if it is valid. A page of the two maps that is not becomes zeros, as they can be made again
+/// (`RBM_ZERO_ON_ERROR`).
+///
+/// # Errors
+/// Any other page that is not.
+pub(super) fn accept(page: &mut PageBytes, fork: &RelFork, block: u32, checksums: bool) -> Result<(), ReplayError> {
+    match Page(page).verify(block, checksums) {
+        Err(_) if matches!(fork.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap) => {
+            page.fill(0);
             Ok(())
-        } else {
-            Err("it looks new but is not all zeros".into())
-        };
-    }
-    if checksums {
-        let expected = page_checksum(page, block);
-        if expected != header.checksum() {
-            return Err(format!("checksum {:04X} is stored, {expected:04X} was computed", header.checksum()));
         }
+        verified => verified.map_err(|problem| ReplayError::bad_page(fork, block, problem.to_string())),
     }
-    if !header.is_sane() {
-        return Err("its header makes no sense".into());
-    }
-    Ok(())
 }

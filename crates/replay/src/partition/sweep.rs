@@ -12,13 +12,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use walrider_datadir::DataDirError;
 use walrider_datadir::behind::{Behind, Buffer, Handed, ToWrite};
 use walrider_datadir::relation::RelationFiles;
-use walrider_layout::checksum::page_checksum;
-use walrider_layout::page::{Page, PageMut};
+use walrider_layout::page::PageMut;
 use walrider_layout::{BLCKSZ, BlockNumber, ForkNumber, Lsn, PageBytes, RELSEG_SIZE, RelFileLocator};
 use walrider_redo::{Change, Target, fsm, vm};
 use walrider_wal::record::Record;
 
-use super::cache::{known_blocks, verify_page};
+use super::cache::{accept, known_blocks};
 use super::told::ToldPage;
 use super::{FsmChange, FsmOp, LastFreeSpace, PageWork, Report, Shared};
 use crate::cuts::{ForkCuts, Needless, Tail, TailChange};
@@ -476,14 +475,10 @@ impl<'a> PageAtWork<'_, 'a> {
         if self.visit.wanted && !self.exists {
             self.bytes.fill(0);
         } else if self.visit.wanted
-            && let Err(problem) = verify_page(self.bytes, key.block(), settings.checksums)
+            && let Err(error) = accept(self.bytes, fork, key.block(), settings.checksums)
         {
-            // The maps can be made anew; all else cannot (RBM_ZERO_ON_ERROR).
-            if !matches!(fork.fork, ForkNumber::FreeSpaceMap | ForkNumber::VisibilityMap) {
-                report.fail(first_lsn(ops, entries), ReplayError::bad_page(fork, key.block(), problem));
-                return None;
-            }
-            self.bytes.fill(0);
+            report.fail(first_lsn(ops, entries), error);
+            return None;
         }
         let mut target = Target { bytes: self.bytes, exists: self.exists, dirty: false };
         let mut free_space = LastFreeSpace::<'a> { last: None, cuts: self.cuts };
@@ -526,9 +521,8 @@ impl<'a> PageAtWork<'_, 'a> {
         if let Some((lsn, free)) = free_space.last {
             report.note_free_space(fork.free_space_map(self.shared.rels), lsn, free);
         }
-        if dirty && settings.checksums && !Page(self.bytes).is_new() {
-            let checksum = page_checksum(self.bytes, key.block());
-            PageMut(self.bytes).set_checksum(checksum);
+        if dirty && settings.checksums {
+            PageMut(self.bytes).update_checksum(key.block());
         }
         Some(dirty)
     }

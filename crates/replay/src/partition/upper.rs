@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 use std::io::IoSlice;
 
 use rustc_hash::FxHashMap;
-use walrider_layout::checksum::page_checksum;
-use walrider_layout::page::{Page, PageMut};
+use walrider_layout::page::PageMut;
 use walrider_layout::{BLCKSZ, BlockNumber, Lsn, PageBytes};
 use walrider_redo::fsm::{self, FsmFork};
 use walrider_redo::{Change, Target};
 
-use super::cache::{known_blocks, verify_page};
+use super::cache::{accept, known_blocks};
 use super::sweep::{Op, PageAtWork, Visit, What};
 use super::{Report, Shared};
 use crate::cuts::Needless;
@@ -86,10 +85,7 @@ impl UpperLevels<'_, '_> {
             let (mut bytes, exists) = (Box::new([0; BLCKSZ]), block < self.file_blocks);
             if exists {
                 self.shared.files.read(self.fork.rel, self.fork.fork, block, &mut bytes[..])?;
-                if verify_page(&bytes, block, self.shared.settings.checksums).is_err() {
-                    // As all maps (RBM_ZERO_ON_ERROR).
-                    bytes.fill(0);
-                }
+                accept(&mut bytes, self.fork, block, self.shared.settings.checksums)?;
             }
             self.pages.insert(block, Held { bytes, exists, dirty: false });
         }
@@ -144,9 +140,8 @@ impl FsmFork for UpperLevels<'_, '_> {
         let mut target = Target { bytes: &mut held.bytes, exists: true, dirty: held.dirty };
         let result = change(&mut target);
         held.dirty = target.dirty;
-        if checksums && !Page(&held.bytes).is_new() {
-            let checksum = page_checksum(&held.bytes, block);
-            PageMut(&mut held.bytes).set_checksum(checksum);
+        if checksums {
+            PageMut(&mut held.bytes).update_checksum(block);
         }
         Ok(Some(result))
     }

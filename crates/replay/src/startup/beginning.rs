@@ -136,7 +136,7 @@ impl Beginning {
     }
 
     /// Puts the beginning into the control file, and `backup_label` away: from then on the directory says by itself
-    /// where recovery begins, whoever goes on with it.
+    /// where recovery begins, for PostgreSQL and Walrider alike.
     pub fn enter_recovery(&self, data_dir: &mut DataDir, archive_recovery: bool) -> Result<(), ReplayError> {
         let mut control: ControlFile = data_dir.control().clone();
         let clean = [DbState::ShutDown, DbState::ShutDownInRecovery].contains(&control.state);

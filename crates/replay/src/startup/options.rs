@@ -41,7 +41,7 @@ pub struct Options {
     pub memory_bytes: u64,
     /// Where batches go that are larger than memory.
     pub spill: SpillOptions,
-    /// The relation files of a base backup, where they are not in the directory yet; whoever put the rest of it there keeps servers
+    /// The relation files of a base backup, where they are not in the directory yet; the one that put the rest of it there keeps servers
     /// out until they are ([`walrider_datadir::config::keep_servers_out`]).
     pub base: Option<Arc<dyn Base>>,
     /// Where tablespaces go that are made on the way; without, where the WAL says.
@@ -50,7 +50,7 @@ pub struct Options {
     pub verify_images: bool,
     /// Wait for more WAL at its end.
     pub follow: bool,
-    /// Who ends recovery where replay ends, so that the directory becomes that of a primary on a new timeline. Whoever brings
+    /// Who ends recovery where replay ends, so that the directory becomes that of a primary on a new timeline. The one that brings
     /// WAL may wish that, too.
     pub promotion: Promotion,
     /// `restore_command`; without, what the configuration says.

@@ -1,6 +1,6 @@
 //! Many statements on their way at once: the extended protocol without waiting for each answer.
 //!
-//! Both sides may have more to say than fits into the socket's buffers. So whoever waits to send also reads what has come.
+//! Both sides may have more to say than fits into the socket's buffers. So a side that waits to send also reads what has come.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;

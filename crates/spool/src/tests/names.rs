@@ -62,7 +62,7 @@ fn old_segments_become_future_ones() {
     let created = spool.stats().segments_created;
     writer.write(Lsn(8 * MB + MB / 2), &vec![9; 3 * MB as usize]).unwrap();
     drop((writer, spool));
-    assert_eq!(created, 2, "8 and 9; what was recycled is not made anew");
+    assert_eq!(created, 2, "8 and 9; what was recycled is not made again");
     let bytes = fs::read(dir.path().join(name(TWO, 11))).unwrap();
     assert!(bytes == [vec![9; MB as usize / 2], vec![2; MB as usize / 2]].concat());
 }

@@ -99,7 +99,7 @@ fn the_next_segment_is_there_before_it_is_needed_or_waited_for() {
 }
 
 #[test]
-fn receiving_begins_anew_when_all_is_flushed() {
+fn receiving_begins_again_when_all_is_flushed() {
     let (spool, mut writer, gate) = held_up(Call::SyncData, |_| true);
     gate.close();
     writer.write(Lsn(MB), &vec![1; 2 * MB as usize + 5]).unwrap();

@@ -387,7 +387,7 @@ fn an_archive_that_has_ended_is_asked_for_one_segment() {
     }
 }
 
-/// One at a time is one at a time, whoever asks, and for whatever.
+/// One at a time is one at a time, for any caller and any file.
 #[test]
 fn one_fetch_job_runs_one_command() {
     let dirs = Dirs::new();

@@ -12,7 +12,7 @@ use crate::record::Record;
 
 /// Record type: mappings of a rewritten table, for logical decoding.
 pub const XLOG_HEAP2_REWRITE: u8 = 0x00;
-/// Record type: a page pruned by whoever read it.
+/// Record type: a page pruned by a reader.
 pub const XLOG_HEAP2_PRUNE_ON_ACCESS: u8 = 0x10;
 /// Record type: a page pruned and frozen by VACUUM's first pass.
 pub const XLOG_HEAP2_PRUNE_VACUUM_SCAN: u8 = 0x20;

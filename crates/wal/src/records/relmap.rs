@@ -7,7 +7,7 @@ use walrider_layout::bytes::Reader;
 
 use crate::record::Record;
 
-/// Record type: a map is written anew.
+/// Record type: a map is rewritten.
 pub const XLOG_RELMAP_UPDATE: u8 = 0x00;
 
 /// The data of [`XLOG_RELMAP_UPDATE`] (`xl_relmap_update`).

@@ -8,7 +8,7 @@ use walrider_layout::bytes::Reader;
 use super::parts::Item;
 use crate::record::Record;
 
-/// Record type: the sequence's page is written anew.
+/// Record type: the sequence's page is rewritten.
 pub const XLOG_SEQ_LOG: u8 = 0x00;
 
 /// The data of [`XLOG_SEQ_LOG`] (`xl_seq_rec`).

@@ -250,13 +250,13 @@ impl<'a> SplitTuple<'a> {
 pub struct PickSplit<'a> {
     /// The page that splits is the root, and becomes the inner page.
     pub is_root_split: bool,
-    /// The source page begins anew.
+    /// The source page is initialised.
     pub init_src: bool,
-    /// The destination page begins anew.
+    /// The destination page is initialised.
     pub init_dest: bool,
     /// Where the new inner tuple goes.
     pub inner_offset: OffsetNumber,
-    /// The inner page begins anew.
+    /// The inner page is initialised.
     pub init_inner: bool,
     /// The pages belong to the tree of nulls.
     pub stores_nulls: bool,

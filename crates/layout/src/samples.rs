@@ -1,10 +1,10 @@
-//! Where a primary was when: how old a position is, and how much WAL is written.
+//! Where a primary was when: how old a position is, and how much WAL is written. Times are in seconds, of any one clock.
 
 use std::collections::VecDeque;
 
-use walrider_layout::Lsn;
+use crate::Lsn;
 
-/// Moments that are remembered of a primary: at one a second an hour, at the two that [`History::grow`] notes half of that, then coarser.
+/// Moments that are remembered of a primary: at one a second an hour, at the two that [`PositionSamples::grow`] notes half of that, then coarser.
 const MAX_POINTS: usize = 3600;
 /// A clock that goes back by more seconds was set.
 const CLOCK_STEP: f64 = 1.0;
@@ -13,11 +13,11 @@ const JUST_BEFORE: f64 = 1e-3;
 
 /// When the primary had flushed how much.
 #[derive(Clone, Debug, Default)]
-pub struct History {
+pub struct PositionSamples {
     points: VecDeque<(f64, u64)>,
 }
 
-impl History {
+impl PositionSamples {
     /// At `time`, the primary had flushed up to `flushed`.
     pub fn note(&mut self, time: f64, flushed: Lsn) {
         match self.points.back() {
@@ -85,37 +85,37 @@ impl History {
 mod tests {
     use super::*;
 
-    fn history(points: &[(f64, u64)]) -> History {
-        let mut history = History::default();
-        points.iter().for_each(|&(time, lsn)| history.note(time, Lsn(lsn)));
-        history
+    fn samples(points: &[(f64, u64)]) -> PositionSamples {
+        let mut samples = PositionSamples::default();
+        points.iter().for_each(|&(time, lsn)| samples.note(time, Lsn(lsn)));
+        samples
     }
 
     /// Found by a review: with `--interval 10s` no rate was ever known, and so nothing that never catches up.
     #[test]
     fn looks_that_are_far_apart_have_a_rate() {
-        assert_eq!(history(&[(0.0, 0), (10.0, 1000)]).rate(5.0), Some(100.0));
-        assert_eq!(history(&[(0.0, 0), (10.0, 1000), (11.0, 1000), (12.0, 2000)]).rate(5.0), Some(500.0));
-        assert_eq!(history(&[(0.0, 0)]).rate(5.0), None);
+        assert_eq!(samples(&[(0.0, 0), (10.0, 1000)]).rate(5.0), Some(100.0));
+        assert_eq!(samples(&[(0.0, 0), (10.0, 1000), (11.0, 1000), (12.0, 2000)]).rate(5.0), Some(500.0));
+        assert_eq!(samples(&[(0.0, 0)]).rate(5.0), None);
     }
 
     /// Found by a review: the first commit after a quiet night was as old as the night.
     #[test]
     fn what_is_told_after_a_pause_is_young() {
-        let mut history = History::default();
-        history.grow(0.0, Lsn(0), Lsn(1000));
-        history.grow(100.0, Lsn(1000), Lsn(2000));
-        let (age, least) = history.age(Lsn(1000), 103.0).unwrap();
+        let mut samples = PositionSamples::default();
+        samples.grow(0.0, Lsn(0), Lsn(1000));
+        samples.grow(100.0, Lsn(1000), Lsn(2000));
+        let (age, least) = samples.age(Lsn(1000), 103.0).unwrap();
         assert!((3.0..3.1).contains(&age) && !least, "{age}");
     }
 
     /// Found by a review: until a clock that was set back was where it had been, all was young.
     #[test]
     fn a_clock_that_is_set_back() {
-        let mut history = history(&[(3600.0, 1000), (3601.0, 2000)]);
-        history.note(0.0, Lsn(3000));
-        history.note(5.0, Lsn(4000));
-        assert_eq!(history.age(Lsn(2000), 5.0), Some((5.0, true)));
-        assert_eq!(history.age(Lsn(3500), 5.0), Some((2.5, false)));
+        let mut samples = samples(&[(3600.0, 1000), (3601.0, 2000)]);
+        samples.note(0.0, Lsn(3000));
+        samples.note(5.0, Lsn(4000));
+        assert_eq!(samples.age(Lsn(2000), 5.0), Some((5.0, true)));
+        assert_eq!(samples.age(Lsn(3500), 5.0), Some((2.5, false)));
     }
 }
