@@ -518,6 +518,19 @@ def test_roll_warns_where_images_are_missing(archived, work):
     assert "full_page_writes" not in result.stderr, result
 
 
+@pytest.mark.parametrize("form", ["plain", "tar"])
+def test_a_leftover_in_a_backup(work, form):
+    """A restore that was stopped at its very end left its file, and the server that ran there since has it in its backups: they are whole."""
+    with PgCluster.init(work / "primary") as server:
+        server.start()
+        (server.data_dir / MARKER).touch()
+        server.basebackup(work / "backup", "-F", form)
+        server.stop()
+        command = ["restore", "--backup", work / "backup", "--wal", server.data_dir / "pg_wal", "-D", work / "ours"]
+        walrider(*command).expect()
+    assert (work / "ours/PG_VERSION").exists() and not (work / "ours" / MARKER).exists()
+
+
 def test_a_plain_backup_lacks_its_tablespace(archived, work):
     """It was copied without: that is not an empty tablespace, also where no manifest tells."""
     backup = copy_tree(archived.backup("plain"), work / "backup")

@@ -354,7 +354,9 @@ impl Work<'_> {
         };
         match expected {
             _ if name.is_incremental() => return Err(crate::inventory::incremental()),
-            _ if text == MARKER => {
+            // Left at the very end of a restore by a stop, and in each backup of the server that has run there since.
+            Some(_) if text == MARKER => return Ok(()),
+            None if text == MARKER => {
                 return Err(damaged("does not belong to it: nobody has finished making it".to_owned()));
             }
             Some(expected) if expected.size != size => {
