@@ -522,6 +522,7 @@ def test_roll_warns_where_images_are_missing(archived, work):
 def test_a_leftover_in_a_backup(work, form):
     """A restore that was stopped at its very end left its file, and the server that ran there since has it in its backups: they are whole."""
     with PgCluster.init(work / "primary") as server:
+        server.configure("wal_keep_size = 1GB\n")
         server.start()
         (server.data_dir / MARKER).touch()
         server.basebackup(work / "backup", "-F", form)
