@@ -505,15 +505,22 @@ def test_roll_says_where_tablespaces_are(archived, work):
 
 
 def test_roll_warns_where_images_are_missing(archived, work):
-    """PostgreSQL may not get through the WAL that the new backup needs, if the primary ran with full_page_writes = off."""
+    """With full_page_writes = off, a record clears a bit of a visibility map that a later one truncates. PostgreSQL 18.6 PANICs on the new backup:
+    the page is not there, and the truncation does not make it forgotten. It is said, and restore gets through."""
     with PgCluster.init(work / "primary") as server:
-        server.configure("full_page_writes = off\nwal_keep_size = 1GB\n")
+        server.configure("full_page_writes = off\nautovacuum = off\nwal_keep_size = 1GB\n")
         server.start()
         server.basebackup(work / "backup")
-        server.psql("CREATE TABLE x AS SELECT 1; CHECKPOINT")
-        server.stop()
+        for sql in ("CREATE TABLE t AS SELECT i FROM generate_series(1, 5000) i", "VACUUM FREEZE t", "CHECKPOINT", "DELETE FROM t", "VACUUM t"):
+            server.psql(sql)
+        assert server.psql("SELECT pg_relation_size('t'), pg_relation_size('t', 'vm')") == [["0", "0"]]
+        server.stop("immediate")
         result = walrider("backup", "roll", "--backup", work / "backup", "--wal", server.data_dir / "pg_wal", "--out", work / "new").expect()
     assert "full_page_writes was off" in result.stderr, result
+    walrider("restore", "--backup", work / "new", "--wal", work / "new/pg_wal", "-D", work / "restored", "--promote").expect()
+    with PgCluster(work / "restored") as server:
+        server.start()
+        assert server.value("SELECT count(*) FROM t") == "0"
     result = walrider("backup", "roll", "--backup", archived.backup("tar"), "--wal", archived.wal, "--out", work / "other", "--format", "tar").expect()
     assert "full_page_writes" not in result.stderr, result
 

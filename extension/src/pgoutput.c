@@ -46,8 +46,8 @@
 
 #include "wishes.h"
 
-#if PG_VERSION_NUM < 170000 || PG_VERSION_NUM >= 190000
-#error "walrider_pgoutput supports PostgreSQL 17 and 18"
+#if PG_VERSION_NUM < 170006 || PG_VERSION_NUM >= 190000
+#error "walrider_pgoutput supports PostgreSQL 17, from 17.6 on, and 18"
 #endif
 
 #if PG_VERSION_NUM >= 180000
@@ -302,9 +302,6 @@ RefreshCaches(bool refresh)
  * So that the verdict can be the same, a transaction that catalogs were changed
  * beside has to be sent with what they were at its beginning, too.
  */
-#ifndef RBTXN_DISTR_INVAL_OVERFLOWED
-#error "PostgreSQL 17.6 or newer is needed"
-#endif
 static bool
 NeedsOwnCatalogs(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
 {
